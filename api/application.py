@@ -25,7 +25,7 @@ from api.letta.routes import (
     runs,
     tools,
 )
-from api.openai import conversation_routes
+from api.openai import conversation_routes, webhook_routes
 from api.openai import responses_routes as responses
 from api.openai import routes as chat
 from api.openai.chat_request import openai_error
@@ -45,8 +45,8 @@ ROUTERS = (
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router, messages.router,
     project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
-    runs.router, runs.steps_router, approvals.router, absent_lists.router, admin.router, admin.operations_router,
-    static_files.router,
+    runs.router, runs.steps_router, approvals.router, absent_lists.router,
+    webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
 
 ERROR_SHAPES = Dialects(

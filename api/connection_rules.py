@@ -28,13 +28,16 @@ class ConnectionLimit:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         can_open = most if files == resource.RLIM_INFINITY else max(1, files - FILES_FOR_OTHERS)
         self.most = min(most, can_open)
+        self._count = 0
         self._is_told = False
 
-    def is_over(self, count: int) -> bool:
-        """Whether `count` is too many. Says so in the log once, and again when there was room in between."""
-        if count <= self.most:
-            self._is_told = self._is_told and count > self.most * 0.9
-            return False
+    def enter(self) -> int:
+        """Counts one more connection; by how many there are too many. Says so in the log once, and again when there was
+        room in between."""
+        self._count += 1
+        if self._count <= self.most:
+            self._is_told = self._is_told and self._count > self.most * 0.9
+            return 0
         if not self._is_told:
             self._is_told = True
             log.warning(
@@ -42,4 +45,8 @@ class ConnectionLimit:
                 most=self.most,
                 reason="HOLDFAST_MAX_CONNECTIONS and the limit of open files (ulimit -n) allow no more",
             )
-        return True
+        return self._count - self.most
+
+    def leave(self) -> None:
+        """Counts one connection less."""
+        self._count -= 1

@@ -54,7 +54,8 @@ class EventStream(Response):
     `batches` yields the bytes of those that are ready; an empty batch becomes a comment, which keeps proxies from
     hanging up. `cut` is sent when the server ends and the run goes on; None breaks the connection off instead, for
     clients that take any clean end for the last one. `batches` may raise `StreamBroken`, which breaks it off too.
-    `entrance` is open for as long as the stream is, and may refuse it. `on_leave` is called when the client goes away.
+    `entrance` is open for as long as the stream is, and may refuse it. `on_leave` is called when the client goes away,
+    and `on_whole` when it has been sent everything.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class EventStream(Response):
         cut: bytes | None,
         entrance: Callable[[Scope], AbstractAsyncContextManager[None]],
         on_leave: Callable[[], Awaitable[None]] | None = None,
+        on_whole: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(headers=HEADERS)
+        self._on_whole = on_whole
         self._on_leave = on_leave
         self._entrance = entrance
         self._batches = batches
@@ -100,6 +103,8 @@ class EventStream(Response):
                 task.cancel()
         if sending.done() and not sending.cancelled():
             figures.end = "whole"
+            if self._on_whole is not None:
+                await self._on_whole()
             return sending.result()
         if is_left and self._on_leave is not None:
             await self._on_leave()

@@ -124,18 +124,23 @@ def _break_off(cycle: Any) -> None:
     cycle.message_event.set()
 
 
+CLOSE_DELIMITED = "close_delimited"
+"""The key in the state of a request of its `CloseDelimited`, if its client knows no chunks."""
+
+
 class CloseDelimited:
-    """Sends answers to a client that knows no chunks: one without a length ends with its connection (RFC 9112, 6.3).
+    """An answer to a client that knows no chunks: one without a length ends with its connection (RFC 9112, 6.3).
 
     It tells uvicorn's `cycle`, which would choose chunks, that each piece is as long as it is."""
 
-    def __init__(self, app: ASGIApp, cycle: Any) -> None:
-        self._app = app
+    def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
         self.is_sending = False
         """An answer without a length has begun."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def before(self, send: Send) -> Send:
+        """What the application sends by instead of `send`."""
+
         async def unframed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.is_sending = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
@@ -144,7 +149,18 @@ class CloseDelimited:
                 self._cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        await self._app(scope, receive, unframed)
+        return unframed
+
+
+class CloseDelimitedAnswers:
+    """The application, for clients that know no chunks as well. It stands around all that sends answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: CloseDelimited | None = scope["state"].get(CLOSE_DELIMITED)
+        await self._app(scope, receive, send if answer is None else answer.before(send))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -156,9 +172,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     `_unanswered` has all that have no whole answer yet; the first of them is the one that is being answered."""
 
     def __init__(
-        self, *args: Any, timeout_s: float, reader_timeout_s: float, limit: ConnectionLimit, **named: Any
+        self,
+        *args: Any,
+        timeout_s: float,
+        reader_timeout_s: float,
+        limit: ConnectionLimit,
+        timers: asyncio.AbstractEventLoop | None = None,
+        **named: Any,
     ) -> None:
         super().__init__(*args, **named)
+        self._timers = timers or asyncio.get_running_loop()
+        self._connection: Any = None
         self._timeout_s = timeout_s
         self._reader_timeout_s = reader_timeout_s
         self._limit = limit
@@ -169,7 +193,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._probe: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._unanswered: deque[Any] = deque()
-        self._close_delimited: CloseDelimited | None = None
         self._ahead_bytes = 0
         self._refusal: HeadRefusal | None = None
         self._reads_no_more = False
@@ -182,32 +205,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._is_excess = self._limit.is_over(len(self.connections))
-        if self._is_excess and len(self.connections) > 2 * self._limit.most:
+        self._connection = transport
+        excess = self._limit.enter()
+        self._is_excess = excess > 0
+        if excess > self._limit.most:
             transport.abort()
             return
         _forget_vanished(transport.get_extra_info("socket"), self._reader_timeout_s)
         self._expect_request(EXCESS_S if self._is_excess else self._timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.leave()
         self._request_is_there()
         for watch in (self._reader_watch, self._probe):
             if watch is not None:
                 watch.cancel()
         if self._stream_watch is not None and isinstance(exc, TimeoutError):
-            self._say_cut_off()  # the kernel has the same limit, and may come to it first
+            # The kernel has the same limit, and may come to it first.
+            log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
         self._forget_stream()
         for cycle in self._unanswered:  # uvicorn tells the last request alone
             _break_off(cycle)
         self._unanswered.clear()
         self.pipeline.clear()
-        super().connection_lost(exc)
+        super().connection_lost(None)  # with an error, its timer for idle connections would go on
 
     def eof_received(self) -> Any:
         """The client sends nothing more. It may still read, or be gone altogether: only what is sent to it can tell."""
         if self._in_body and self._unanswered:
             self._forget_half_a_request()
-        if not self._unanswered or self.transport.is_closing():
+        if not self._unanswered or self._connection.is_closing():
             return False
         self._unanswered[-1].keep_alive = False
         self._probe_client(PROBES)
@@ -221,7 +248,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._hold_back(len(data))
             return
         self._has_ended_one = False
-        self._unset_keepalive_if_required()
         try:
             cast("Any", self.parser).feed_data(data)
         except HttpParserError:
@@ -230,7 +256,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         except HttpParserUpgrade as offered:
             self.data_received(self._without_offer() + data[offered.args[0] :])
             return
-        if not self._reads_no_more and not self.transport.is_closing():
+        if not self._reads_no_more and not self._connection.is_closing():
             self._count(len(data))
 
     def _without_offer(self) -> bytes:
@@ -277,7 +303,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_head(URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if name.lower() != b"expect" or cast("Any", self.parser).get_http_version() not in _WITHOUT_CHUNKS:
+            super().on_header(name, value)
         self._named_bytes += len(name) + len(value)
         if len(self.headers) > MAX_HEADERS or self._named_bytes > MAX_HEAD_BYTES:
             self._refuse_head(HEAD_TOO_LONG)
@@ -294,18 +321,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return  # it is read again, as what it is without the offer
         super().on_headers_complete()
         if cast("Any", self.parser).get_http_version() in _WITHOUT_CHUNKS:
-            self.cycle.waiting_for_100_continue = False
+            cast("Any", self.cycle.scope)["state"][CLOSE_DELIMITED] = CloseDelimited(self.cycle)
+        cast("Any", self.cycle.scope)["state"][BREAK_OFF] = functools.partial(self._break_off_answer, self.cycle)
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
         self._request_is_there()
         self._unanswered.append(self.cycle)
         # uvicorn reads nothing more behind a request that waits for its turn, and would not see the client leave.
         self.flow.resume_reading()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if cycle.scope["http_version"] in _WITHOUT_CHUNKS:
-            app = self._close_delimited = CloseDelimited(app, cycle)
-        cycle.scope["state"][BREAK_OFF] = functools.partial(self._break_off_answer, cycle)
-        super()._start_asgi_task(cycle, app)
 
     def _break_off_answer(self, cycle: Any) -> None:
         """Closes the connection behind what was sent of an answer, without the answer's end: its client sees that
@@ -323,7 +345,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unanswered.popleft()
         self._ahead_bytes = 0
         super().on_response_complete()
-        if self.transport.is_closing():
+        if self._connection.is_closing():
             self._watch_reader()
         elif not self._unanswered:
             self._go_on_after_the_last_answer()
@@ -339,7 +361,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_streaming():
             self._watch_reader()
         elif self._stream_watch is None:
-            self._stream_watch = self.loop.call_later(self._reader_timeout_s, self._drop_reader)
+            self._stream_watch = self._timers.call_later(self._reader_timeout_s, self._drop_reader)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -348,7 +370,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # The client has taken nearly all of it. What it is sent next is measured anew.
             self._reader_watch.cancel()
             self._reader_watch = None
-        if self.transport.is_closing():
+        if self._connection.is_closing():
             self._watch_reader()
 
     def shutdown(self) -> None:
@@ -358,7 +380,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._end()
+        if self._is_answered() and self._deadline is None:  # else a request has begun meanwhile
+            self._end()
 
     def _stop_reading(self, why: HeadRefusal) -> None:
         """Reads nothing more of this client. It is answered what it asked before, and told why behind that."""
@@ -392,25 +415,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return bool(self._unanswered[0].chunked_encoding) or self._is_close_delimited()
 
     def _is_close_delimited(self) -> bool:
-        return self._close_delimited is not None and self._close_delimited.is_sending
+        answer: CloseDelimited | None = self._unanswered[0].scope["state"].get(CLOSE_DELIMITED)
+        return answer is not None and answer.is_sending
 
     def _probe_client(self, times: int) -> None:
         """Sends something that means nothing, where the answer has room for it, so that a client that is gone is
         noticed while there is nothing to send."""
-        if self.transport.is_closing():
+        if self._connection.is_closing():
             return
         cycle = self._unanswered[0]
         state, is_old = cycle.scope["state"], cycle.scope["http_version"] in _WITHOUT_CHUNKS
         if ENDS_WITH_CLIENT in state and not cycle.response_started and not is_old:
-            self.transport.write(INTERIM)
+            self._connection.write(INTERIM)
         keep_alive = state.get(KEEP_ALIVE_BYTES) if self._is_streaming() else None
         if keep_alive is not None and not self.flow.write_paused:
             is_whole = self._is_close_delimited()
-            self.transport.write(keep_alive if is_whole else b"%x\r\n%b\r\n" % (len(keep_alive), keep_alive))
-        self._probe = self.loop.call_later(PROBE_S, self._probe_client, times - 1) if times > 1 else None
+            self._connection.write(keep_alive if is_whole else b"%x\r\n%b\r\n" % (len(keep_alive), keep_alive))
+        self._probe = self._timers.call_later(PROBE_S, self._probe_client, times - 1) if times > 1 else None
 
     def _expect_request(self, within_s: float) -> None:
-        self._deadline = self.loop.call_later(within_s, self._give_up)
+        self._deadline = self._timers.call_later(within_s, self._give_up)
 
     def _request_is_there(self) -> None:
         if self._deadline is not None:
@@ -424,14 +448,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _end(self) -> None:
         """Closes the connection, once its client has taken what is still to be sent."""
-        if not self.transport.is_closing():
-            self.transport.close()
+        if not self._connection.is_closing():
+            self._connection.close()
             self._watch_reader()
 
     def _watch_reader(self) -> None:
-        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._unsent_bytes = self._connection.get_write_buffer_size()
         if self._unsent_bytes and self._reader_watch is None:
-            self._reader_watch = self.loop.call_later(self._timeout_s, self._look_at_reader)
+            self._reader_watch = self._timers.call_later(self._timeout_s, self._look_at_reader)
 
     def _forget_stream(self) -> None:
         if self._stream_watch is not None:
@@ -441,17 +465,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _drop_reader(self) -> None:
         """Ends a stream whose client has not taken one buffer in all this time."""
         self._stream_watch = None
-        self._say_cut_off()
-        self.transport.abort()
-
-    def _say_cut_off(self) -> None:
         log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
+        self._connection.abort()
 
     def _look_at_reader(self) -> None:
         self._reader_watch = None
-        before, now = self._unsent_bytes, self.transport.get_write_buffer_size()
+        before, now = self._unsent_bytes, self._connection.get_write_buffer_size()
         if now > before - SLOWEST_READER * self._timeout_s and now:
-            self.transport.abort()
+            self._connection.abort()
         else:
             self._watch_reader()
 
@@ -461,9 +482,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         raise HeadRefused(why.status)
 
     def _refuse(self, why: HeadRefusal) -> None:
-        if not self.transport.is_closing():
+        if not self._connection.is_closing():
             said = json.dumps(plain_body(why.code, why.detail)).encode()
-            self.transport.write(
+            self._connection.write(
                 f"HTTP/1.1 {why.status}\r\n{why.headers}content-type: application/json\r\n"
                 f"content-length: {len(said)}\r\nconnection: close\r\n\r\n".encode()
                 + said

@@ -5,8 +5,7 @@ import functools
 import gc
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.connection_rules import ConnectionLimit, ConnectionRules
-from api.http_connection import BoundedHttpProtocol
+from api.http_connection import BoundedHttpProtocol, CloseDelimitedAnswers
 
 IDLE_S = 75
 """Seconds that a connection may be idle between two requests. Whoever uses it again must be the first to let go, or a
@@ -23,9 +22,6 @@ after 60 s (nginx, AWS ALB). uvicorn's own limit is 5 s."""
 
 STREAMS_END_S = 5
 """Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
-
-DATE_S = 1.0
-"""Seconds after which the date that answers tell is made anew."""
 
 
 def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
@@ -37,7 +33,7 @@ def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S,
         limit=ConnectionLimit(rules.max_connections),
     )
     return uvicorn.Config(
-        app,
+        CloseDelimitedAnswers(app),
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
         lifespan="off",
@@ -62,31 +58,36 @@ async def serve(
     # stream meanwhile.
     gc.collect()
     gc.freeze()
-    config = server_config(app, rules, access_log=False, timeout_graceful_shutdown=STREAMS_END_S)
-    server = _Server(config, app.state.services.streaming.ending, on_listening)
+    listens = _once(on_listening)
+    config = server_config(
+        app, rules, access_log=False, timeout_graceful_shutdown=STREAMS_END_S, callback_notify=listens
+    )
+    server = _Server(config, app.state.services.streaming.ending)
     await server.serve(sockets=sockets)
 
 
 class _Server(uvicorn.Server):
     """Ends the open streams when it ends itself: a stream with a silent run would never end by itself."""
 
-    def __init__(self, config: uvicorn.Config, ending: asyncio.Event, on_listening: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
         super().__init__(config)
         self._ending = ending
-        self._on_listening = on_listening
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._loop.call_soon_threadsafe(self._ending.set)  # a signal comes between two steps of the loop
 
-    async def main_loop(self) -> None:
-        """Serves until its owner ends it. uvicorn's own looks ten times a second, also when there is nothing to do."""
-        self._on_listening()
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(DATE_S):
-                    await self._ending.wait()
+
+def _once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    """uvicorn calls this when it listens, and every half a minute from then on."""
+    todo = [act]
+
+    async def notified() -> None:
+        if todo:
+            todo.pop()()
+
+    return notified
 
 
 def _heard_already(_number: int, _frame: object) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,20 +23,18 @@ from api.agent_answers import AgentAnswers, MessageAnswers
 from api.application import create_app
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
-from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces, signing_key
+from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
+from api.callbacks.endpoints import WebhookEndpoints
+from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
+from api.callbacks.signing import signing_key
+from api.dialects import dialect_services
 from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
-from api.letta.conversations import AnswerService
-from api.letta.model_settings import changed_by_settings
 from api.letta.runs import wire_callback
-from api.offered_models import OfferedModels
-from api.openai.chat_service import ChatService
-from api.openai.conversation_service import ConversationService
-from api.openai.response_threads import ResponseThreads
-from api.openai.responses_service import ResponseService
+from api.openai.response_object import DIALECT as RESPONSES
+from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
 from api.runs.cancel import CancelService, RunCanceller
-from api.runs.command import AgentThreads
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
@@ -58,6 +56,7 @@ from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
@@ -77,6 +76,7 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
+from shared.sql.runs.webhooks import WebhookDeliveryStore
 
 # The part of the composition root that makes what runs need: reading, submitting, deciding, cancelling.
 
@@ -104,56 +104,6 @@ def stream_service(
     )
 
 
-def chat_service(
-    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
-) -> ChatService:
-    """Answers chat completions."""
-    return ChatService(
-        submissions=submissions,
-        streaming=streaming,
-        waiter=waiter,
-        input_limits=InputLimits.of(process.settings),
-        clock=process.clock,
-    )
-
-
-def response_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    streaming: StreamService,
-    waiter: RunWaiter,
-    threads: ResponseThreads,
-    cancels: CancelService,
-) -> ResponseService:
-    """Answers requests for responses."""
-    return ResponseService(
-        submissions=submissions,
-        threads=threads,
-        streaming=streaming,
-        waiter=waiter,
-        reader=streaming.reader,
-        runs=submissions.runs,
-        listing=submissions.listing,
-        cancels=cancels,
-        input_limits=InputLimits.of(process.settings),
-        clock=process.clock,
-    )
-
-
-def answer_service(
-    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
-) -> AnswerService:
-    """Answers senders on Letta's wire."""
-    return AnswerService(
-        submissions=submissions,
-        streaming=streaming,
-        waiter=waiter,
-        messages=MessageStore(process.database),
-        input_limits=InputLimits.of(process.settings),
-        clock=process.clock,
-    )
-
-
 def compaction_service(process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter) -> CompactionService:
     """Compacts histories."""
     return CompactionService(
@@ -178,7 +128,7 @@ def submission_service(
         input_limits=InputLimits.of(process.settings),
         approvals=decisions.approvals,
         decisions=decisions,
-        inbox=InboxStore(process.database),
+        inbox=process.patience().applied_to(InboxStore(process.database), InboxStore.inject),
         settlements=canceller.orphans.settlements,
         queue=canceller.queue,
         canceller=canceller,
@@ -228,9 +178,10 @@ def run_canceller(process: ProcessContext, orphans: OrphanedRuns, feed: EventFee
 
 def approval_service(process: ProcessContext, orphans: OrphanedRuns, approvals: ApprovalStore) -> ApprovalService:
     """Decides what waits for a person."""
+    decision_store = DecisionStore(process.database, process.ids)
     return ApprovalService(
         approvals=approvals,
-        decisions=DecisionStore(process.database, process.ids),
+        decisions=process.patience().applied_to(decision_store, DecisionStore.decide, DecisionStore.decide_all),
         runs=orphans.runs,
         orphans=orphans,
         queue=orphans.queue,
@@ -254,12 +205,13 @@ def approval_decisions(
 
 def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> OrphanedRuns:
     """Ends runs that no worker has."""
+    settlements = SettlementStore(process.database, process.ids)
     return OrphanedRuns(
         runs=run_store,
         agents=AgentStore(process.database),
         messages=MessageStore(process.database),
         checkpoints=CheckpointStore(process.database),
-        settlements=SettlementStore(process.database, process.ids),
+        settlements=process.patience().applied_to(settlements, SettlementStore.settle, SettlementStore.store_refused),
         events=EventStore(process.database),
         event_log=event_log,
         queue=queue,
@@ -272,9 +224,15 @@ def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: Event
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class _Clients(NamedTuple):
-    """What the API asks other servers with: models' servers, and the index of packages."""
+EVENT_SHAPES: Mapping[str, EventShape] = {RESPONSES: response_event}
 
+
+class _Clients(NamedTuple):
+    """What the API asks other servers with: Redis for events, receivers of webhooks, models' servers, and the index of
+    packages."""
+
+    feed: EventFeed
+    http: CallersHttp
     embeddings: EmbeddingClient
     lists: ServerModels
     packages: PackageEnvironments
@@ -304,8 +262,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         packages = await stack.enter_async_context(_packages(process))
         await stack.enter_async_context(showing_process(process, name, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
-        clients = _Clients(embeddings, server_models, packages)
-        services = _services(await _for_callers(process), process, feed, clients, quotas)
+        clients = _Clients(feed, http, embeddings, server_models, packages)
+        services = _services(await _for_callers(process), process, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
@@ -340,16 +298,22 @@ async def _for_callers(process: ProcessContext) -> ProcessContext:
 
 
 def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
-    return CallbackDelivery(
-        outbox=CallbackStore(process.database),
-        runs=RunStore(process.database),
+    callbacks = CallbackOutbox(
+        store=CallbackStore(process.database),
         messages=MessageStore(process.database),
         approvals=ApprovalStore(process.database),
         shapes={"letta": wire_callback},
+        key=signing_key(process.settings.callback_secret.get_secret_value()),
+    )
+    webhooks = WebhookOutbox(
+        store=WebhookDeliveryStore(process.database), shapes=EVENT_SHAPES, secret_keys=process.secret_keys
+    )
+    return CallbackDelivery(
+        outboxes=[callbacks, webhooks],
+        runs=RunStore(process.database),
         http=http,
         clock=process.clock,
         jitter=random,
-        key=signing_key(process.settings.callback_secret.get_secret_value()),
         intervals=IntervalLock(process.redis),
         places=DeliveryPlaces(process.clock),
         on_attempt=process.metrics.api.callback_attempted,
@@ -357,34 +321,33 @@ def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
     )
 
 
-def _services(
-    process: ProcessContext, everybodys: ProcessContext, feed: EventFeed, clients: _Clients, quotas: CallerQuotas
-) -> Services:
+def _webhooks(process: ProcessContext, http: CallersHttp) -> WebhookEndpoints:
+    return WebhookEndpoints(
+        store=WebhookEndpointStore(process.database),
+        shapes=EVENT_SHAPES,
+        secret_keys=process.secret_keys,
+        http=http,
+        clock=process.clock,
+        ids=process.ids,
+        random=token_bytes,
+    )
+
+
+def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
     """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
-    run_store, listing, approval_store = RunStore(database), RunListing(database), ApprovalStore(database)
+    run_store, listing, approvals = _run_store(process), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
     conversation_store, tool_store, access = ConversationStore(database), ToolStore(database), _access(everybodys)
     event_log, queue = _event_log(process), RunQueue(process.redis)
     orphans = orphaned_runs(process, run_store, event_log, queue)
-    canceller, decisions = run_canceller(process, orphans, feed), approval_service(process, orphans, approval_store)
-    reader = run_reader(run_store, EventStore(database), event_log, feed, everybodys)
+    canceller, decisions = run_canceller(process, orphans, clients.feed), approval_service(process, orphans, approvals)
+    reader = run_reader(run_store, EventStore(database), event_log, clients.feed, everybodys)
     ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
-    models = OfferedModels(process.environment, settings.builtin_models, settings.default_model)
-    threads = AgentThreads(agents=agent_store, conversations=conversation_store, changed_by=changed_by_settings)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
-    response_threads = ResponseThreads(
-        agents=agent_store,
-        threads=threads,
-        models=models,
-        runs=run_store,
-        messages=message_store,
-        approvals=approval_store,
-        clock=clock,
-        ids=ids,
-    )
+    dialects = dialect_services(process, submissions, streaming, waiter, cancels)
     return Services(
         settings=settings,
         clock=clock,
@@ -393,7 +356,6 @@ def _services(
         issuer=KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes),
         quotas=quotas,
         environment=process.environment,
-        models=models,
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
@@ -412,33 +374,27 @@ def _services(
         runs=run_store,
         listing=listing,
         steps=StepStore(database),
-        approvals=approval_store,
+        approvals=approvals,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
         inbox=InboxStore(database),
-        threads=threads,
-        sending=answer_service(process, submissions, streaming, waiter),
-        chat=chat_service(process, submissions, streaming, waiter),
-        responses=response_service(process, submissions, streaming, waiter, response_threads, cancels),
-        openai_conversations=ConversationService(
-            conversations=conversation_store,
-            messages=message_store,
-            approvals=approval_store,
-            threads=response_threads,
-            input_limits=InputLimits.of(settings),
-            clock=clock,
-            ids=ids,
-        ),
+        **dialects._asdict(),
+        webhooks=_webhooks(process, clients.http),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),
         streaming=streaming,
         cancels=cancels,
         readiness=_readiness(everybodys),
-        agent_answers=_agent_answers(process, agent_store, approval_store, message_store, access.audit),
+        agent_answers=_agent_answers(process, agent_store, approvals, message_store, access.audit),
         message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),
         input_limits=InputLimits.of(settings),
         operations=operations_service(process, everybodys, queue, event_log),
     )
+
+
+def _run_store(process: ProcessContext) -> RunStore:
+    run_store = RunStore(process.database)
+    return process.patience().applied_to(run_store, RunStore.submit, RunStore.request_cancel, RunStore.take_over)
 
 
 def _agent_answers(

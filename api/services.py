@@ -10,6 +10,7 @@ from api.admission import CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
+from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.offered_models import OfferedModels
@@ -83,6 +84,7 @@ class Services:
     chat: ChatService
     responses: ResponseService
     openai_conversations: ConversationService
+    webhooks: WebhookEndpoints
     compacting: CompactionService
     tool_runs: ToolRunService
     generation: GenerationService

@@ -6,12 +6,15 @@ cancelled: it must not go on as if nothing had happened.
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from inspect import signature
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -257,6 +260,40 @@ async def retry_while_unavailable(action: Callable[[bool], Awaitable[Result]], *
             log.warning("retried_while_unavailable", error=str(error))
         is_again = True
         await asyncio.sleep(PAUSE_S)
+
+
+Store = TypeVar("Store")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Repeats methods of stores while the database is unavailable, for `for_s` seconds at most.
+
+    `main.py` applies it where it constructs a store, so the store's callers call a method once and know nothing of
+    retries. Each method must change nothing when it is called again after its answer was lost.
+    """
+
+    for_s: float
+    clock: Clock
+
+    def applied_to(self, store: Store, *methods: Callable[..., Awaitable[object]]) -> Store:
+        """Returns a copy of the store that repeats these of its methods, as `retry_while_unavailable` does. A method
+        that has an argument `again` gets the value of `is_again` in it."""
+        patient = copy.copy(store)
+        for method in methods:
+            name, is_told = method.__name__, "again" in signature(method).parameters
+            # Not by `setattr`, which a frozen dataclass refuses.
+            vars(patient)[name] = self._repeated(getattr(store, name), is_told=is_told)
+        return patient
+
+    def _repeated(self, method: Callable[..., Awaitable[Result]], *, is_told: bool) -> Callable[..., Awaitable[Result]]:
+        async def repeated(*args: Any, **named: Any) -> Result:
+            def call(is_again: bool) -> Awaitable[Result]:
+                return method(*args, **named, again=True) if is_again and is_told else method(*args, **named)
+
+            return await retry_while_unavailable(call, for_s=self.for_s, clock=self.clock)
+
+        return repeated
 
 
 LONG_DATA = 100_000

@@ -1,6 +1,7 @@
-"""Encrypts agents' secrets where they are stored: AES-256-GCM, bound to the agent and the name.
+"""Encrypts secrets where they are stored, of agents and of webhook endpoints: AES-256-GCM, bound to the owner's id and
+the name.
 
-A value that is copied to another agent, or to another name, cannot be read there. A stored text names its key, so that
+A value that is copied to another owner, or to another name, cannot be read there. A stored text names its key, so that
 several keys can be in use while they are changed. Whoever has only the database, or a dump of it, reads no secret;
 the names, and how long a value is, are not hidden.
 """
@@ -18,7 +19,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from shared.domain.agents import SEALED, is_sealed
 from shared.domain.errors import InvalidRequest, UnreadableSecret
-from shared.domain.ids import AgentId
 
 PLAIN = ""
 """Stands for the id of a key where a value is not encrypted."""
@@ -70,16 +70,16 @@ class SecretKeys:
         """Whether there is a key with this id."""
         return key_id in self._ciphers
 
-    def seal(self, agent_id: AgentId, name: str, value: str) -> str:
+    def seal(self, owner_id: str, name: str, value: str) -> str:
         """What is stored for a value. One that is encrypted already, or empty, stays as it is."""
         if not self or not value or is_sealed(value):
             return value
         nonce = self._random_bytes(_NONCE_BYTES)
-        bound = _bound_to(self.current, agent_id, name)
+        bound = _bound_to(self.current, owner_id, name)
         sealed = self._ciphers[self.current].encrypt(nonce, value.encode(), bound)
         return f"{SEALED}{_FORMAT}:{self.current}:{base64.b64encode(nonce + sealed).decode()}"
 
-    def open(self, agent_id: AgentId, name: str, stored: str) -> str:
+    def open(self, owner_id: str, name: str, stored: str) -> str:
         """The value of what is stored. Raises `UnreadableSecret`."""
         if not is_sealed(stored):
             return stored
@@ -90,29 +90,29 @@ class SecretKeys:
         content = _decoded(stored.removeprefix(f"{SEALED}{_FORMAT}:{key_id}:"))
         try:
             return cipher.decrypt(
-                content[:_NONCE_BYTES], content[_NONCE_BYTES:], _bound_to(key_id, agent_id, name)
+                content[:_NONCE_BYTES], content[_NONCE_BYTES:], _bound_to(key_id, owner_id, name)
             ).decode()
         except (InvalidTag, ValueError) as error:
             said = f"the key {key_id!r} is not the one that it was encrypted with, or what is stored was changed"
             raise UnreadableSecret(name, said) from error
 
-    def problem_with(self, agent_id: AgentId, stored: Mapping[str, str]) -> UnreadableSecret | None:
-        """Why one of an agent's secrets cannot be read; None when each of them can."""
+    def problem_with(self, owner_id: str, stored: Mapping[str, str]) -> UnreadableSecret | None:
+        """Why one of an owner's secrets cannot be read; None when each of them can."""
         try:
-            self.open_all(agent_id, stored)
+            self.open_all(owner_id, stored)
         except UnreadableSecret as error:
             return error
         return None
 
-    def open_all(self, agent_id: AgentId, stored: Mapping[str, str]) -> dict[str, str]:
-        """The values of all secrets of an agent. Raises `UnreadableSecret`."""
-        return {name: self.open(agent_id, name, value) for name, value in stored.items()}
+    def open_all(self, owner_id: str, stored: Mapping[str, str]) -> dict[str, str]:
+        """The values of all secrets of an owner. Raises `UnreadableSecret`."""
+        return {name: self.open(owner_id, name, value) for name, value in stored.items()}
 
-    def seal_all(self, agent_id: AgentId, values: Mapping[str, str]) -> dict[str, str]:
-        """What is stored for all secrets of an agent."""
-        return {name: self.seal(agent_id, name, value) for name, value in values.items()}
+    def seal_all(self, owner_id: str, values: Mapping[str, str]) -> dict[str, str]:
+        """What is stored for all secrets of an owner."""
+        return {name: self.seal(owner_id, name, value) for name, value in values.items()}
 
-    def sealed_anew(self, agent_id: AgentId, stored: Mapping[str, str]) -> "SealedAnew":
+    def sealed_anew(self, owner_id: str, stored: Mapping[str, str]) -> "SealedAnew":
         """The same secrets, encrypted with the first key as far as they can be read."""
         after: dict[str, str] = {}
         unreadable: list[UnreadableSecret] = []
@@ -121,14 +121,14 @@ class SecretKeys:
             if not value or key_id_of(value) == self.current:
                 continue
             try:
-                after[name] = self.seal(agent_id, name, self.open(agent_id, name, value))
+                after[name] = self.seal(owner_id, name, self.open(owner_id, name, value))
             except UnreadableSecret as error:
                 unreadable.append(error)
         return SealedAnew(after, unreadable)
 
 
 class SealedAnew(NamedTuple):
-    """What became of an agent's secrets."""
+    """What became of an owner's secrets."""
 
     after: dict[str, str]
     unreadable: list[UnreadableSecret]
@@ -159,9 +159,10 @@ def new_key(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
     return f"k{random_bytes(4).hex()}:{base64.b64encode(random_bytes(_KEY_BYTES)).decode()}"
 
 
-def _bound_to(key_id: str, agent_id: AgentId, name: str) -> bytes:
+def _bound_to(key_id: str, owner_id: str, name: str) -> bytes:
     # NUL can be in none of the three: ids have none, and names with one are refused before they are stored.
-    return "\0".join(("holdfast agent secret", _FORMAT, key_id, agent_id, name)).encode()
+    # The first word was there before endpoints had secrets, and what is stored is bound to it.
+    return "\0".join(("holdfast agent secret", _FORMAT, key_id, owner_id, name)).encode()
 
 
 def _decoded(text: str) -> bytes:

@@ -115,7 +115,7 @@ async def upkeep(
 def _approvals(process: ProcessContext, orphans: OrphanedRuns) -> ApprovalService:
     return ApprovalService(
         approvals=ApprovalStore(process.database),
-        decisions=DecisionStore(process.database, process.ids),
+        decisions=process.patience().applied_to(DecisionStore(process.database, process.ids), DecisionStore.decide),
         runs=RunStore(process.database),
         orphans=orphans,
         queue=RunQueue(process.redis),
@@ -361,11 +361,12 @@ def _models(process: ProcessContext, network: NetworkRules) -> Models:
 def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     event_log, checkpoints = logs
     database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
+    patience = process.patience(settings.database_patience)
     return RunServices(
         messages=MessageStore(database),
-        runs=RunStore(database),
+        runs=process.patience().applied_to(RunStore(database), RunStore.claim, RunStore.take_over),
         checkpoints=checkpoints,
-        settlements=SettlementStore(database, process.ids),
+        settlements=patience.applied_to(SettlementStore(database, process.ids), SettlementStore.settle),
         events=EventStore(database),
         inbox=InboxStore(database),
         event_log=event_log,
@@ -409,6 +410,7 @@ def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embedding
 def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient) -> ToolRunners:
     """Returns the runners and the tools that each is for."""
     settings, database = process.settings, process.database
+    patience = process.patience(settings.database_patience)
     archival = ArchivalMemory(
         passages=PassageStore(database),
         vectors=VectorStore(database),
@@ -419,11 +421,10 @@ def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: Embeddi
     )
     base_tools = BaseToolRunner(
         memory=MemoryStore(database),
-        archival=archival,
-        message_lists=MessageLists(database),
+        archival=patience.applied_to(archival, ArchivalMemory.search),
+        message_lists=patience.applied_to(MessageLists(database), MessageLists.search),
         clock=process.clock,
         ids=process.ids,
-        patience_s=settings.database_patience,
     )
     programs = ProgramRunner(sandbox=tools.sandbox, timeout_s=settings.tool_timeout)
     functions = SandboxRunner(sandbox=tools.sandbox, packages=tools.packages, timeout_s=settings.tool_timeout)
@@ -469,12 +470,13 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
 
 
 def _orphans(process: ProcessContext, services: RunServices) -> OrphanedRuns:
+    settlements = SettlementStore(process.database, process.ids)
     return OrphanedRuns(
         runs=services.runs,
         agents=AgentStore(process.database),
         messages=services.messages,
         checkpoints=services.checkpoints,
-        settlements=services.settlements,
+        settlements=process.patience().applied_to(settlements, SettlementStore.settle),
         events=services.events,
         event_log=services.event_log,
         queue=RunQueue(process.redis),

@@ -45,7 +45,7 @@ class ReadableSecrets:
 
     async def _stored(self) -> str:
         for agent in await self._store.newest(AGENTS_AT_MOST):
-            if (problem := self._keys.problem_with(agent.agent_id, agent.secrets)) is not None:
+            if (problem := self._keys.problem_with(agent.owner_id, agent.secrets)) is not None:
                 return f"an agent's secret cannot be read: {problem.reason}; {FIX}"
         return ""
 

@@ -49,7 +49,7 @@ class Access:
 
 
 class Authentication:
-    """Asks every request to a path under `/v1` who sends it, and whether its key may do that."""
+    """Asks every request to a path of the API who sends it, and whether its key may do that."""
 
     def __init__(self, *, access: Access, routes: Sequence[BaseRoute]) -> None:
         self._access = access

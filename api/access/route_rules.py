@@ -53,6 +53,8 @@ _C = "/v1/conversations/{conversation_id}"
 _R = "/v1/runs/{run_id}"
 _ABSENT = ("folders", "groups", "identities", "mcp-servers", "sources")
 
+_W = "/openai/v1/webhook_endpoints"
+
 CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
 """Their bodies name an agent, or a conversation, as a model."""
 
@@ -80,6 +82,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}" for nouns in ("models", "models/embedding", "jobs", "jobs/active", "providers")),
         *(f"GET /v1/{nouns}" for nouns in ("shared-agents", "tools/mcp/servers", *_ABSENT)),
         *(f"GET /v1/{nouns}/count" for nouns in _ABSENT if nouns != "mcp-servers"),
+        "GET /openai/v1/webhook_event_types",
     ),
     Reach.PROJECT: (
         *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags")),
@@ -93,6 +96,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"POST {path}/input_tokens" for path in _RESPONSES),
         *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
         *(f"GET {_OPENAI}/models{part}" for part in ("", "/{model:path}")),
+        *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
     ),
 }
 
@@ -134,6 +138,8 @@ _WRITE: dict[Reach, Iterable[str]] = {
         f"POST {_OPENAI}/conversations",
         *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
         f"POST {_OPENAI_C}/items",
+        *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
+        f"DELETE {_W}/{{webhook_id}}",
     ),
 }
 

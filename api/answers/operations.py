@@ -78,6 +78,14 @@ from api.answers.runs import (
     StreamToken,
     ToolRunResult,
 )
+from api.answers.webhooks import (
+    DeletedWebhookEndpoint,
+    TestedWebhookEndpoint,
+    WebhookEndpoint,
+    WebhookEndpointList,
+    WebhookEndpointWithSecret,
+    WebhookEventTypes,
+)
 
 
 class Operation(NamedTuple):
@@ -216,6 +224,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("get", "/openai/v1/models"): Operation("openai_models_list", OpenAIModels),
     ("get", "/openai/v1/models/{model}"): Operation("openai_models_retrieve", OpenAIModel),
+    ("post", "/openai/v1/webhook_endpoints"): Operation("webhook_endpoints_create", WebhookEndpointWithSecret),
+    ("get", "/openai/v1/webhook_endpoints"): Operation("webhook_endpoints_list", WebhookEndpointList),
+    ("get", "/openai/v1/webhook_endpoints/{webhook_id}"): Operation("webhook_endpoints_retrieve", WebhookEndpoint),
+    ("post", "/openai/v1/webhook_endpoints/{webhook_id}"): Operation("webhook_endpoints_update", WebhookEndpoint),
+    ("delete", "/openai/v1/webhook_endpoints/{webhook_id}"): Operation(
+        "webhook_endpoints_delete", DeletedWebhookEndpoint
+    ),
+    ("post", "/openai/v1/webhook_endpoints/{webhook_id}/rotate_secret"): Operation(
+        "webhook_endpoints_rotate_secret", WebhookEndpointWithSecret
+    ),
+    ("post", "/openai/v1/webhook_endpoints/{webhook_id}/test"): Operation(
+        "webhook_endpoints_test", TestedWebhookEndpoint
+    ),
+    ("get", "/openai/v1/webhook_event_types"): Operation("webhook_event_types_list", WebhookEventTypes),
     ("get", "/v1/runs"): Operation("runs_list", list[Run]),
     ("get", "/v1/runs/active"): Operation("runs_list_active", list[Run]),
     ("get", "/v1/runs/{run_id}"): Operation("runs_retrieve", Run),

@@ -1,88 +1,34 @@
-"""Delivering callbacks: what a run has come to, posted to the URL that its submission named.
+"""Delivering callbacks: what a run has come to, posted to the URL that its submission named, and to the project's
+webhook endpoints.
 
-The end of a run writes its callback into the outbox, in the same transaction; here the outbox is emptied. It is done by
-the API because the body is a dialect's. One process of the fleet looks per interval, and several may deliver at once: a
+The end of a run writes both into outboxes, in the same transaction; here these are emptied. It is done by the API
+because the body is a dialect's. One process of the fleet looks per interval, and several may deliver at once: a
 callback that one has claimed is nobody else's until its time is over. A receiver may get one twice (it was delivered,
 and the process died before it could say so): `webhook-id` is the same then.
-
-Each callback is signed as Standard Webhooks has it, so that a receiver can check it with any library:
-https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
 
 import asyncio
-import base64
-import binascii
-import hashlib
-import hmac
-import json
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
 
+from api.callbacks.outboxes import Due, Letter, Outbox, Withdrawn
 from shared.concurrency import Clock
-from shared.domain.approvals import WaitingCalls
-from shared.domain.errors import InvalidRequest, NotFound, Unavailable
+from shared.domain.errors import NotFound, Unavailable, UnreadableSecret
 from shared.domain.ids import ProjectId
-from shared.domain.messages import Message
 from shared.domain.runs import Run
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, Unreachable
 from shared.process.importing import VERSION
 from shared.redis.queue import IntervalLock
-from shared.sql.history.messages import MessageStore
-from shared.sql.runs.approvals import ApprovalStore
-from shared.sql.runs.callbacks import Callback, CallbackStore
 from shared.sql.runs.run_store import RunStore
 from shared.telemetry.tracer import Tracer, of_run
-
-SECRET_PREFIX = "whsec_"  # noqa: S105 - the standard's mark of an encoded secret, not one
-
-
-_OF_PROJECT = b"holdfast callbacks of the project "
-
-
-def signing_key(secret: str) -> bytes | None:
-    """The key: the base64 after `whsec_`, or the text itself. No secret, no key.
-
-    Raises `InvalidRequest` when `whsec_` is not followed by base64.
-    """
-    if not secret.startswith(SECRET_PREFIX):
-        return secret.encode() or None
-    try:
-        return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-    except binascii.Error as error:
-        raise InvalidRequest("HOLDFAST_CALLBACK_SECRET begins with whsec_, but base64 does not follow") from error
-
-
-def key_of_project(key: bytes | None, project_id: ProjectId) -> bytes | None:
-    """What signs one project's callbacks. Each project has a key of its own, made of the operator's secret, because who
-    submits chooses the receiver: with one key for all, a project could have another one's receiver believe it."""
-    return None if key is None else hmac.new(key, _OF_PROJECT + project_id.encode(), hashlib.sha256).digest()
-
-
-def written_secret(key: bytes) -> str:
-    """A key as receivers and their libraries take it."""
-    return SECRET_PREFIX + base64.b64encode(key).decode()
-
-
-def signed_headers(key: bytes | None, *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of a message; without a key it carries its id and time, but no signature.
-
-    `timestamp` is in Unix seconds. The id must not hold a full stop, which separates what is signed.
-    """
-    headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
-    if key is not None:
-        content = b".".join([message_id.encode(), str(timestamp).encode(), body])
-        digest = hmac.new(key, content, hashlib.sha256).digest()
-        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
-    return headers
-
 
 # Who may deliver how much at once: one project's silent receivers must not keep another project's callbacks back.
 
@@ -170,6 +116,9 @@ GONE = 410
 ERROR_CHARS = 500
 
 
+PLAIN_HEADERS = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{VERSION}"}
+
+
 class Attempt(NamedTuple):
     """What came of an attempt. No error: it was delivered. `final`: trying again is of no use."""
 
@@ -178,27 +127,16 @@ class Attempt(NamedTuple):
     final: bool = False
 
 
-CallbackShape = Callable[[Run, Sequence[Message], WaitingCalls | None], dict[str, Any]]
-"""How a dialect tells a receiver what became of a run: with the run's messages, and the calls that wait in it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CallbackDelivery:
-    """Empties the outbox."""
+    """Empties the outboxes."""
 
-    outbox: CallbackStore
+    outboxes: Sequence[Outbox]
     runs: RunStore
-    messages: MessageStore
-    approvals: ApprovalStore
-    shapes: Mapping[str, CallbackShape]
-    """By the names of the dialects. The first one serves runs of a dialect that is not among them: a newer release may
-    have stored one."""
     http: CallersHttp
     clock: Clock
     jitter: Callable[[], float]
     """Gives a number from 0 to 1."""
-    key: bytes | None
-    """The keys that sign what is sent, one for each project, are made of it; None: unsigned."""
     intervals: IntervalLock
     places: DeliveryPlaces
     tracer: Tracer
@@ -221,28 +159,38 @@ class CallbackDelivery:
     async def _deliver_due(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
         """Begins to deliver what is due, one callback per free place."""
         others_at = self.clock.monotonic()
+        # In turn, so that much in one of them does not keep back what is in another.
+        outboxes = deque(self.outboxes)
         while not stopping.is_set():
             full = self.places.full()
             # That nobody else has one due is found out by a look at all that the full projects have.
             if self.places.are_all_in_use or (full and self.clock.monotonic() < others_at):
                 await self.places.wait(POLL_S)
                 continue
-            due = await self.outbox.claim_due(self.clock.now(), limit=1, but_not_of=full)
-            if due:
-                self.places.enter(due[0].project_id)
-                group.create_task(self._deliver_in(due[0]), name=f"callback of {due[0].run_id}")
+            due = await self._claim(outboxes, full)
+            if due is not None:
+                self.places.enter(due.project_id)
+                group.create_task(self._deliver_in(due), name=f"callback of {due.run_id}")
             elif full:
                 others_at = self.clock.monotonic() + POLL_S
             else:
                 return
 
-    async def _deliver_in(self, callback: Callback) -> None:
+    async def _claim(self, outboxes: deque[Outbox], but_not_of: Collection[ProjectId]) -> Due | None:
+        for _ in self.outboxes:
+            outboxes.rotate(-1)
+            due = await outboxes[-1].claim(self.clock.now(), but_not_of)
+            if due is not None:
+                return due
+        return None
+
+    async def _deliver_in(self, callback: Due) -> None:
         try:
             rests_until = self.places.rests_until(callback.url)
             if rests_until is None:
                 await self._deliver(callback)
             else:
-                await self.outbox.postpone(callback.run_id, rests_until)
+                await callback.postpone(rests_until)
         except Unavailable as error:
             log.warning("callback_left_for_later", run_id=callback.run_id, reason=error.message)
         except Exception:
@@ -251,12 +199,11 @@ class CallbackDelivery:
         finally:
             self.places.leave(callback.project_id)
 
-    async def _deliver(self, callback: Callback) -> None:
+    async def _deliver(self, callback: Due) -> None:
         attempt = await self._attempt(callback)
         now = self.clock.now()
         delay = None if attempt.error is None or attempt.final else self._delay(callback.attempts)
-        await self.outbox.record_attempt(
-            callback.run_id,
+        await callback.record_attempt(
             now=now,
             status_code=attempt.status_code,
             error=attempt.error,
@@ -278,38 +225,33 @@ class CallbackDelivery:
             return None
         return timedelta(seconds=RETRY_AFTER_S[attempts - 1] * (1 + JITTER * self.jitter()))
 
-    async def _attempt(self, callback: Callback) -> Attempt:
+    async def _attempt(self, callback: Due) -> Attempt:
         try:
             run = await self.runs.look_up(callback.run_id)
-            waiting = await self.approvals.waiting_of_runs([run])
-            shape = self.shapes.get(run.options.dialect) or next(iter(self.shapes.values()))
-            told = shape(run, await self.messages.list_of_run(run), waiting.get(run.id))
-            body = json.dumps(told, ensure_ascii=False).encode()
-            status_code = await self._post(callback, body, run)
+            letter = await callback.letter(run, self.clock.now())
+            status_code = await self._post(callback, letter, run)
         except NotFound:
             return Attempt(error="the run was deleted", final=True)
-        except ForbiddenAddress as error:
+        except (ForbiddenAddress, Withdrawn) as error:
             return Attempt(error=str(error)[:ERROR_CHARS], final=True)
         except TimeoutError:
             self.places.was_silent(callback.url)
             return Attempt(error=f"no answer within {ATTEMPT_S:.0f} s")
-        except Unreachable as error:
+        except (Unreachable, UnreadableSecret) as error:
             return Attempt(error=str(error)[:ERROR_CHARS])
         if 200 <= status_code < 300:
             return Attempt(status_code)
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
 
-    async def _post(self, callback: Callback, body: bytes, run: Run) -> int:
+    async def _post(self, callback: Due, letter: Letter, run: Run) -> int:
         """The status of the receiver's answer. The receiver gets the run's trace, and may go on with it."""
         about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": callback.attempts}
-        key, now = key_of_project(self.key, callback.project_id), int(self.clock.now().timestamp())
-        signed = signed_headers(key, message_id=callback.run_id, timestamp=now, body=body)
-        headers = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{VERSION}", **signed}
+        headers = {**PLAIN_HEADERS, **letter.headers(self.clock.now())}
         with self.tracer.begin("callback", parent=run.options.traceparent, kind="client", attributes=about) as span:
             if span.traceparent is not None:
                 headers["traceparent"] = span.traceparent
             async with asyncio.timeout(ATTEMPT_S):
-                status_code = await self.http.post(callback.url, body, headers)
+                status_code = await self.http.post(callback.url, letter.body, headers)
             span.set({"http.response.status_code": status_code})
             if status_code >= 300:
                 span.fail(str(status_code))

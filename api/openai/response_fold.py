@@ -13,13 +13,15 @@ What clients choke on decides the shapes (see `docs/openai.md`): no types of our
 open, `response.failed` with the status `cancelled` for a cancel.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from api.openai.response_items import Event, Item, ItemKind, approval_item_id, call_item_id, message_item_id
 from api.openai.response_object import ResponseHead, ended_fields, head_of
+from shared.concurrency import unix_ms
 from shared.domain import events
 from shared.domain.ids import MessageId, Seq, StepId
+from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturns
 from shared.domain.runs import Run
 
 MOST_EVENTS = 64
@@ -34,7 +36,9 @@ _CUT = ("length", "content_filter")
 class ResponseFold:
     """One run as a response: version 1."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, kept: Sequence[events.Event] = ()) -> None:
+        """`kept` is what stands for the log of a run whose log retention has deleted: its messages, as events."""
+        self._kept = kept
         self._run_id, self._parent = run.id, run.continues
         self._head: ResponseHead = head_of(run)
         self._of_client = frozenset(tool.name for tool in run.options.client_tools)
@@ -93,6 +97,9 @@ class ResponseFold:
             case events.Gap():
                 yield from self._close_all("incomplete")
                 self._next += MOST_EVENTS * (seq - event.first_missing + 1)
+                kept, self._kept = self._kept, ()
+                for one in kept:
+                    yield from self._take_work(one)
                 return
             case events.StatusChanged() if event.status != "running":
                 return
@@ -333,18 +340,48 @@ def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
     yield from item.closed("failed" if is_error else "completed")
 
 
-FOLDS: Mapping[int, Callable[[Run], ResponseFold]] = {1: ResponseFold}
+FOLDS: Mapping[int, Callable[[Run, Sequence[events.Event]], ResponseFold]] = {1: ResponseFold}
 """By the version that a run was submitted under."""
 
 NEWEST_FOLD = max(FOLDS)
 
 
-def fold_of(run: Run) -> ResponseFold:
-    """The fold of a run, in its version. Raises `ValueError` for a version of a newer release."""
+def fold_of(run: Run, kept: Sequence[events.Event] = ()) -> ResponseFold:
+    """The fold of a run, in its version; `kept` as in `ResponseFold`. Raises `ValueError` for a version of a newer
+    release."""
     version = run.options.echoed.get(FOLD, NEWEST_FOLD)
     if version not in FOLDS:
         raise ValueError(f"run {run.id} was submitted under version {version} of the fold, which this release lacks")
-    return FOLDS[version](run)
+    return FOLDS[version](run, kept)
+
+
+def events_kept_of(run: Run, messages: Sequence[Message]) -> Iterator[events.Event]:
+    """What a run's messages say of its log, when the log is gone: its answers and the results of its calls."""
+    at = unix_ms(run.completed_at or run.created_at)
+    of_client = {tool.name for tool in run.options.client_tools}
+    for message in messages:
+        body, step_id = message.body, message.step_id or StepId("")
+        if isinstance(body, ToolReturns):
+            yield events.ToolsReturned(at, step_id, message.id, body.returns)
+        if not isinstance(body, AssistantMessage):
+            continue
+        if body.reasoning is not None and body.reasoning.text:
+            yield events.ReasoningChunk(at, step_id, message.id, body.reasoning.text)
+        if body.text:
+            yield events.TextChunk(at, step_id, message.id, body.text)
+        calls = [
+            events.AnsweredCall(call.id, call.name, call.arguments, _answerer(call, of_client))
+            for call in body.tool_calls
+            if call.speech is None
+        ]
+        if not body.partial:
+            yield events.Answered(at, step_id, message.id, "tool_calls" if calls else "stop", calls)
+
+
+def _answerer(call: ToolCall, of_client: Collection[str]) -> events.AnsweredBy:
+    if call.name in of_client:
+        return "client"
+    return "person" if call.needs_approval else "worker"
 
 
 FOLD = "holdfast_fold"

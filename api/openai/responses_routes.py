@@ -14,12 +14,10 @@ from api.openai.responses_service import ResponseService
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ProjectId
 from shared.domain.runs import Run
-from shared.sql.history.messages import MessageStore
 from shared.sql.runs.run_store import RunStore
 
 ResponseServiceDep = Annotated[ResponseService, served(ResponseService)]
 RunStoreDep = Annotated[RunStore, served(RunStore)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 
 router = APIRouter(tags=["responses"], route_class=LateRoute)
 create_router = APIRouter(tags=["responses"], route_class=DirectRoute)
@@ -64,7 +62,7 @@ async def retrieve_response(
     """The response as it stands; with `stream`, its stream from behind the event `starting_after` on."""
     run = await _run(run_store, project_id, response_id)
     if stream:
-        return responses.stream(run, _cursor(starting_after))
+        return await responses.stream(run, _cursor(starting_after))
     return await json_answer(await responses.shown(run))
 
 
@@ -94,8 +92,8 @@ async def delete_response(
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
     response_id: str,
+    responses: ResponseServiceDep,
     run_store: RunStoreDep,
-    message_store: MessageStoreDep,
     project_id: ProjectDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
@@ -103,11 +101,7 @@ async def list_input_items(
 ) -> dict[str, Any]:
     """The items that the response was given, newest first unless `order` says otherwise."""
     run = await _run(run_store, project_id, response_id)
-    given = await run_store.submitted_input(run)
-    began = run.thread_id == run.id
-    story = await message_store.context(project_id, run.thread_id) if began else []
-    told = [one for one in story if one.run_id is None]
-    return wire_input_items(run, [*told, *given], ItemsPage(limit, order == "asc", after))
+    return wire_input_items(run, await responses.given_to(run), ItemsPage(limit, order == "asc", after))
 
 
 async def _run(run_store: RunStore, project_id: ProjectId, response_id: str) -> Run:

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -14,7 +16,7 @@ from starlette.responses import Response
 from api.errors import Refused
 from api.event_stream import ENDS_WITH_CLIENT, json_answer
 from api.input_limits import InputLimits
-from api.openai.response_fold import fold_of
+from api.openai.response_fold import events_kept_of, fold_of
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
@@ -25,20 +27,31 @@ from api.runs.command import Command, Part, SubmissionHeaders, keys_of
 from api.runs.reader import RunReader, RunWaiter, elsewhere
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
-from shared.concurrency import Clock
+from shared.concurrency import Clock, unix_ms
 from shared.domain.errors import (
     AlreadyDecided,
     ErrorCode,
     HistoryWentOn,
     InvalidRequest,
     NoPendingApproval,
+    NotFound,
+    Unavailable,
     WrongToolCalls,
 )
-from shared.domain.events import decode
+from shared.domain.events import FIRST_SEQ, Event, RunCreated, decode
 from shared.domain.ids import ProjectId, RunId, Seq
 from shared.domain.lifecycle import TERMINAL, RunStatus
-from shared.domain.messages import estimate_message_tokens, estimate_tokens, tokens_in
+from shared.domain.messages import (
+    ApprovalResponse,
+    Message,
+    NewMessage,
+    UserMessage,
+    estimate_message_tokens,
+    estimate_tokens,
+    tokens_in,
+)
 from shared.domain.runs import NO_KEYS, Run, RunOptions, SubmissionKeys
+from shared.sql.history.messages import MessageStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 
@@ -46,6 +59,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RUN_TYPE = "openai_response"
 HUNG_UP = "the client has closed its connection"
+NOT_KEPT = "the response was not to be kept"
 
 _LEFT_TO_MODELS = {"max_output_tokens", "reasoning"}
 """Options that every model has, or that say no more than another one."""
@@ -64,6 +78,7 @@ class ResponseService:
     waiter: RunWaiter
     reader: RunReader
     runs: RunStore
+    messages: MessageStore
     listing: RunListing
     cancels: CancelService
     input_limits: InputLimits
@@ -79,16 +94,22 @@ class ResponseService:
             raise InvalidRequest("input is missing: say something", field="input")
         self.input_limits.refuse_long_messages(given.texts())
         run = await self._submit(project_id, request, given, headers)
-        leave = self._hung_up(run) if request.is_foreground else None
+        leave = self._hung_up(run, is_kept=request.store is not False) if request.is_foreground else None
         if request.stream:
-            return self.streaming.stream(run, Seq(0), ResponseStream(run), on_leave=leave)
+            forget = partial(self._forget, run) if request.store is False else None
+            return self.streaming.stream(run, Seq(0), ResponseStream(run), on_leave=leave, on_whole=forget)
         if not request.is_foreground:
             return await json_answer(await self.shown(run))
-        return await self._when_ended(run, http, leave)
+        answer = await self._when_ended(run, http, leave)
+        if request.store is False and answer.status_code == HTTPStatus.OK:
+            await self._forget(run)
+        return answer
 
     async def shown(self, run: Run) -> dict[str, Any]:
         """The response as it stands: what its stream has told so far, or its last event."""
-        fold = fold_of(run)
+        if run.status is RunStatus.CREATED and not run.fence:
+            return _begun(run)
+        fold = fold_of(run, await self._kept(run))
         async for entries in self.reader.present(run):
             for seq, entry in entries:
                 for _ in fold.take(seq, decode(entry)):
@@ -110,10 +131,22 @@ class ResponseService:
             said += estimate_tokens(thread.agent.system)
         return said + sum(map(estimate_message_tokens, bodies))
 
-    def stream(self, run: Run, starting_after: int | None) -> Response:
+    async def stream(self, run: Run, starting_after: int | None) -> Response:
         """The response's stream from behind an event on: live, or years later."""
         after = BEFORE_ALL if starting_after is None else starting_after
-        return self.streaming.stream(run, Seq(0), ResponseStream(run, after))
+        return self.streaming.stream(run, Seq(0), ResponseStream(run, after, await self._kept(run)))
+
+    async def given_to(self, run: Run) -> list[Message | NewMessage]:
+        """The messages that a response was given, oldest first: what it was told of before, and its own input."""
+        story: list[Message] = []
+        if run.thread_id == run.id:
+            context = await self.messages.context(run.project_id, run.thread_id)
+            story = [one for one in context if one.run_id is None]
+        given = await self.runs.submitted_input(run)
+        if given or run.pruned_at is None:
+            return [*story, *given]
+        own = await self.messages.list_of_run(run)
+        return [*story, *(one for one in own if isinstance(one.body, UserMessage | ApprovalResponse))]
 
     async def cancel(self, project_id: ProjectId, run_id: RunId) -> Run:
         """Cancels a response; the run as it is then. One that has ended stays as it is.
@@ -148,13 +181,28 @@ class ResponseService:
             if seen is not None:
                 return seen
         try:
-            thread = await self.threads.find(project_id, request, given, forks=False)
+            # What is not kept must not stay in a thread that others go on with.
+            thread = await self.threads.find(project_id, request, given, forks=request.store is False)
             return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
         except WENT_ON:
             if request.previous_response_id is None:
                 raise
         thread = await self.threads.find(project_id, request, given, forks=True)
         return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
+
+    async def _kept(self, run: Run) -> list[Event]:
+        """What stands for the log of a run whose log is gone."""
+        return [] if run.pruned_at is None else [*events_kept_of(run, await self.messages.list_of_run(run))]
+
+    async def _forget(self, run: Run) -> None:
+        """Deletes a response that is not to be kept, once it was delivered, and its thread if that is its own."""
+        try:
+            ended = await self.runs.get(run.project_id, run.id)
+            if ended.status not in TERMINAL:
+                await self.cancels.canceller.cancel(ended, actor="client", reason=NOT_KEPT)
+            await self.listing.delete(run.project_id, run.id, with_thread=run.thread_id == run.id)
+        except (NotFound, Unavailable) as error:
+            log.warning("response_not_forgotten", run_id=run.id, reason=str(error))
 
     def _keys(self, request: ResponseRequest, headers: SubmissionHeaders) -> SubmissionKeys:
         body = request.model_dump_json
@@ -202,12 +250,14 @@ class ResponseService:
             priority=headers.priority,
         )
 
-    def _hung_up(self, run: Run) -> Callable[[], Awaitable[None]]:
+    def _hung_up(self, run: Run, *, is_kept: bool) -> Callable[[], Awaitable[None]]:
         """What is done when the client of a response in the foreground goes away."""
 
         async def cancel() -> None:
             log.info("client_hung_up", run_id=run.id)
-            await self.cancels.canceller.cancel(run, actor="client", reason=HUNG_UP, wait_s=0.0)
+            await self.cancels.canceller.cancel(run, actor="client", reason=HUNG_UP, wait_s=0.0 if is_kept else None)
+            if not is_kept:
+                await self._forget(run)
 
         return cancel
 
@@ -237,6 +287,13 @@ class ResponseService:
 async def _disconnected(http: Request) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+def _begun(run: Run) -> dict[str, Any]:
+    fold = fold_of(run)
+    for _ in fold.take(FIRST_SEQ, RunCreated(unix_ms(run.created_at))):
+        pass
+    return fold.response()
 
 
 def _scope(project_id: ProjectId, keys: SubmissionKeys) -> Any:

@@ -1,5 +1,6 @@
 """A run's stream as the events of a response."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from api.event_stream import StreamBroken
 from api.openai.response_fold import fold_of
 from api.openai.response_items import Event
+from shared.domain import events
 from shared.domain.events import decode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries
@@ -38,8 +40,9 @@ class ResponseStream:
     cut = None
     """Clients take any clean end of a stream for the last one. A connection that breaks off they resume."""
 
-    def __init__(self, run: Run, starting_after: int = BEFORE_ALL) -> None:
-        self._fold = fold_of(run)
+    def __init__(self, run: Run, starting_after: int = BEFORE_ALL, kept: Sequence[events.Event] = ()) -> None:
+        """`kept` as in `ResponseFold`."""
+        self._fold = fold_of(run, kept)
         self._after = starting_after
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:

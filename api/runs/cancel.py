@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import structlog
 
-from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable
+from shared.concurrency import Clock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode, LifecycleError, NotFound, NothingToCancel, Unavailable
 from shared.domain.events import is_end
@@ -60,9 +60,8 @@ class RunCanceller:
         if run.status in TERMINAL:
             return run
         request = CancelRequest(requested_at=self.clock.now(), actor=actor, reason=reason, mode=mode)
-        record = self.runs.request_cancel
         async with self.feed.subscribe(run.id) as subscription:
-            run = await retry_while_unavailable(lambda _: record(run, request), for_s=PATIENCE_S, clock=self.clock)
+            run = await self.runs.request_cancel(run, request)
             self.on_cancel(run.status)
             try:
                 return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)

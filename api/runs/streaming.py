@@ -106,15 +106,17 @@ class StreamService:
         projection: Projection,
         *,
         on_leave: Callable[[], Awaitable[None]] | None = None,
+        on_whole: Callable[[], Awaitable[None]] | None = None,
     ) -> EventStream:
         """The response that shows a run from a cursor on. Its head says which run goes on where this one was parked.
-        `on_leave` is called when the client goes away before the end."""
+        `on_leave` is called when the client goes away before the end, `on_whole` when it has been sent everything."""
         stream = EventStream(
             lambda: self.batches(run, after, projection),
             self.ending,
             cut=projection.cut,
             entrance=lambda scope: self.quotas.reading_of(run.project_id, scope),
             on_leave=on_leave,
+            on_whole=on_whole,
         )
         if run.continued_by is not None:
             # Beside the stream, whose bytes are the same before and after the decision.

@@ -1,11 +1,11 @@
 """Submissions: a command becomes a stored run that is dispatched. Every way of sending a message ends here."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from api.input_limits import InputLimits
 from api.request_log import bind_trace, incoming_trace
 from api.runs.cancel import RunCanceller
 from api.runs.command import Command
-from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_ms
+from shared.concurrency import Clock, unix_ms
 from shared.domain.agents import Agent
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.events import StopReason
@@ -130,9 +130,6 @@ KEEP_ALIVE = (
 seen to obey it."""
 
 
-Result = TypeVar("Result")
-
-
 class WindowRules(NamedTuple):
     """What an agent's definition says of the context of each of its runs."""
 
@@ -194,9 +191,7 @@ class SubmissionService:
                 if await self.runs.of_keys(run.project_id, run.keys_thread_id, keys) is None:
                     raise
             submit = self.runs.submit
-            submitted = await self._persist(
-                lambda again: submit(traced, given, keys=keys, refuse_if_busy=refuse_if_busy, again=again, place=place)
-            )
+            submitted = await submit(traced, given, keys=keys, refuse_if_busy=refuse_if_busy, place=place)
             span.set({"holdfast.run.id": submitted.run.id, "holdfast.sent_again": submitted.run.id != run.id})
             if submitted.is_new:
                 self.on_submitted(submitted.run.kind)
@@ -213,10 +208,10 @@ class SubmissionService:
             now = self.clock.now()
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, error=failure(error))
             given = self._stored(command.messages)
-            refused, store_refused = Settlement(end=end, now=now), self.settlements.store_refused
+            refused = Settlement(end=end, now=now)
             with self.traces.submitting(self._run(command)) as (run, span):
                 span.fail(type(error).__name__)
-                return await self._persist(lambda again: store_refused(run, given, refused, again=again))
+                return await self.settlements.store_refused(run, given, refused)
 
     def _stored(self, messages: Sequence[UserMessage]) -> list[NewMessage]:
         now = self.clock.now()
@@ -274,15 +269,11 @@ class SubmissionService:
         return None
 
     async def _inject(self, run: Run, messages: list[NewMessage], keys: SubmissionKeys) -> bool:
-        inject = self.inbox.inject
         try:
-            await self._persist(lambda _: inject(run, messages, "next", keys=keys))
+            await self.inbox.inject(run, messages, "next", keys=keys)
         except Conflict:
             return False
         return True
-
-    async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
-        return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)
 
     def _run(self, command: Command) -> Run:
         rules, run_id = self.window_rules(command.agent), self.ids.run()

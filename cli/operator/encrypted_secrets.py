@@ -3,7 +3,8 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -14,11 +15,48 @@ from shared.domain.errors import InvalidRequest
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.secret_keys import PLAIN, SecretKeys, key_id_of, new_key
-from shared.sql.definitions.tools import StoredSecrets, StoredSecretStore
+from shared.sql.access.webhooks import EndpointSecretStore
+from shared.sql.definitions.tools import StoredSecretStore
 
 BATCH = 100
 TRIES = 3
-"""Times that an agent is looked at that is changed at the same moment."""
+"""Times that an owner is looked at that is changed at the same moment."""
+
+
+class Stored(Protocol):
+    """The secrets of one owner: an agent, or a webhook endpoint."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def owner_id(self) -> str: ...
+    @property
+    def secrets(self) -> dict[str, str]: ...
+
+
+Found = TypeVar("Found", bound=Stored)
+
+
+class Store(Protocol[Found]):
+    """Secrets as they are stored."""
+
+    async def some(self, after: int, limit: int) -> Sequence[Found]: ...
+    async def replace(self, before: Found, secrets: dict[str, str]) -> bool: ...
+
+
+class Owners(NamedTuple, Generic[Found]):
+    """One kind of owner, as messages name it."""
+
+    noun: str
+    nouns: str
+    store: Store[Found]
+
+
+class Rotated(NamedTuple):
+    """How many owners were changed, and whether there were secrets that cannot be read."""
+
+    changed: int = 0
+    unread: bool = False
 
 
 def print_new_key() -> None:
@@ -32,17 +70,24 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
     if not keys:
         raise InvalidRequest("HOLDFAST_ENCRYPTION_KEY is not set: `holdfast secrets generate-key` prints a key")
     database = await production_database(settings)
-    store, stop = StoredSecretStore(database), told_to_end()
+    agents = Owners("agent", "agents", StoredSecretStore(database))
+    endpoints = Owners("webhook endpoint", "webhook endpoints", EndpointSecretStore(database))
+    stop, of_agents, of_endpoints = told_to_end(), Rotated(), Rotated()
     try:
-        changed, unread = (0, False) if dry_run else await _rotate(store, keys, stop)
-        in_use = await _keys_in_use(store)
+        if not dry_run:
+            of_agents = await _rotate(agents, keys, stop)
+            of_endpoints = await _rotate(endpoints, keys, stop)
+        in_use = await _keys_in_use(agents.store) + await _keys_in_use(endpoints.store)
     finally:
         await database.aclose()
+    changed = {"agents": of_agents.changed, "webhook_endpoints": of_endpoints.changed}
     if as_json:
-        told = {"dry_run": dry_run, "current": keys.current, "agents_changed": changed, "secrets_by_key": in_use}
+        counts = {f"{nouns}_changed": count for nouns, count in changed.items()}
+        told = {"dry_run": dry_run, "current": keys.current, **counts, "secrets_by_key": in_use}
         print(printable_json(msgspec.json.encode(told).decode()))
     else:
         _say(changed, in_use, keys, dry_run=dry_run)
+    unread = of_agents.unread or of_endpoints.unread
     if unread or (in_use.keys() - {keys.current} and not dry_run):
         raise InvalidRequest(
             "not all secrets are encrypted with the first key. Run it again; where a secret cannot be read, configure "
@@ -50,30 +95,33 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
         )
 
 
-def _say(changed: int, in_use: Mapping[str, int], keys: SecretKeys, *, dry_run: bool) -> None:
+def _say(changed: Mapping[str, int], in_use: Mapping[str, int], keys: SecretKeys, *, dry_run: bool) -> None:
     if not dry_run:
-        print(f"{changed:>12,} agents have secrets that were encrypted with the key {keys.current!r} now")
+        for nouns, count in changed.items():
+            shown = nouns.replace("_", " ")
+            print(f"{count:>12,} {shown} have secrets that were encrypted with the key {keys.current!r} now")
     for key_id, count in sorted(in_use.items()):
         print(f"{count:>12,} secrets are {_stored_with(key_id, keys)}", flush=True)
 
 
-async def _rotate(store: StoredSecretStore, keys: SecretKeys, stop: asyncio.Event) -> tuple[int, bool]:
-    """Encrypts secrets with the first key until there are no others, or until the process is asked to end. Gives the
-    number of agents that were changed, and whether there were secrets that cannot be read."""
+async def _rotate(owners: Owners[Found], keys: SecretKeys, stop: asyncio.Event) -> Rotated:
+    """Encrypts secrets with the first key until there are no others, or until the process is asked to end."""
     changed, unread = 0, False
-    with shown_progress("holdfast secrets rotate: {:,} agents so far") as progress:
-        async for found in _all(store):
-            is_changed, is_whole = await _rotate_one(store, keys, found)
+    if stop.is_set():
+        return Rotated()
+    with shown_progress(f"holdfast secrets rotate: {{:,}} {owners.nouns} so far") as progress:
+        async for found in _all(owners.store):
+            is_changed, is_whole = await _rotate_one(owners, keys, found)
             changed, unread = changed + is_changed, unread or not is_whole
             progress(changed)
             if stop.is_set():
                 break
     if stop.is_set():
         print("holdfast secrets rotate: told to end; run it again for what is left", file=sys.stderr, flush=True)
-    return changed, unread
+    return Rotated(changed, unread)
 
 
-async def _all(store: StoredSecretStore) -> AsyncGenerator[StoredSecrets]:
+async def _all(store: Store[Found]) -> AsyncGenerator[Found]:
     after = 0
     while batch := await store.some(after, BATCH):
         for found in batch:
@@ -81,27 +129,28 @@ async def _all(store: StoredSecretStore) -> AsyncGenerator[StoredSecrets]:
         after = batch[-1].number
 
 
-async def _rotate_one(store: StoredSecretStore, keys: SecretKeys, found: StoredSecrets) -> tuple[bool, bool]:
-    """Whether something was encrypted anew, and whether everything could be read. An agent that is changed meanwhile is
+async def _rotate_one(owners: Owners[Found], keys: SecretKeys, found: Found) -> tuple[bool, bool]:
+    """Whether something was encrypted anew, and whether everything could be read. An owner that is changed meanwhile is
     looked at again; servers that run encrypt what they write."""
-    after, unreadable = keys.sealed_anew(found.agent_id, found.secrets)
+    store = owners.store
+    after, unreadable = keys.sealed_anew(found.owner_id, found.secrets)
     for error in unreadable:
-        said = printable(f"holdfast secrets rotate: agent {found.agent_id}: {error.message}")
+        said = printable(f"holdfast secrets rotate: {owners.noun} {found.owner_id}: {error.message}")
         print(said, file=sys.stderr, flush=True)
     if after == found.secrets:
         return False, not unreadable
     for _ in range(TRIES):
         if await store.replace(found, after):
             return True, not unreadable
-        again = [one for one in await store.some(found.number - 1, 1) if one.agent_id == found.agent_id]
+        again = [one for one in await store.some(found.number - 1, 1) if one.owner_id == found.owner_id]
         if not again:
             return False, True
         [found] = again
-        after, unreadable = keys.sealed_anew(found.agent_id, found.secrets)
+        after, unreadable = keys.sealed_anew(found.owner_id, found.secrets)
     return False, not unreadable
 
 
-async def _keys_in_use(store: StoredSecretStore) -> Counter[str]:
+async def _keys_in_use(store: Store[Found]) -> Counter[str]:
     """How many secrets are encrypted with each key, by its id."""
     in_use: Counter[str] = Counter()
     async for found in _all(store):

@@ -24,6 +24,7 @@ from shared.process.settings import Settings
 from shared.redis.connection import Redis
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import NO_KEYS, SecretKeys, can_read
+from shared.sql.access.webhooks import EndpointSecretStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database, database_url
 from worker.models.provider import ModelCall
@@ -260,17 +261,25 @@ def key_findings(settings: Settings) -> list[Finding]:
 
 async def stored_secret_findings(settings: Settings, database: Database) -> list[Finding]:
     """Whether the keys of these settings read every secret that is stored. Raises `Unavailable`."""
-    subject, keys, after = "stored secrets", _keys(settings), 0
-    store = StoredSecretStore(database)
-    looked, problems = 0, list[str]()
-    while batch := await store.some(after, BATCH):
-        found = [keys.problem_with(one.agent_id, one.secrets) for one in batch]
-        problems += [problem.reason for problem in found if problem is not None]
-        looked, after = looked + len(batch), batch[-1].number
-    if not problems:
-        return [good(subject, f"those of {looked:,} agents can be read")]
-    said = f"those of {len(problems):,} of {looked:,} agents cannot be read: {problems[0]}"
-    return [wrong(subject, said, "HOLDFAST_ENCRYPTION_KEY needs the key that is named; docs/operations/secrets.md")]
+    keys = _keys(settings)
+    kinds = [
+        ("stored secrets", "agents", StoredSecretStore(database)),
+        ("webhook secrets", "webhook endpoints", EndpointSecretStore(database)),
+    ]
+    findings = list[Finding]()
+    for subject, owners, store in kinds:
+        looked, problems, after = 0, list[str](), 0
+        while batch := await store.some(after, BATCH):
+            found = [keys.problem_with(one.owner_id, one.secrets) for one in batch]
+            problems += [problem.reason for problem in found if problem is not None]
+            looked, after = looked + len(batch), batch[-1].number
+        if problems:
+            said = f"those of {len(problems):,} of {looked:,} {owners} cannot be read: {problems[0]}"
+            fix = "HOLDFAST_ENCRYPTION_KEY needs the key that is named; docs/operations/secrets.md"
+            findings.append(wrong(subject, said, fix))
+        elif looked or owners == "agents":
+            findings.append(good(subject, f"those of {looked:,} {owners} can be read"))
+    return findings
 
 
 async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]:

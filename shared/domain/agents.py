@@ -15,7 +15,7 @@ from shared.domain.searches import zone_of
 from shared.domain.tools import Tool
 
 NEWEST_KIND = "letta_v1_agent"
-"""The newest type of an agent, as it is stored and shown. Those of the older types speak by calls of a tool."""
+"""The newest type of an agent, as it is stored and shown. Agents of the older types speak by calls of a tool."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +31,13 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
     tags: list[str] = []
     version: int = 0
-    """Grows with every change, whoever makes it."""
+    """Grows with every change, by any writer."""
     created_at: datetime
     updated_at: datetime
 
 
 class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the model is asked. None: the provider's own default."""
+    """Options of the model's requests. None: the provider's own default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -51,7 +51,7 @@ class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     context_window: int | None = None
     response_format: dict[str, Any] | None = None
     verbosity: str | None = None
-    """How long the model's answers are to be, in its own words for it: `low`, `medium`, `high`."""
+    """How long the model's answers should be, in the provider's terms: `low`, `medium`, `high`."""
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -85,22 +85,21 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
     extra: dict[str, Any] = {}
-    """Fields of requests that Holdfast stores and shows again, and does not act on."""
+    """Fields of requests that Holdfast stores and returns, but does not act on."""
     last_stop_reason: str | None = None
     created_at: datetime
     updated_at: datetime
 
 
 LARGEST_PART = 500_000
-"""Bytes of a part of an agent as JSON. Each request for the agent reads all of them in one go, and a change adds to
-what earlier ones left."""
+"""Bytes of a part of an agent as JSON. Each request for the agent reads all parts at once, and changes accumulate."""
 
 _NAMES_ON_THE_WIRE = {"options": "model_settings", "tool_environment": "secrets"}
 _BOUNDED_ALONE = frozenset({"system", "description", "metadata", "tags", "tool_ids", "block_ids"})
 
 
 def refuse_large_parts(agent: Agent) -> None:
-    """Raises `InvalidRequest` for a part of the agent that is too large to be read again and again."""
+    """Raises `InvalidRequest` for a part of the agent that is too large to be read for each request."""
     for field in agent.__struct_fields__:
         size = 0 if field in _BOUNDED_ALONE else _size(getattr(agent, field))
         if size > LARGEST_PART:
@@ -134,21 +133,21 @@ DEFAULT_SYSTEM = (
     "You are a capable assistant. Use the tools that you are given when they help, and keep going until the task is "
     "done or you need something from the user. Say so plainly when you do not know or cannot do a thing."
 )
-"""The instructions of an agent whose creator gave none."""
+"""The instructions of an agent that was created without any."""
 
 
 def render_system(agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None) -> str:
-    """What the model gets first: the agent's instructions, its memory blocks in the order in which they were
-    attached, and whose memory it is.
+    """The beginning of the model's request: the agent's instructions, its memory blocks in the order in which they were
+    attached, and the metadata of the memory.
 
-    It changes only when the agent or its memory does: providers find the beginning of a request in their cache.
+    It changes only when the agent or its memory does, so that providers can cache the beginning of a request.
     """
     parts = [agent.system, render_memory(blocks), render_metadata(agent, blocks, conversation_id)]
     return "\n\n".join(part for part in parts if part)
 
 
 def render_metadata(agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None) -> str:
-    """Whose memory it is, and when it was changed last."""
+    """The metadata of the memory: its agent, and the time of the last change."""
     changed_at = max([agent.updated_at, *(block.updated_at for block in blocks)])
     lines = [
         "<memory_metadata>",
@@ -161,15 +160,15 @@ def render_metadata(agent: Agent, blocks: Sequence[Block], conversation_id: Conv
 
 
 def characters_of_memory(blocks: Iterable[Block]) -> int:
-    """How long the memory section is, more or less."""
+    """The approximate length of the memory section."""
     return sum(len(block.value) + len(block.description or "") for block in blocks)
 
 
 def render_memory(blocks: Iterable[Block]) -> str:
     """The memory section alone; empty without blocks.
 
-    A block may be shared, and so be written by whom the agent's owner does not know. Its text stays text: a tag in it
-    that would end the block's section, or the whole one, is shown with a backslash.
+    A block may be shared, so writers unknown to the agent's owner may change it. Its text must stay text: a tag in it
+    that would end the block's section, or the whole memory section, gets a backslash.
     """
     shown = list(blocks)
     if not shown:
@@ -200,7 +199,7 @@ def _ends_of_sections(labels: Collection[str]) -> re.Pattern[str]:
     """The closing tags of the section, as a model may read them: letters of either size, and spaces inside. Any other
     tag stays as it is, because agents keep code and pages in their memory."""
     names = "|".join(map(re.escape, sorted({*_OWN_TAGS, *(_TAG_SIGNS.sub("_", label) for label in labels)})))
-    # Few spaces, so that a text of spaces costs no more than another.
+    # The number of spaces is limited, so that a text of spaces costs no more than another.
     return re.compile(rf"<\s{{0,8}}/(?=\s{{0,8}}(?:{names})\s{{0,8}}>)", re.IGNORECASE)
 
 
@@ -209,7 +208,8 @@ def _as_text(text: str, ends: re.Pattern[str]) -> str:
 
 
 def agent_for_tool(agent: Agent, blocks: Iterable[Block]) -> dict[str, Any]:
-    """What a tool may know of the agent that it runs for, as JSON. No variables of its own: they are secrets."""
+    """The agent's data for a tool that runs for it, as JSON. It leaves out the agent's variables, because they are
+    secrets."""
     memory = [
         {
             "id": block.id,
@@ -228,13 +228,14 @@ def agent_for_tool(agent: Agent, blocks: Iterable[Block]) -> dict[str, Any]:
 OVERRIDES = "approval_overrides"
 """Key of `Agent.extra`: tool name to whether its calls wait for a person.
 
-Two things can say that calls of a tool wait: a `requires_approval` rule among the agent's tool rules, and this override
-for one tool. The one that a client set last holds.
+Calls of a tool may wait because of a `requires_approval` rule among the agent's tool rules, or because of this override
+for one tool. The one that a client set last counts.
 """
 
 
 def with_default_approvals(agent: Agent, tools: Iterable[Tool]) -> Agent:
-    """The agent with a rule for each of `tools` that asks for approval by default and that nothing is said about."""
+    """The agent with a rule for each of `tools` that requires approval by default and has neither a rule nor an
+    override yet."""
     settled = _ruled(agent.tool_rules) | set(_overrides(agent))
     new = [tool.name for tool in tools if tool.default_requires_approval and tool.name not in settled]
     return replace(agent, tool_rules=[*agent.tool_rules, *map(_rule, new)]) if new else agent
@@ -271,14 +272,14 @@ def _overrides(agent: Agent) -> dict[str, bool]:
     return agent.extra.get(OVERRIDES, {})
 
 
-# The rules for an agent's secrets: what a change of them means, and how a text tells that it is encrypted.
+# The rules for an agent's secrets: how a change is applied, and how an encrypted text is marked.
 #
-# Clients are shown names without values, and many send back the whole map with one entry changed. So an empty value
-# never takes the place of a stored one.
+# Clients see names without values, and many send back the whole map with one entry changed. So an empty value never
+# takes the place of a stored one.
 
 
 SEALED = "holdfast-sealed:"
-"""How a stored value begins that is encrypted. No value that a client gives may begin like that."""
+"""The prefix of encrypted values. A value from a client must not begin with it."""
 
 
 def is_sealed(stored: str) -> bool:
@@ -291,8 +292,8 @@ def changed_secrets(
 ) -> dict[str, str]:
     """The secrets after a client has sent `given`.
 
-    An empty value, or None, leaves a stored one as it is. A name that is left out is removed, but only by a client that
-    may see the values: another one was not shown what it would send back. Raises `InvalidRequest`.
+    An empty value, or None, leaves a stored one as it is. A name that is left out is removed, but only if the client
+    may see the values: other clients could not send them back. Raises `InvalidRequest`.
     """
     for name, value in given.items():
         if value and is_sealed(value):
@@ -347,7 +348,7 @@ def _branch(number: int, last: int) -> str:
 
 
 def with_skills(system: str, skills: Iterable[ClientSkill]) -> str:
-    """The instructions, and the skills behind them. Of two skills of one name the first counts."""
+    """The instructions, followed by the skills. Of two skills of one name the first counts."""
     named = {skill.name: skill for skill in reversed(list(skills))}
     if not named:
         return system

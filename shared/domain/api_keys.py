@@ -1,8 +1,8 @@
 """API keys that are stored: what a secret looks like, what its key may do, and when it ends.
 
-A secret is 256 random bits, so nobody tries it out, and its plain SHA-256 is as good a witness as a slow hash would be.
-Only the hash is stored. A checksum tells a mistyped or cut-off secret from an unknown one without asking anybody, and
-the prefix is for programs that look for secrets where none should be.
+A secret is 256 random bits, which an attacker cannot guess, so its plain SHA-256 is as safe as a slow hash. Only the
+hash is stored. A checksum tells a mistyped or cut-off secret from an unknown one without a look-up, and scanners for
+leaked secrets recognise the prefix.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ SHOWN = len(PREFIX) + 4
 
 DEFAULT_GRACE_S = 24 * 3600
 LONGEST_GRACE_S = 30 * 24 * 3600
-"""Seconds for which a rotated key's old secret goes on."""
+"""The most seconds for which a rotated key's old secret stays valid."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _BODY = 43
-"""Digits that 256 bits need."""
+"""Digits for 256 bits."""
 _CHECK = 6
 """Digits that a CRC-32 needs."""
 
@@ -50,12 +50,12 @@ def new_secret(random: bytes) -> Secret:
 
 
 def digest_of(secret: bytes) -> str:
-    """What is stored instead of a secret."""
+    """The digest that is stored instead of a secret."""
     return hashlib.sha256(secret).hexdigest()
 
 
 def is_well_formed(secret: bytes) -> bool:
-    """Whether somebody may have been given this as a secret."""
+    """Whether the text has the form of a secret."""
     text = secret.decode("latin-1")
     body = text[len(PREFIX) : len(PREFIX) + _BODY]
     return text == f"{PREFIX}{body}{_checksum(body)}" and len(body) == _BODY
@@ -74,7 +74,7 @@ def _written(number: int, length: int) -> str:
 
 
 class Level(StrEnum):
-    """What a key may do. Each level includes those before it."""
+    """A level of access. Each level includes those before it."""
 
     READ = "read"
     WRITE = "write"
@@ -90,7 +90,7 @@ MOST_AGENTS = 100
 
 @dataclass(frozen=True)
 class Scopes:
-    """What a key may do, and with which agents. Without agents: with all that its project has."""
+    """A key's level of access and its agents. Without agents: all agents of its project."""
 
     level: Level
     agents: frozenset[AgentId] = frozenset()
@@ -137,14 +137,14 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """The beginning of its newest secret."""
     created_at: datetime
     created_by: str
-    """The id of the key with which it was made, or who made it otherwise."""
+    """The id of the key that created it, or another name of its creator."""
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
     rotated_at: datetime | None = None
     revoked_at: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether the key opens anything."""
+        """Whether the key still authenticates."""
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
 
@@ -152,7 +152,7 @@ MOST_NAME = 200
 
 
 def check_new_key(name: str, expires_at: datetime | None, now: datetime) -> None:
-    """Raises `InvalidRequest` for a key that cannot be meant."""
+    """Raises `InvalidRequest` for a key that makes no sense."""
     if not name.strip() or len(name) > MOST_NAME or not name.isprintable():
         raise InvalidRequest(f"a key needs a name of up to {MOST_NAME} printable characters: say who will use it")
     if expires_at is not None and expires_at <= now:

@@ -27,7 +27,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: ThreadId
     run_id: RunId
     message_id: MessageId
-    """The assistant's message that asks, as clients are shown it."""
+    """The assistant's message that asks, as clients see it."""
     tool_call_id: str
     tool_name: str
     arguments: str
@@ -48,7 +48,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """What a thread waits for, by the names under which it can be decided."""
+    """The calls that a thread waits for, by the names under which clients can decide them."""
 
     run_id: RunId
     """The parked run."""
@@ -57,15 +57,15 @@ class WaitingCalls(msgspec.Struct, frozen=True, kw_only=True):
     message_id: MessageId
     """The assistant's message that asks."""
     tool_call_ids: list[str]
-    """The calls that nobody has decided yet, in their order."""
+    """The undecided calls, in their order."""
     approval_ids: list[ApprovalId]
     client_side: list[ApprovalId] = []
-    """Those among them whose tools the client runs: they are answered with a result, and cannot be approved."""
+    """The calls among them whose tools the client runs: it answers them with a result, and cannot approve them."""
 
 
 def waiting_calls(asked: Sequence[Approval]) -> WaitingCalls | None:
-    """The names of what waits among the requests of one parked run. Every answer that names it takes them from here.
-    None: nothing waits."""
+    """Returns the names of the undecided calls among the requests of one parked run; None if all are decided. Every
+    response that names them takes them from here."""
     undecided = [approval for approval in asked if approval.decision is None]
     if not undecided:
         return None

@@ -40,7 +40,7 @@ from typing import Any, Self
 
 from shared.domain.approvals import WaitingCalls
 
-# The codes of errors: every error that a client is shown has one, whatever its dialect calls it beside that.
+# The codes of errors: every error that a client sees has one, in addition to its dialect's own name.
 #
 # A code is stable: a program may decide by it. Sentences may change. docs/errors.md shows the table, and a test
 # compares the two.
@@ -125,12 +125,12 @@ class ErrorCode(StrEnum):
 
 
 def error_fields(code: ErrorCode, message: str, *, field: str | None = None, hint: str = "") -> dict[str, Any]:
-    """What every error says, on every port, beside what its dialect says."""
+    """The fields that every error has on every port, in addition to those of its dialect."""
     return {"code": code, "message": message, "field": field, "hint": hint or code.hint}
 
 
 def code_of(error_type: str) -> ErrorCode:
-    """The code of a run that failed with this error type. A newer release may have written one that is not known."""
+    """The code of a run that failed with this error type. A newer release may have written an unknown type."""
     try:
         return ErrorCode(error_type)
     except ValueError:
@@ -360,8 +360,8 @@ class ShutdownRequested(RunInterrupted):
 
 
 class ModelErrorType(StrEnum):
-    """How a model call may fail. Each is the code that clients are shown, and is stored with the run that failed; a
-    dialect may have other words for it."""
+    """How a model call may fail. Each is the code that clients see, and is stored with the failed run; a dialect may
+    have other words for it."""
 
     RATE_LIMIT = ErrorCode.LLM_RATE_LIMIT
     AUTHENTICATION = ErrorCode.LLM_AUTHENTICATION
@@ -383,7 +383,7 @@ MODEL_ERROR_MESSAGES: Mapping[str, str] = {
     ModelErrorType.INSTRUCTIONS: "The agent's instructions alone are longer than the model's context window.",
     ModelErrorType.ERROR: "An error occurred with the LLM request.",
 }
-"""The sentence for each type, stored with the run that failed. What the provider said goes beside it."""
+"""The sentence for each type, stored with the run that failed. The provider's own text is stored beside it."""
 
 
 class ModelError(HoldfastError):
@@ -407,7 +407,8 @@ class ModelError(HoldfastError):
 
     @property
     def facts(self) -> str:
-        """What a log may say of it. The provider's text may quote the conversation."""
+        """The fields that a log line may have. The provider's text is not one of them, because it may quote the
+        conversation."""
         return self.error_type if self.status is None else f"{self.error_type} (HTTP {self.status})"
 
 

@@ -17,10 +17,10 @@ What a fold may rely on, wherever the log begins again, is cut, or ends:
 * A piece opens its item: text and reasoning by message and part, a call by its id. `Answered` closes every open item of
   the answer, and names the calls that no piece has shown. It comes before anything else of the same step.
 * Where `Answered` is missing, the answer was cut off: its items end with `StepRestarted`, which voids them, or with
-  `Ended`. A `LogContinued` with an attempt goes on with an open text; no answer goes on behind its `Answered`. A `Gap`
+  `Ended`. A `LogContinued` with an attempt continues an open text; no answer continues after its `Answered`. A `Gap`
   may have swallowed any event: what was open before it stays so until one of these.
 * A tool that was started has ended with `ToolEnded`; where its worker was lost, or the run was stopped, with the result
-  in `ToolsReturned`, with `StepRestarted`, behind which it may be started once more, or with `Ended`.
+  in `ToolsReturned`, with `StepRestarted`, after which it may be started once more, or with `Ended`.
 * Each call of an answer, started or not, has its result in one `ToolsReturned`: of this run, or, where the run was
   parked, of the run that continues it. That begins with a `CallDecided` for each call that a person has decided. A
   parked run that is cancelled has none: its log had ended.
@@ -61,7 +61,7 @@ class StatusChanged(msgspec.Struct, frozen=True, tag="status", omit_defaults=Tru
 
 
 class ReasoningChunk(msgspec.Struct, frozen=True, tag="reasoning", omit_defaults=True):
-    """Reasoning of the model: a piece of it in a run made for tokens, else all of it."""
+    """Reasoning of the model: a piece of it in a run that streams tokens, otherwise all of it."""
 
     at: int
     step_id: StepId
@@ -72,7 +72,7 @@ class ReasoningChunk(msgspec.Struct, frozen=True, tag="reasoning", omit_defaults
 
 
 class TextChunk(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
-    """Text of the model: a piece of it in a run made for tokens, else all of it."""
+    """Text of the model: a piece of it in a run that streams tokens, otherwise all of it."""
 
     at: int
     step_id: StepId
@@ -98,8 +98,8 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
-    """Whole tool calls of one answer (runs not made for tokens): those that may start, or those that wait. Or the call
-    that a client asked for, which is of no step."""
+    """Whole tool calls of one answer (in runs that do not stream tokens): those that may start, or those that wait. Or
+    the call that a client requested, which belongs to no step."""
 
     at: int
     step_id: StepId | None
@@ -117,13 +117,13 @@ class AnsweredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     call_id: str
     name: str
     arguments: str | None = None
-    """JSON, the model's last word on them. None: what was shown of them, joined, says the same."""
+    """The final arguments as JSON. None: they equal the joined pieces that were shown."""
     answered_by: AnsweredBy = "worker"
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
-    """An answer of the model is whole: the end of each of its items. Its text and its reasoning are what was shown of
-    them, joined: they are not said twice."""
+    """An answer of the model is complete, which ends each of its items. Its text and reasoning equal the joined pieces
+    that were shown, so the event does not repeat them."""
 
     at: int
     step_id: StepId
@@ -166,15 +166,15 @@ class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=Tru
 
 
 class CallDecided(msgspec.Struct, frozen=True, tag="decided", omit_defaults=True):
-    """What a person, or the clock, has decided about a call of the run that this run continues. The first events of the
-    continuation; a result that a client brings has none, because `ToolsReturned` is its echo."""
+    """The decision of a person, or of the clock, about a call of the run that this run continues. These are the first
+    events of the continuation; a result from a client has no such event, because `ToolsReturned` shows it."""
 
     at: int
     step_id: StepId | None
     call_id: str
     name: str
     verdict: Literal["approved", "edited", "denied"]
-    """Edited: approved with other arguments than those that were asked about."""
+    """Edited: approved with arguments that differ from the requested ones."""
     arguments: str = ""
     """With which the call is made, as the person has left them. Empty when it was denied."""
     approval_id: ApprovalId | None = None
@@ -221,28 +221,28 @@ class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True
 
 
 class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True, kw_only=True):
-    """A worker continues a run that another one began, and begins its step again: what was streamed of these messages
-    is void. The first event of that worker, or a later one when the model could not go on with what was shown."""
+    """A worker continues a run that another one began, and begins its step again: the streamed parts of these messages
+    are void. It is the first event of that worker, or a later one if the model could not continue the shown text."""
 
     at: int
     attempt: int
     void_message_ids: list[MessageId] = []
     follows: Seq
-    """The last number before this one that counts; what a reader has seen after it is void."""
+    """The last valid number before this one; events after it that a reader has seen are void."""
     lost_call: bool = False
     """The owner before was lost, and so was its call of the model, whether or not anything was shown of the answer."""
 
 
 class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
     """The log continues under another fence, and nothing that was shown is void. Always the first event under that
-    fence: a worker goes on with an answer that another one began to show, a process ends a run whose worker is gone, or
-    a worker has used up the numbers of its fence."""
+    fence: a worker continues an answer that another one began to show, a process ends a run whose worker is gone, or a
+    worker has used up the numbers of its fence."""
 
     at: int
     follows: Seq
     """As in `StepRestarted`."""
     attempt: int = 0
-    """Fence of the worker that goes on with the answer; 0 where no model is asked again."""
+    """Fence of the worker that continues the answer; 0 if no model is called again."""
     lost_call: bool = False
     """As in `StepRestarted`."""
 
@@ -299,7 +299,7 @@ class Failed(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):
     message: str
     detail: str | None = None
     waiting: WaitingCalls | None = None
-    """What the run's thread waited for, when that is why it failed."""
+    """The calls that the run's thread waited for, if the run failed because of them."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):
@@ -315,7 +315,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 ItemEvent = Answered | ToolStarted | ToolEnded | CallDecided
-"""What only the logs of runs with `item_events` have."""
+"""The events that only the logs of runs with `item_events` have."""
 
 Event = (
     RunCreated

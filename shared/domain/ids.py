@@ -18,13 +18,14 @@ ProjectId = NewType("ProjectId", str)
 RunId = NewType("RunId", str)
 StepId = NewType("StepId", str)
 ToolId = NewType("ToolId", str)
+WebhookId = NewType("WebhookId", str)
 
 ThreadId = NewType("ThreadId", str)
 """The history that a run reads and extends: a conversation's id, the agent's own id for its default history, or the id
 of the run that began it, for one that no conversation holds."""
 
 Fence = NewType("Fence", int)
-"""Grows with every claim of a run; a write that carries an old one is refused."""
+"""Grows with every claim of a run; SQL and the log refuse a write with an old one."""
 
 Seq = NewType("Seq", int)
 """Number of an event in its run's log (`log_writer`). A reader's cursor is the last one that it has seen."""
@@ -90,6 +91,9 @@ class IdMaker:
     def tool_call(self) -> str:
         """The id of a call that no model gave one."""
         return self._make("call")
+
+    def webhook(self) -> WebhookId:
+        return WebhookId(self._make("webhook"))
 
     def _make(self, prefix: str) -> str:
         return f"{prefix}-{self._make_uuid()}"

@@ -1,4 +1,4 @@
-"""Agents that come from somewhere else, with their tools, memory and history, before they are stored."""
+"""Imported agents with their tools, memory and history, before they are stored."""
 
 from collections.abc import Callable, Container, Iterable
 from datetime import datetime
@@ -32,21 +32,21 @@ class ImportedMessage(msgspec.Struct, frozen=True):
 
 
 class BroughtTool(msgspec.Struct, frozen=True):
-    """A tool for the project that the agents come to."""
+    """A tool of the file, for the project that imports the agents."""
 
     new: Tool
-    """As it is stored when the project has none of this name."""
+    """The tool to store if the project has none of this name."""
     change: Callable[[Tool], Tool]
-    """What it makes of the project's own tool of this name. Quick and pure."""
+    """The change to the project's own tool of this name. Quick and pure."""
 
     def in_place_of(self, own: Tool) -> Tool:
-        """What becomes of the project's own tool. Its calls go on waiting for a person where they do: a file may make a
-        project more careful, and not less."""
+        """Returns the changed tool of the project. Its calls still require approval if they did before: a file may make
+        a project more careful, but not less."""
         changed = self.change(own)
         return replace(changed, default_requires_approval=True) if own.default_requires_approval else changed
 
     def opens(self, own: Tool) -> bool:
-        """Whether the file would let calls run that wait for a person in this project."""
+        """Whether the file would let calls run without the approval that this project requires."""
         return bool(own.default_requires_approval) and not self.change(own).default_requires_approval
 
 
@@ -55,29 +55,29 @@ class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: Agent
     tool_names: list[str]
-    """Its tools. Those that the project does not have are left out."""
+    """The names of its tools. Tools that the project does not have are left out."""
     system_message_id: MessageId
     history: list[ImportedMessage]
 
 
 class ImportedAgents(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be stored together."""
+    """The parts of an import that one transaction stores."""
 
     agents: list[BroughtAgent]
     blocks: list[Block]
     tools: list[BroughtTool]
     replace_tools: bool
-    """Whether a tool takes the place of a different one of its name."""
+    """Whether a tool replaces a different one of its name."""
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """What became of the tools, by name."""
+    """The outcome for each tool, by name."""
 
     replaced: list[str]
     guarded: list[str]
-    """Calls of the project's own tool wait for a person, and go on to, although the file says otherwise."""
+    """Tools whose calls still require approval in the project, although the file says otherwise."""
     kept: list[str]
-    """The project's own stayed, and differs from the one that was brought."""
+    """Tools of the project that stayed although the file's differ."""
     missing: list[str]
 
 
@@ -85,10 +85,10 @@ NOT_DECIDED = "the agent was copied while this call waited for a decision"
 
 
 class BroughtHistory:
-    """Makes a history that every provider takes of messages that this server did not write.
+    """Turns messages that this server did not write into a history that every provider accepts.
 
-    Every call gets a result: what it came to, or that its outcome is unknown. A call that waits for a person is denied,
-    because no run waits for the decision here. Results and decisions that belong to no call are left out.
+    Every call gets a result: its own, or one that says that the outcome is unknown. A call that waits for a person is
+    denied, because no run waits for the decision here. Results and decisions that belong to no call are left out.
     """
 
     def __init__(self, ids: IdMaker) -> None:
@@ -143,7 +143,7 @@ class BroughtHistory:
             self._asking, self._asked_at = body, created_at
 
     def _first_half_of(self, body: AssistantMessage) -> AssistantMessage | None:
-        """The part of this answer that came before. An answer of which some calls wait is shown as two messages."""
+        """The earlier part of this answer. An answer with some waiting calls is shown as two messages."""
         asking = self._asking
         if asking is None or self._placed[-1].message.body is not asking or body.text or body.reasoning is not None:
             return None
@@ -197,7 +197,7 @@ class BroughtHistory:
 
 
 def without_missing(rules: Iterable[Rule], names: Container[str]) -> list[Rule]:
-    """The rules without the tools that the agent does not get: such a rule could leave it nothing to call.
+    """Returns the rules without the tools that the agent does not get: such a rule could leave it no tool to call.
 
     A rule that a call waits for a person stays: it can only make the agent more careful.
     """

@@ -35,7 +35,7 @@ class RunStatus(StrEnum):
 
 
 class RunTrigger(StrEnum):
-    """What moves a run from one status to the next."""
+    """The triggers that move a run from one status to the next."""
 
     CLAIM = "claim"
     PARK = "park"

@@ -1,6 +1,6 @@
 """How much one project, and one key of it, may ask of a deployment that others use too.
 
-A limit of 0 is none. A refusal names the limit, the setting behind it and when to come again.
+0 means no limit. A refusal names the limit, its setting and when to retry.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from shared.domain.ids import ProjectId
 from shared.domain.runs import Run, Usage
 
 BURST_S = 2.0
-"""Requests that come together are let through up to what so many seconds allow."""
+"""A burst may have as many requests as so many seconds allow."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class LimitReached(HoldfastError):
-    """A limit is used up for now. `what` says whose, with its number; `setting` is the variable that sets it."""
+    """A limit is used up for now. `what` names its owner and its number; `setting` is the variable that sets it."""
 
     def __init__(self, what: str, *, setting: str, retry_after_s: float) -> None:
         self.retry_after_s = max(1, ceil(retry_after_s))
@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a project that differ from everybody's."""
+    """The limits of a project that differ from the general ones."""
 
     requests_per_s: _Rate | None = None
     key_requests_per_s: _Rate | None = None
@@ -66,7 +66,7 @@ class ProjectLimits:
         return self._own.get(project_id, self._each)
 
     def own_in_flight(self) -> dict[str, int]:
-        """How many runs those projects that have limits of their own may have in flight."""
+        """How many runs projects with their own limits may have in flight."""
         return {project: limits.runs_in_flight for project, limits in self._own.items()}
 
 
@@ -84,18 +84,19 @@ def _with_own(each: Limits, own: OwnLimits) -> Limits:
     return msgspec.structs.replace(each, **said)
 
 
-# What runs may use, and how a call is paid for: reserved before it is made, counted when its tokens are known.
+# What runs may use, and how accounts pay for a call: its amount is reserved before the call, and charged when its
+# tokens are known.
 #
-# An account is somebody's share of one day, by UTC: an agent's, a key's, a project's. A reservation belongs to a run,
-# which makes one call of a model at a time. What a run has used is written with its usage, in the same transaction, so
-# the two cannot disagree, whichever process dies in between. No I/O.
+# An account is the share of an agent, a key or a project for one day, by UTC. A reservation belongs to a run, which
+# makes one call of a model at a time. What a run has used is written with its usage, in the same transaction, so the
+# two cannot disagree, whichever process dies in between. No I/O.
 
 
 NANO = 1_000_000_000
 """Money is counted in thousand-millionths of a US dollar: a token may cost less than a millionth."""
 
 UNCHOSEN_ANSWER = 4096
-"""Tokens that are reserved for an answer whose longest length nobody has chosen."""
+"""Tokens that are reserved for an answer without a chosen limit."""
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -108,7 +109,7 @@ class Amount(msgspec.Struct, frozen=True):
         return Amount(self.tokens + more.tokens, self.nano_usd + more.nano_usd)
 
     def since(self, earlier: "Amount") -> "Amount":
-        """What has been added; nothing, where a process that does not know the price has written the smaller figure."""
+        """The amount that was added; nothing if a process that does not know the price has written a smaller figure."""
         return Amount(max(self.tokens - earlier.tokens, 0), max(self.nano_usd - earlier.nano_usd, 0))
 
 
@@ -116,7 +117,7 @@ NOTHING = Amount()
 
 
 def amount_of(usage: Usage) -> Amount:
-    """What a run has used so far."""
+    """The amount that a run has used so far."""
     return Amount(usage.prompt_tokens + usage.completion_tokens, usage.cost_nano_usd)
 
 
@@ -127,7 +128,7 @@ class Limit(msgspec.Struct, frozen=True):
     nano_usd: int | None = None
 
     def exceeded_by(self, amount: Amount) -> str | None:
-        """What of the amount is over, with the limit; None when nothing is."""
+        """Returns the part of the amount that exceeds its limit, with the limit; None if none does."""
         if self.tokens is not None and amount.tokens > self.tokens:
             return f"{amount.tokens:,} tokens of {self.tokens:,}"
         if self.nano_usd is not None and amount.nano_usd > self.nano_usd:
@@ -148,7 +149,7 @@ def dollars(nano_usd: int) -> str:
 
 
 class Account(NamedTuple):
-    """Whose share it is, and how large it is."""
+    """The owner of a share, and its size."""
 
     kind: Literal["agent", "key", "project"]
     owner: str
@@ -179,7 +180,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
         return any(limit.nano_usd is not None for limit in (self.run, self.agent, self.key, self.project))
 
     def accounts_of(self, run: Run) -> list[Account]:
-        """The accounts that pay for the run's calls, by name: whoever locks several of them does it in this order."""
+        """The accounts that pay for the run's calls, sorted by name: transactions lock them in this order."""
         accounts = [Account("agent", run.agent_id, self.agent), Account("project", run.project_id, self.project)]
         if run.options.submitted_by is not None:
             accounts.append(Account("key", run.options.submitted_by, self.key))
@@ -187,18 +188,17 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What is set aside for a run's call, and in which accounts of which day."""
+    """The amount reserved for a run's call, with the accounts and the day."""
 
     day: str
     accounts: list[str]
     amount: Amount
     prompt: Amount
-    """The part of the amount that is for what the call asks."""
+    """The part of the amount that is for the call's prompt."""
 
 
 def priced_as_set_aside(call: Usage, reservation: Reservation | None) -> Usage:
-    """An estimate of a run's call with the price of what was set aside for it: by the token, for what it asked and for
-    what it answered."""
+    """Prices an estimate of a run's call by its reservation: per token, separately for the prompt and the answer."""
     if reservation is None:
         return call
     prompt, whole = reservation.prompt, reservation.amount

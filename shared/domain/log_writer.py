@@ -1,4 +1,4 @@
-"""What one owner of a run has emitted, and how much of it SQL and Redis have. No I/O, no clock, no lock.
+"""The events that one owner of a run has emitted, and how many of them SQL and Redis have. No I/O, no clock, no lock.
 
 A number belongs to a fence: `(fence - 1) * 1_000_000 + n`. So two owners of a run can never give one number to two
 events, whatever Redis, a replica or a backup has forgotten, and no store has to remember which numbers were given. A
@@ -17,7 +17,7 @@ NUMBERS_PER_FENCE = 1_000_000
 """JSON numbers are exact up to 2^53: room for nine billion claims of one run."""
 
 KEPT_FREE = 10_000
-"""A writer wants a new fence when fewer numbers than these are left to it."""
+"""A writer requests a new fence when it has fewer numbers left than this."""
 
 KEPT_FOR_END = 1_000
 """Numbers that only the end of the log may use: results of open calls, and why the run has ended."""
@@ -38,7 +38,7 @@ class LogTail(NamedTuple):
         return Seq(self.first + len(self.entries) - 1)
 
     def behind(self, seq: Seq) -> "LogTail":
-        """Those after `seq`."""
+        """The entries after `seq`."""
         known = min(max(0, seq + 1 - self.first), len(self.entries))
         return LogTail(Seq(self.first + known), self.entries[known:])
 
@@ -65,7 +65,7 @@ def continues(last: Seq, seq: Seq, entry: bytes) -> bool:
 
 
 def unbroken(last: Seq, entries: Entries) -> Entries:
-    """The entries up to the first one that does not continue what is before it."""
+    """The entries up to the first one that does not follow its predecessor."""
     for position, (seq, entry) in enumerate(entries):
         if not continues(last, seq, entry):
             return entries[:position]
@@ -95,9 +95,9 @@ def consecutive(entries: Entries) -> Iterator[LogTail]:
 class LogWriter:
     """One owner's part of a log.
 
-    The owner may emit events before `begin`, which says what the log holds already; until then there is nothing to send
-    or store. With `stores_first`, an entry may be sent only when SQL has it. `kept_free` says how many numbers before
-    its last one the owner wants a new fence.
+    The owner may emit events before `begin`, which reports the entries that the log has already; until then there is
+    nothing to send or store. With `stores_first`, an entry may be sent only when SQL has it. `kept_free` says how many
+    numbers before its last one the owner wants a new fence.
     """
 
     def __init__(self, fence: Fence, *, stores_first: bool = False, kept_free: int = KEPT_FREE) -> None:
@@ -118,12 +118,12 @@ class LogWriter:
 
     @property
     def last(self) -> Seq:
-        """The last number that was given."""
+        """The last number in use."""
         return Seq(self._first + len(self._entries) - 1)
 
     @property
     def is_sent(self) -> bool:
-        """Whether Redis has everything that it is to have."""
+        """Whether Redis has all entries that it should have."""
         return self._sent == self.last
 
     @property
@@ -133,7 +133,7 @@ class LogWriter:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Whether the numbers of this fence come to their end: the owner is to take a new one."""
+        """Whether the numbers of this fence are nearly used up, so that the owner must take a new one."""
         return self.last > first_seq_of(Fence(self.fence + 1)) - self._kept_free
 
     def begin(self, follows: Seq, opening: bytes | None) -> None:
@@ -157,15 +157,16 @@ class LogWriter:
         return self.last - self._stored if self.follows is not None else 0
 
     def to_store(self) -> LogTail:
-        """What SQL lacks."""
+        """Returns the entries that SQL lacks."""
         return self._behind(self._stored, self.last)
 
     def to_send(self) -> LogTail:
-        """What Redis lacks, as far as it may be shown."""
+        """Returns the entries that Redis lacks and that may be shown."""
         return self._behind(self._sent, self._stored if self._stores_first else self.last)
 
     def needed_before(self, tail: LogTail) -> Seq:
-        """The number that Redis must have before `tail`, or readers would find a hole. 0: SQL has what is before."""
+        """The number that Redis must have before `tail`, or readers would find a hole. 0: SQL has all earlier
+        entries."""
         # SQL has all that earlier owners have shown before this one begins.
         is_stored = tail.first - 1 <= max(self._stored, first_seq_of(self.fence) - 1)
         return Seq(0) if is_stored else Seq(tail.first - 1)
@@ -181,7 +182,7 @@ class LogWriter:
         self._drop()
 
     def redis_lost_data(self) -> None:
-        """What SQL lacks is to be sent again."""
+        """Marks the entries that SQL lacks to be sent again."""
         self._sent = min(self._sent, self._stored)
 
     def close(self) -> None:
@@ -195,8 +196,8 @@ class LogWriter:
         self.was_stored(tail.last)
 
     def continue_under(self, fence: Fence, stored: Seq, at: int) -> None:
-        """The owner has a new fence, and SQL has what was emitted up to `stored` under the old one. The next entry says
-        so. What was emitted since was never shown, and gets new numbers."""
+        """The owner has a new fence, and SQL has the entries up to `stored` under the old one. The next entry records
+        that. Entries after `stored` were never shown, and get new numbers."""
         later = self._entries[stored + 1 - self._first :]
         self.follows = stored
         self.fence, self._last_free = fence, _last_free(fence)
@@ -212,7 +213,7 @@ class LogWriter:
         return LogTail(Seq(seq + 1), self._entries[start : max(start, up_to + 1 - self._first)])
 
     def _drop(self) -> None:
-        """Forgets what SQL and Redis both have."""
+        """Drops the entries that SQL and Redis both have."""
         both = min(self._stored, self._sent) + 1 - self._first
         if both > 0:
             del self._entries[:both]

@@ -1,7 +1,7 @@
-"""An agent's memory blocks as an edit finds them, and what an edit comes to. Pure: the caller stores it.
+"""An agent's memory blocks as an edit finds them, and the edit's result. Pure: the caller stores it.
 
-An edit is worked out on the blocks as they are when it is stored, not as the model saw them: two agents that edit one
-block at once both get their edit, or the later one gets the reason why not.
+An edit is computed from the blocks as they are when it is stored, not as the model saw them. If two agents edit one
+block at once, both edits are made, or the later one gets the reason for its refusal.
 """
 
 import re
@@ -20,11 +20,11 @@ READ_ONLY = "This block is read-only and cannot be edited."
 
 
 class RefusedEdit(HoldfastError):
-    """The memory cannot be edited like that. The message is for the model, so that it can do better."""
+    """The memory cannot be edited like that. The message is for the model, so that it can correct the call."""
 
 
 class EditedMemory(msgspec.Struct, frozen=True):
-    """What an edit came to: the blocks that are to be stored, and the result for the model."""
+    """The outcome of an edit: the blocks to store, and the result for the model."""
 
     text: str
     changed: Sequence[Block] = ()
@@ -38,11 +38,11 @@ class EditedBlock(msgspec.Struct, frozen=True):
 
     id: BlockId
     version: int
-    """The one that the edit was worked out on. What it left is the next one."""
+    """The version from which the edit was computed. The edited block has the next one."""
 
 
 class FinishedEdit(msgspec.Struct, frozen=True):
-    """An edit that was made: the result for the model, and the blocks that are other ones now."""
+    """A stored edit: the result for the model, and the changed blocks."""
 
     result: ToolReturn
     edited: Sequence[EditedBlock] = ()
@@ -53,7 +53,8 @@ class Memory(msgspec.Struct, frozen=True):
 
     blocks: Sequence[Block]
     seen: Mapping[BlockId, int]
-    """The versions of the blocks that the model was shown. What it writes anew must be what it has seen."""
+    """The versions of the blocks that the model was shown. It may rewrite a block only in the version that it has
+    seen."""
     new_block: Callable[[str, str, str], Block]
     """Makes a block of a label, a text and a description."""
 
@@ -112,8 +113,7 @@ def refuse_too_long(block: Block, value: str) -> None:
 #     +Nothing yet.
 #     *** Delete Block: drafts
 #
-# What a line says has to be there: a line that is no part of a patch is refused, because passing it over would make
-# another patch of it.
+# A line that is no part of a patch is refused, because ignoring it would change the meaning of the patch.
 
 
 _HEADER = re.compile(r"\*\*\* (Add Block|Delete Block|Update Block|Move to):(.*)")
@@ -122,7 +122,7 @@ _DESCRIPTION = "Description:"
 
 
 def apply_patch(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
-    """What a call of `memory_apply_patch` comes to. Raises `RefusedEdit`."""
+    """Computes the result of a call of `memory_apply_patch`. Raises `RefusedEdit`."""
     lines: list[str] = [line for line in arguments["patch"].split("\n") if line.strip() not in _FRAMES]
     if not any(_HEADER.match(line) for line in lines):
         block = memory.writable(arguments["label"])
@@ -141,7 +141,7 @@ def apply_patch(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
 
 
 class _Section(msgspec.Struct, frozen=True):
-    """A header of a patch and the lines behind it."""
+    """A header of a patch and the lines after it."""
 
     verb: str
     label: str
@@ -275,11 +275,11 @@ def _with_hunk(text: list[str], hunk: Sequence[str]) -> list[str]:
     return text[: places[0]] + new + text[places[0] + len(old) :]
 
 
-# What the memory tools do to an agent's blocks.
+# The effects of the memory tools on an agent's blocks.
 
 
 def edit_memory(memory: Memory, tool_name: str, arguments: Mapping[str, Any]) -> EditedMemory:
-    """What a call of a memory tool comes to. The arguments fit the tool's schema. Raises `RefusedEdit`."""
+    """Computes the result of a call of a memory tool. The arguments fit the tool's schema. Raises `RefusedEdit`."""
     return _EDITS[tool_name](memory, arguments)
 
 

@@ -40,13 +40,13 @@ class ToolCall(msgspec.Struct, frozen=True):
     needs_approval: bool = False
     """A person decides it, or the client runs it."""
     speech: str | None = None
-    """What the agent says by this call (`send_message`). It is shown as text, and the call is not."""
+    """The text that the agent sends by this call (`send_message`). Clients see the text, and not the call."""
     tool_version: str | None = None
     """Of a call that a person decides: `Tool.version` of the tool about which the person was asked."""
 
 
 class ToolReturn(msgspec.Struct, frozen=True):
-    """What a tool call came to."""
+    """The result of a tool call."""
 
     tool_call_id: str
     tool_name: str
@@ -55,28 +55,28 @@ class ToolReturn(msgspec.Struct, frozen=True):
     stdout: list[str] | None = None
     """Lines that the tool printed; None when no tool ran here (denied, or run by the client)."""
     stderr: list[str] | None = None
-    """What the tool complained of, as one text."""
+    """The tool's error output, as one text."""
     of_speech: bool = False
-    """The result of a call that was shown as text: it is not shown."""
+    """The result of a call that clients saw as text: they do not see the result."""
     parts: list[ContentPart] | None = None
-    """The result as the client brought it, when it did so in parts. `text` then says the same without the images."""
+    """The result as the client sent it, if it was in parts. `text` then says the same without the images."""
     is_text: bool = True
     """The tool returned a string. Else `text` is JSON of what it returned, or how Python prints that."""
     is_plain: bool = False
     """The model is given the text as it is, without the status and the time: the client has brought it so."""
     is_unknown: bool = False
-    """The tool was started, and its worker died before anybody heard what it came to."""
+    """The tool was started, and its worker died before the result was stored."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """What the model thought aloud. The signature goes back to the provider unchanged."""
+    """The model's reasoning. The signature goes back to the provider unchanged."""
 
     text: str
     signature: str | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a person (or a client that ran the tool itself) said about one waiting tool call."""
+    """The decision of a person about one waiting tool call, or the result of a client that ran the tool itself."""
 
     tool_call_id: str
     kind: Literal["approval", "tool"] = "approval"
@@ -102,7 +102,7 @@ class SystemMessage(msgspec.Struct, frozen=True, tag="system"):
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
-    """What a user (or, with role `system`, the application) sent."""
+    """A message from a user or, with role `system`, from the application."""
 
     content: str | list[ContentPart]
     role: Literal["user", "system", "assistant"] = "user"
@@ -119,7 +119,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     reasoning: Reasoning | None = None
     tool_calls: list[ToolCall] = []
     partial: bool = False
-    """The answer was cut off: cancelled, failed, or its worker died. What is here is what was streamed."""
+    """The answer was cut off: cancelled, failed, or its worker died. The message has the streamed part."""
     cut_by: Literal["cancel", "error"] | None = None
     """Why a partial answer ended; the next turn tells the model."""
     model: str | None = None
@@ -127,7 +127,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     provider_response: str | None = None
     """JSON of the provider-neutral response: the signatures and ids that must go back unchanged. None if partial."""
     seen_memory: dict[BlockId, int] = {}
-    """Versions of the memory blocks that the model was shown, of an answer that writes one anew."""
+    """For an answer that rewrites a memory block: the versions of the blocks that the model was shown."""
     sibling_id: MessageId | None = None
     """A second id for the part that clients are shown as a message of its own, when only some of the calls wait."""
     sibling_holds: Literal["calls", "approvals"] | None = None
@@ -147,11 +147,11 @@ class ToolReturns(msgspec.Struct, frozen=True, tag="tool_returns"):
 
 CompactionTrigger = Literal["request", "post_step_context_check", "context_window_exceeded"]
 """Why a history is compacted, as it is stored: a client asked; the next request would be too long; the provider
-said that one was."""
+reported that one was."""
 
 
 class CompactionStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a compaction has come to. The instructions count as one of the messages, as in the model's request."""
+    """The outcome of a compaction. The instructions count as one of the messages, as in the model's request."""
 
     messages_before: int
     messages_after: int
@@ -218,13 +218,13 @@ FIRST_WORDS = 200
 
 
 def first_words(given: Iterable[NewMessage]) -> str | None:
-    """How a submission begins, in one line: the first message of a user that says something. None: no user says
-    anything. What the application says as the system is for the model, and not for whoever may see lists of runs."""
+    """How a submission begins, in one line: the first message of a user with text. None if there is none. Messages of
+    the application (role `system`) are for the model, and not for readers of lists of runs."""
     for message in given:
         if isinstance(message.body, UserMessage) and message.body.role == "user":
             content = message.body.content
             text = content if isinstance(content, str) else text_with_notes(content)
-            # A text may have megabytes, and its blanks count for nothing.
+            # A text may have megabytes, and its blanks do not count.
             words = " ".join(text.lstrip()[: 4 * FIRST_WORDS].split())
             if words:
                 return words if len(words) <= FIRST_WORDS else words[: FIRST_WORDS - 1].rstrip() + "…"
@@ -255,11 +255,11 @@ def text_to_count(history: Sequence[Message]) -> str:
 
 
 CHARACTERS_OF_A_MESSAGE = 200
-"""As many characters are looked through in the time that a message takes without its texts."""
+"""The fixed cost of scanning a message, as the number of characters that are scanned in the same time."""
 
 
 def weight(history: Iterable[Message]) -> int:
-    """How long it takes to look through the messages, in characters of theirs. It takes no time itself."""
+    """The cost of scanning the messages, in characters. Computing it is cheap."""
     return sum(CHARACTERS_OF_A_MESSAGE + _characters_of(message.body) for message in history)
 
 
@@ -284,7 +284,7 @@ def _characters_of_part(part: ContentPart) -> int:
 
 
 def estimate_message_tokens(body: MessageBody) -> int:
-    """About how many tokens the model is sent for a message, images left out."""
+    """The approximate number of tokens that a message adds to the model's request, without images."""
     match body:
         case UserMessage(content=content):
             return estimate_tokens(text_of(content))

@@ -1,4 +1,4 @@
-"""What has to be known of a server of models: what it speaks, how it is reached, and where it differs from its wire.
+"""The description of a model server: its protocol, its addresses, and its differences from that protocol.
 
 A provider says which variables count and what they mean; it never reads the environment itself.
 """
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Wire = Literal["builtin", "chat", "responses", "anthropic", "google"]
-"""What a server speaks: OpenAI's Chat Completions or Responses, Anthropic's Messages, Google's Gemini. `builtin` models
-are played by the worker itself."""
+"""The protocol of a server: OpenAI's Chat Completions or Responses, Anthropic's Messages, Google's Gemini. The worker
+itself plays `builtin` models."""
 
 
 class Address(NamedTuple):
@@ -25,21 +25,22 @@ class Quirks(NamedTuple):
     """Where a server that imitates another's wire differs from it. The defaults are OpenAI's own behaviour."""
 
     limit_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
-    """Name of the field that limits an answer. The other one is refused or, worse, ignored."""
+    """Name of the field that limits an answer. The server refuses the other one or, worse, ignores it."""
     takes_parallel_tool_calls: bool = True
-    """The field that allows or forbids several calls in one answer is known."""
+    """The server knows the field that allows or forbids several calls in one answer."""
     takes_stream_options: bool = True
-    """Usage has to be asked for in a stream. Where the field is refused, it comes without."""
+    """A stream has usage only if the request asks for it. Servers that refuse the field send usage without it."""
     reasoning_goes_back: Literal["as it came", "always", "never"] = "as it came"
     """Whether earlier reasoning is sent with the history: in the field in which it came, in `reasoning_content` of each
     answer with calls (a request without it is refused), or not at all (a request with it is refused)."""
     takes_forced_calls: bool = True
-    """A request may say that a tool must be called. Where it is refused, the model is asked again if it does not."""
+    """A request may force a tool call. If the server refuses that, the worker asks again when the model makes no
+    call."""
     has_thinking_switch: bool = False
-    """Reasoning is switched with an object `thinking` in the request."""
+    """An object `thinking` in the request switches reasoning."""
     continues_answers: Literal["never", "by itself", "when told"] = "never"
-    """Whether an answer that ends the request is taken for the beginning of the model's own: by itself, or with vLLM's
-    fields. Where it is not, the model would begin anew, and say everything twice."""
+    """Whether the server treats an answer at the end of the request as the beginning of the model's answer: always, or
+    with vLLM's fields. Otherwise the model would begin again and repeat everything."""
     call_id_length: int | None = None
     """Letters and digits that the id of a tool call must have."""
     least_temperature: float = 0.0
@@ -52,7 +53,7 @@ class Provider(NamedTuple):
 
     name: str
     wire_type: str
-    """What clients are told of the kind of provider."""
+    """The kind of provider that clients see."""
     wire: Wire
     addresses: tuple[Address, ...] = ()
     """The first address whose URL is set counts, else the first of all with the default URL. URL and key belong
@@ -65,7 +66,7 @@ class Provider(NamedTuple):
     quirks: Quirks = Quirks()
 
     def is_configured(self, environment: Mapping[str, str]) -> bool:
-        """Whether the environment has what the provider needs to be asked, or says where its server is."""
+        """Whether the environment has the provider's key, or its server's address."""
         if self.needs_key:
             return self.key(environment) is not None and self.base_url(environment) is not None
         return not self.addresses or any(environment.get(address.url_variable) for address in self.addresses)
@@ -83,7 +84,7 @@ class Provider(NamedTuple):
         return (environment.get(variable) if variable else None) or self.default_api_version
 
     def base_url(self, environment: Mapping[str, str]) -> str | None:
-        """Where the SDK is to send its requests, with the credentials that the operator may have put into the URL.
+        """The URL to which the SDK sends its requests, with credentials if the operator has put some into it.
 
         None: the environment does not say, and there is no default.
         """
@@ -97,7 +98,7 @@ class Provider(NamedTuple):
         return url if url.endswith(self.version) else url + self.version
 
     def url(self, environment: Mapping[str, str]) -> str | None:
-        """Where the provider is reached, as it may be shown to callers."""
+        """The provider's URL in a form that callers may see."""
         url = self.base_url(environment)
         return None if url is None else without_credentials(url)
 

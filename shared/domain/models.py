@@ -1,4 +1,4 @@
-"""What is known of models and of those who offer them: names, windows, abilities, variables and addresses."""
+"""Known models and providers: names, context windows, abilities, variables and addresses."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shared.domain.model_servers import Address, Provider, Quirks, Wire
 
-# The model providers: one table of how each is reached, which variables say so, and where it differs from its wire.
+# The model providers: one table with each one's addresses, variables, and differences from its protocol.
 #
 # The API's lists and the worker's calls read the same rows, and a test compares them with the table of
 # `docs/models.md`.
@@ -173,22 +173,21 @@ NOT_SERVED: Mapping[str, str] = {
         "openai_compatible/<model> and OPENAI_COMPATIBLE_BASE_URL"
     ),
 }
-"""Providers that programs name and that cannot be asked, with what to do instead."""
+"""Providers that programs name but Holdfast does not support, with advice."""
 
 LONGEST_HANDLE = 300
 """Characters. Models on a server of one's own may be named after a path."""
 
 _CHANGES_A_PATH = re.compile(r"\.\.|(^|/)\.(/|$)|[\x00-\x1f\x7f\\?#%&]")
-"""What a model's name may not contain. Some wires put the name into the URL of the request, where this would lead the
-provider's key to another place."""
+"""Text that a model's name must not contain. Some protocols put the name into the URL of the request, where this would
+send the provider's key to another address."""
 
 
 _SERVERS_CHOICE = re.compile(r"letta/auto(-[a-z]{1,30})?")
 
 
 def split_handle(handle: str) -> tuple[str, str]:
-    """Provider and model of a handle. Raises `ValueError`, which says what a handle looks like, when this can be
-    none."""
+    """Provider and model of a handle. Raises `ValueError`, which describes the form of a handle, if this is not one."""
     provider, _, model = handle.partition("/")
     if provider in NOT_SERVED and model:
         raise ValueError(
@@ -213,7 +212,7 @@ def split_handle(handle: str) -> tuple[str, str]:
 
 def leaves_choice(handle: str) -> bool:
     """Whether the handle names no model, but leaves the choice to the server: `letta/auto`, `letta/auto-fast` and so
-    on, for which Letta's cloud picks one. It is no handle that a worker can ask."""
+    on, for which Letta's cloud picks one. A worker cannot call it."""
     return _SERVERS_CHOICE.fullmatch(handle) is not None
 
 
@@ -237,14 +236,14 @@ def can_embed(handle: str | None) -> bool:
 
 
 class ModelFamily(NamedTuple):
-    """What models whose names begin alike have in common, as far as a wire has to know it."""
+    """The properties, needed for requests, that models with the same name prefix share."""
 
     pattern: str
     """Matched against the beginning of the model's name, without the maker that routers put before it."""
     context_window: int
     """Tokens that the model can take in."""
     can_think: bool = True
-    """The model can reason before it answers, and show it. An unknown model counts as one that can."""
+    """The model can reason before it answers, and show it. Unknown models count as able."""
     uses_responses: bool = False
     """OpenAI serves the model over Responses."""
     takes_temperature: bool = True
@@ -264,7 +263,7 @@ class KnownModel(NamedTuple):
     name: str
     max_output_tokens: int
     own_window: int | None = None
-    """Tokens that the model's server says it takes in; None: what is known of the family counts."""
+    """The context window that the model's server reports; None: the family's value counts."""
 
     @property
     def handle(self) -> str:
@@ -289,7 +288,7 @@ class KnownEmbedding(NamedTuple):
 
 DEFAULT_CONTEXT_WINDOW = 128_000
 DEFAULT_LIMIT = 16_384
-"""Tokens of an answer, where the provider demands a limit and nobody has chosen one."""
+"""The limit of an answer's tokens if the provider demands one and none was chosen."""
 
 FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"builtin/(echo|slow)$", 32_000, can_think=False),
@@ -316,7 +315,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"MiniMax-M2", 200_000),
     ModelFamily(r"", DEFAULT_CONTEXT_WINDOW),
 )
-"""The first match counts; the last one is for models that nothing is known of."""
+"""The first match counts; the last one is for unknown models."""
 
 MODELS: tuple[KnownModel, ...] = (
     KnownModel("openai", "gpt-4.1", 16_384),
@@ -356,7 +355,7 @@ EMBEDDINGS: tuple[KnownEmbedding, ...] = (
 
 
 def family_of(handle: str) -> ModelFamily:
-    """What is known of a model by its name."""
+    """Returns the family of a model by its name."""
     # OpenRouter's models carry their maker: `openrouter/anthropic/claude-…`.
     name = handle if is_builtin(handle) else handle.rpartition("/")[2]
     return next(family for family in FAMILIES if re.match(family.pattern, name))
@@ -372,12 +371,12 @@ def continues_answers(handle: str, *, reasons: bool) -> bool:
 
 
 def context_window_of(handle: str) -> int:
-    """Tokens that the model can take in. An unknown model is taken to have the default window."""
+    """Tokens that the model can take in. An unknown model gets the default window."""
     return family_of(handle).context_window
 
 
 def answer_limit_of(handle: str) -> int | None:
-    """Tokens that an answer may have when nobody has chosen a limit; None where only the provider knows."""
+    """The tokens that an answer may have if no limit was chosen; None if only the provider knows."""
     known = next((model.max_output_tokens for model in MODELS if model.handle == handle), None)
     if PROVIDERS[handle.partition("/")[0]].wire == "anthropic":
         return min(known or DEFAULT_LIMIT, DEFAULT_LIMIT)
@@ -385,7 +384,7 @@ def answer_limit_of(handle: str) -> int | None:
 
 
 def window_of(handle: str, chosen: int | None) -> int:
-    """Tokens that a request to the model may have: what was chosen, and no more than the model is known to take in."""
+    """The tokens that a request to the model may have: the chosen window, but at most the model's known one."""
     family = family_of(handle)
     if not chosen:
         return family.context_window

@@ -1,7 +1,7 @@
-"""What an operator is shown of a deployment and of a project's last hour: figures, without I/O.
+"""The statistics of a deployment and of a project's last hour for operators. No I/O.
 
-Workers, API processes and the queue are the deployment's. Everything that is counted by run or callback is one
-project's. No text of a user, a model or a tool is among it.
+Workers, API processes and the queue are the deployment's. All counts of runs and callbacks are of one project. They
+contain no text of a user, a model or a tool.
 """
 
 import math
@@ -32,7 +32,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: SandboxTier | None = None
     javascript: bool | None = None
     secret_keys: list[str] | None = None
-    """Fingerprints of the keys for agents' secrets; None: the process is of a release that does not tell them."""
+    """Fingerprints of the keys for agents' secrets; None: the process is of a release that does not report them."""
 
 
 class ApiState(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,14 +50,14 @@ class ApiState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Redis server uses, in bytes, and may use."""
+    """The memory that a Redis server uses and its limit, in bytes."""
 
     server: str
-    """Where it is, without what is needed to be let in."""
+    """Its address, without credentials."""
     used: int | None = None
     """None: it does not answer."""
     limit: int | None = None
-    """None: there is no limit, or the server does not say."""
+    """None: there is no limit, or the server does not report it."""
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     """Dispatched runs that no worker has."""
     oldest_wait_s: float | None
-    """Seconds since the dispatch of the one that waits longest; None when none waits."""
+    """Seconds since the dispatch of the run that waits longest; None if none waits."""
     in_flight: int
     """Runs that a worker has leased."""
 
@@ -80,7 +80,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a project's runs in one minute. The waits are those of runs submitted in it."""
+    """A project's runs in one minute. The waits are those of runs submitted in it."""
 
     at: datetime
     submitted: int = 0

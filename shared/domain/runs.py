@@ -38,7 +38,7 @@ ANSWER_TOOL: Final = "structured_output"
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the client asked for, beside the question."""
+    """The client's options of the question."""
 
     response_schema: dict[str, Any] | None = None
     """The JSON Schema of an object that the answer has to fit."""
@@ -71,17 +71,17 @@ class CompactionOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What a compaction changes: these messages leave the context, and the summary takes their place."""
+    """The change that a compaction makes: the summary replaces these messages in the context."""
 
     gone: list[MessageId]
     summary: NewMessage
 
 
-# By what a submission is recognised when it is sent again.
+# How a repeated submission is recognised.
 #
 # A client can name its submissions: by the otids of their messages, or by an Idempotency-Key. A name stands for one
-# content for ever. A client that does not may mark what it sends a second time, as generated SDKs do; then the same
-# body within the time in which it can have been sent before is the same submission.
+# content for ever. Other clients may mark a repetition, as generated SDKs do; then the same body within the time since
+# the first try is the same submission.
 
 
 IDEMPOTENCY_KEY = "idempotency-key:"
@@ -130,11 +130,11 @@ class SentBody(msgspec.Struct, frozen=True):
 
 
 class SubmissionKeys(msgspec.Struct, frozen=True):
-    """What is stored with a submission to recognise it."""
+    """The keys that are stored with a submission to recognise it."""
 
     names: list[str] = []
     content: str | None = None
-    """A hash of what the submission says, where it has names."""
+    """A hash of the submission's content, if it has names."""
     body: SentBody | None = None
 
 
@@ -144,12 +144,12 @@ NO_KEYS = SubmissionKeys()
 # Runs that make one call of a tool because a client asked for it, and nothing else.
 #
 # Such a run is no part of a conversation, and it runs beside the agent's other runs: it has a thread of its own, so it
-# neither waits for them nor lets them wait. It need not wait, because what a call does to the agent's memory is one
-# fenced transaction on the blocks as they are then, as when two agents share a block. And it must not: the tool of a
-# run may ask for such a call of its own agent, and the two would wait for each other.
+# neither waits for them nor lets them wait. It need not wait, because a call changes the agent's memory in one fenced
+# transaction on the current blocks, as when two agents share a block. And it must not: the tool of a run may ask for
+# such a call of its own agent, and the two would wait for each other.
 #
-# What is stored as its input is the call, in an answer that no model gave. Nothing of it enters a history; the result
-# is kept with the call's intent.
+# Its stored input is the call, in an answer that no model gave. Nothing of it enters a history; the result is kept with
+# the call's intent.
 
 
 TOOL_RUN: Final = "tool_run"
@@ -172,7 +172,7 @@ def asked_call(given: Sequence[NewMessage]) -> AskedCall:
 
 
 Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
-"""What ended a run that did not end by itself. Recorded where it happens, never guessed afterwards."""
+"""The cause of an end from outside the run. It is recorded where it happens, never guessed afterwards."""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -184,9 +184,9 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     context_tokens: int = 0
-    """Tokens of the last call, in and out: what the context holds now."""
+    """Tokens of the last call, in and out, which is the present size of the context."""
     cost_nano_usd: int = 0
-    """In thousand-millionths of a US dollar; 0 where no budget asks for prices."""
+    """In thousand-millionths of a US dollar; 0 if no budget needs prices."""
     estimated: bool = False
 
     def plus(self, call: "Usage") -> "Usage":
@@ -210,7 +210,7 @@ class RunError(msgspec.Struct, frozen=True):
     message: str
     detail: str | None = None
     waiting: WaitingCalls | None = None
-    """What the run's thread waited for, when that is why it failed."""
+    """The calls that the run's thread waited for, if the run failed because of them."""
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
@@ -225,7 +225,7 @@ class CancelRequest(msgspec.Struct, frozen=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the submission asked for."""
+    """The options of the submission."""
 
     dialect: str = "letta"
     """The name of the dialect in which the submission came. Callbacks are written in it."""
@@ -233,14 +233,15 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to the submission was a stream."""
     stream_tokens: bool = False
     status_events: bool = False
-    """The log says when the status changes. Off by default, so that readers who know nothing of them miss no number."""
+    """The log shows changes of the status. Off by default, so that readers that do not know these events miss no
+    number."""
     item_events: bool = False
-    """The log says when an answer is whole, when each tool starts and ends, and what was decided (`events.ItemEvent`).
+    """The log shows when an answer is complete, when each tool starts and ends, and the decisions (`events.ItemEvent`).
     For dialects whose streams open and close items; off for the others, for the same reason."""
     background: bool = False
     max_steps: int = 50
     run_type: str = MESSAGES
-    """What clients are shown as the type of the run: the dialect's word where it has one, else one of ours."""
+    """The type of the run that clients see: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
     tool_choice: ToolChoice | None = None
     client_skills: list[ClientSkill] = []
@@ -251,12 +252,12 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     added_system: str | None = None
     """Instructions of the request, which follow the agent's own."""
     model_options: ModelOptions | None = None
-    """How the model is asked, when the conversation says so. None: as the agent says."""
+    """Options of the model's requests, if the conversation has its own. None: the agent's."""
     demanded: list[str] = []
     """Names of the fields of `model_options` that the submission itself chose. A model that lacks one of them fails the
     run; an option that was stored before is left out there."""
     speech_as_text: bool = True
-    """What the agent says by `send_message` is shown as text, not as a call."""
+    """Clients see the agent's `send_message` calls as text."""
     compaction: CompactionOptions | None = None
     """The run answers no message: it compacts its thread's context."""
     tool_name: str | None = None
@@ -266,29 +267,29 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
     compaction_messages: bool = False
-    """The client knows messages of a compaction. Others are shown the summary as a user's message."""
+    """The client knows messages of a compaction. Other clients see the summary as a user's message."""
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
     keys_scope: str | None = None
     """Where the submission is recognised when it is sent again, if that is not the run's thread: in a dialect whose
     submissions may begin threads, a repetition does not know the thread."""
     first_words: str | None = None
-    """What lists of runs show of the input, as `messages.first_words` gives it."""
+    """The beginning of the input that lists of runs show, from `messages.first_words`."""
     traceparent: str | None = None
     """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
     shown_types: list[str] | None = msgspec.field(default=None, name="include_return_message_types")
-    """The types of messages that the client wants to be shown, as its dialect names them. None: all."""
+    """The types of messages that the client wants to see, in its dialect's names. None: all."""
     echoed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="request_config")
-    """What the client is shown again of its request."""
+    """Fields of the request that the answers repeat to the client."""
 
 
 PRIORITIES = range(-10, 11)
-"""What a submission may say of its run's priority: a higher one goes before the project's other runs, by as many head
-starts of ten minutes."""
+"""The values of a run's priority: a run with a higher one goes before the project's other runs, by as many head starts
+of ten minutes."""
 
 
 class Dispatch(NamedTuple):
-    """A run to be dispatched, with the number of the dispatch, and what decides when it is its turn."""
+    """A run to be dispatched, with the number of the dispatch, its project and its priority."""
 
     run_id: RunId
     number: int
@@ -297,7 +298,8 @@ class Dispatch(NamedTuple):
 
 
 RunKind = Literal["message", "compaction", "generation", "tool"]
-"""What a run does: answers messages, compacts its thread, asks a model one question, or makes one call of a tool."""
+"""The kind of a run: it answers messages, compacts its thread, asks a model one question, or makes one call of a
+tool."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,7 +320,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     continues: RunId | None = None
     """The parked run that this run continues, after a decision."""
     continued_by: RunId | None = None
-    """The run that goes on where this one was parked, once all of its calls were decided."""
+    """The run that continues this parked one, once all of its calls were decided."""
     decided_at: datetime | None = None
     """When the last of its calls was decided."""
     turn: int | None = None
@@ -330,8 +332,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Its place among the project's waiting runs: one of `PRIORITIES`."""
     fence: Fence = Fence(0)
     owner: str | None = None
-    """The run's last owner: the worker's name and a part that no other claim has. None before the first claim, and when
-    the owner has left the run to the next one with no model call under way."""
+    """The run's last owner: the worker's name and a part that no other claim has. None before the first claim, and if
+    the owner handed the run over with no model call in progress."""
     follows_lost_owner: bool = False
     """Only of a run that was just claimed: the owner before did not leave it, so that its model call may be lost."""
     attempts_without_progress: int = 0
@@ -342,9 +344,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: Seq = Seq(1)
     """The last event that SQL holds."""
     checkpoint_seq: Seq = Seq(1)
-    """The last event whose messages are stored. What came after belongs to a step that is not finished."""
+    """The last event whose messages are stored. Later events belong to an unfinished step."""
     waits_until: datetime | None = None
-    """The run waits for room in a budget, in no worker's hands, and is tried again then."""
+    """The run waits for room in a budget without a worker, and is tried again at this time."""
     callback_url: str | None = None
     callback_sent_at: datetime | None = None
     callback_status_code: int | None = None
@@ -365,7 +367,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> RunKind:
-        """What the run does."""
+        """The kind of the run."""
         options = self.options
         if options.compaction is not None:
             return "compaction"
@@ -380,7 +382,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_thread(self) -> bool:
-        """Whether the run is in no history: nobody else has its thread, and it runs beside all that its agent does."""
+        """Whether the run is in no history: no other run has its thread, and it runs beside the agent's other runs."""
         return self.options.tool_name is not None or self.options.generation is not None
 
     def instructions(self, agent: Agent, blocks: Sequence[Block]) -> str:
@@ -395,16 +397,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys_thread_id(self) -> ThreadId:
-        """The thread among whose submissions this one is found when it is sent again. Of a run with a thread of its own
-        it is the agent's own history, because that thread is known to nobody who sends the request."""
+        """The thread among whose submissions this one is found when it is sent again. For a run with a thread of its
+        own this is the agent's default history, because the sender of a request does not know that thread."""
         if self.options.keys_scope is not None:
             return ThreadId(self.options.keys_scope)
         return ThreadId(self.agent_id) if self.has_own_thread else self.thread_id
 
 
 class AttemptLimits(msgspec.Struct, frozen=True):
-    """How many workers a run may be lost with, one after the other, before it finishes a step. One loss is an accident.
-    Every run that two workers were lost with is suspect, and which of them is guilty shows when each runs by itself."""
+    """How many workers in a row may die with a run before it finishes a step. One loss is an accident. After two
+    losses, each run that both workers had is suspect, and running each alone shows which one causes the losses."""
 
     alone_after: int
     """Lost workers after which the run is executed with no other run beside it."""
@@ -418,8 +420,8 @@ class AttemptLimits(msgspec.Struct, frozen=True):
         return cls(alone_after, given_up_after=max(max_attempts, alone_after + 1))
 
     def demand_solitude(self, waiting: Run) -> bool:
-        """Whether a run that waits for its next claim is to be executed alone. Not one that is given up: it may end
-        beside others."""
+        """Whether a run that waits for its next claim must be executed alone. A run that is given up may end beside
+        others."""
         return self.alone_after <= waiting.attempts_without_progress < self.given_up_after
 
     def give_up(self, claimed: Run) -> bool:
@@ -443,8 +445,8 @@ class ToolTiming(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepTiming(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When the parts of a step were, in Unix milliseconds; 0: that part was never reached. Of a step that another
-    worker went on with, the times of the worker that finished it."""
+    """When the parts of a step were, in Unix milliseconds; 0: that part was never reached. If another worker continued
+    the step, these are the times of the worker that finished it."""
 
     asked_at: int = 0
     """The model was asked."""
@@ -471,5 +473,5 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     error: RunError | None = None
     created_at: datetime
     feedback: Feedback | None = None
-    """What a person thinks of it, and the person's words for it. No worker writes either."""
+    """A person's feedback on the step, and its text. No worker writes either."""
     tags: list[str] = []

@@ -24,7 +24,7 @@ from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
 from shared.domain.messages import AssistantMessage, MessageBody, ToolReturns, UserMessage, text_of
 
 Role = Literal["user", "assistant", "tool"]
-"""Who said what is searched: a user, the model, or a tool that it called."""
+"""The author of searched messages: a user, the model, or a tool that it called."""
 
 _KINDS: dict[Role, str] = {"user": "user", "assistant": "assistant", "tool": "tool_returns"}
 _PLAIN = re.compile(r"[!#-\[\]-~]")
@@ -76,7 +76,8 @@ def _said(body: MessageBody) -> tuple[Role, str] | None:
 LONGEST_WORD = 100
 """Characters. A longer word is found by its beginning."""
 LONGEST_QUERY = 1000
-"""Characters of a search for words, at every door: what is built of a search grows with it, on the event loop."""
+"""Characters of a search for words, at every entry point: the cost of building the search grows with it, on the event
+loop."""
 MOST_WORDS = 32
 """Of a search, and of a phrase in one; the rest of a longer one is left out."""
 
@@ -160,7 +161,7 @@ def zone_of(timezone: str) -> tzinfo:
 # Vectors of texts, and which of them are near to another.
 #
 # Two vectors of unit length are as near as their product is large (cosine). That takes 40 µs for 1,536 numbers in plain
-# Python, so of very many vectors only those are multiplied whose signs agree most with the query's: a comparison of
+# Python, so with very many vectors, only those are multiplied whose signs agree most with the query's: a comparison of
 # whole numbers, in half a microsecond.
 
 
@@ -204,12 +205,12 @@ LONGEST_TAG = 500
 """Characters. Passages are found by their tags, and an index of Postgres has room for so many."""
 MOST_TAGS = 100
 MOST_FOUND = 100
-"""So many passages one search may ask for."""
+"""The most passages that one search may request."""
 DEFAULT_FOUND = 5
-"""How many an agent's search finds that does not say it."""
+"""The number of passages of an agent's search that gives none."""
 
 AUTOMATIC_DESCRIPTION = "Default archive created automatically"
-"""What is said of an archive that was made with an agent's first passage."""
+"""The description of an archive that was made with an agent's first passage."""
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,7 +256,8 @@ class NewPassage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PassageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which passages of a project are wanted. Everything that is given must hold; the agent goes before the archive."""
+    """Which passages of a project to find. All given conditions must hold; the agent takes precedence over the
+    archive."""
 
     text: str | None = None
     agent_id: AgentId | None = None
@@ -284,7 +286,7 @@ def refuse_oversized_query(query: PassageQuery) -> None:
 
 
 def refuse_oversized(passages: Sequence[NewPassage]) -> None:
-    """Raises `InvalidRequest` for what a passage cannot be."""
+    """Raises `InvalidRequest` for a passage that is too large."""
     for passage in passages:
         if not passage.text.strip():
             raise InvalidRequest("text is empty: give what is to be remembered", field="text")

@@ -1,8 +1,8 @@
-"""The state in which the end of a run leaves its conversation: every tool call has a result, and what was shown is
+"""The state in which the end of a run leaves its conversation: every tool call has a result, and the shown text is
 stored.
 
 Pure. The store calls it inside the transaction that settles the run, with the messages that the next turn will send. So
-what is repaired here is what the next turn reads.
+the next turn reads the repaired messages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -128,7 +128,7 @@ def close_calls(
 
 
 def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | None:
-    """The result that the decision itself is: what the client brought, or a denial."""
+    """Returns the result that a decision itself contains: the client's result, or a denial."""
     if decision is None or (decision.kind == "approval" and decision.approve):
         return None
     if decision.kind == "approval":
@@ -146,7 +146,7 @@ def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | No
 
 
 def unfinished_return(call: ToolCall, *, was_started: bool, why: Literal["cancel", "error", "denied"]) -> ToolReturn:
-    """What is said of a call whose run ended before its result was known."""
+    """The result for a call whose run ended before the call's result was known."""
     if why == "cancel":
         text = CANCELLED_WHILE_RUNNING if was_started else NEVER_STARTED
     elif was_started:
@@ -157,7 +157,7 @@ def unfinished_return(call: ToolCall, *, was_started: bool, why: Literal["cancel
 
 
 def unknown_return(call: ToolCall) -> ToolReturn:
-    """What is said of a call whose tool was started, and may not be started again to learn what came of it."""
+    """The result for a call whose tool was started and must not be started again."""
     return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=OUTCOME_UNKNOWN, is_unknown=True)
 
 
@@ -174,6 +174,12 @@ def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
     return ToolsReturned(at=at, step_id=message.step_id, message_id=message.id, returns=shown) if shown else None
 
 
+RunOutcome = Literal["completed", "failed", "cancelled", "incomplete"]
+"""What a webhook endpoint hears of a run. `incomplete`: it ended by itself, and its answer has been cut off."""
+
+_CUT_OFF = (StopReason.STEPS_USED_UP, StopReason.TOKENS_USED_UP)
+
+
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ends, or is parked: parking ends its stream as well."""
 
@@ -184,8 +190,19 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_open_calls(self) -> Literal["cancel", "error"]:
-        """Why calls have no result that are open when a run ends so."""
+        """The reason for the missing results of calls that are open at such an end."""
         return "cancel" if self.trigger is RunTrigger.CANCEL else "error"
+
+    @property
+    def outcome(self) -> RunOutcome:
+        """What the run has come to. One that is parked has given its answer: what follows is another run."""
+        match self.trigger:
+            case RunTrigger.FAIL:
+                return "failed"
+            case RunTrigger.CANCEL:
+                return "cancelled"
+            case RunTrigger.COMPLETE | RunTrigger.PARK:
+                return "incomplete" if self.stop_reason in _CUT_OFF else "completed"
 
 
 PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason=StopReason.PARKED)
@@ -194,11 +211,11 @@ PARKED = RunEnd(trigger=RunTrigger.PARK, stop_reason=StopReason.PARKED)
 def end_events(
     end: RunEnd, *, at: int, status: RunStatus, usage: Usage, step_count: int, status_events: bool
 ) -> list[Event]:
-    """The last events of a run's log: why it stopped, what it used, what went wrong, and the end itself, once. `at` is
-    Unix time in milliseconds, `status` is the run's status from now on.
+    """The last events of a run's log: the stop reason, the usage, the error, and the end itself, once. `at` is Unix
+    time in milliseconds, `status` is the run's status from now on.
 
-    The stream of a cancelled run says what it used before it says that it was cancelled: programs look for that in the
-    last message of such a stream.
+    The stream of a cancelled run has the usage before the cancel, because programs look for the cancel in the last
+    message of such a stream.
     """
     stopped = Stopped(at=at, reason=end.stop_reason)
     used = UsageReported(
@@ -221,11 +238,11 @@ def end_events(
     return last
 
 
-# What readers have been shown of the step in hand, folded from the events of its log. Pure.
+# The shown part of the current step, folded from the events of its log. Pure.
 
 
 class BegunAnswer(msgspec.Struct, frozen=True):
-    """An answer that readers have seen the beginning of, and that a model may go on with."""
+    """An answer whose beginning readers have seen, and that a model may continue."""
 
     message_id: MessageId
     step_id: StepId
@@ -233,15 +250,15 @@ class BegunAnswer(msgspec.Struct, frozen=True):
 
 
 class ShownStep:
-    """What readers have been shown of the step in hand, folded from its events.
+    """The shown part of the current step, folded from its events.
 
-    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. The next worker goes on
-    with it where the model can, and says which messages are void where it begins the step again.
+    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. The next worker continues
+    it if the model can; otherwise it begins the step again and records which messages are void.
     """
 
     def __init__(self, events: Iterable[Event | Unknown] = ()) -> None:
         self.message_ids: dict[MessageId, None] = {}
-        """Messages of which something was shown, in order, those of lost workers included."""
+        """Messages that were shown at least in part, in order, including those of lost workers."""
         self.input_ids: set[MessageId] = set()
         """Injected messages that were shown."""
         self.decided_calls: set[str] = set()
@@ -249,7 +266,7 @@ class ShownStep:
         self.lost_calls = 0
         """Model calls whose workers died."""
         self.lost_text = ""
-        """What those calls had shown."""
+        """The text that those calls had shown."""
         self.first_piece_at = 0
         """When the first piece of an answer was shown, be it void since; Unix milliseconds, 0: none was."""
         self._begin()
@@ -290,7 +307,7 @@ class ShownStep:
     def _take_item(self, event: Event | Unknown) -> None:
         match event:
             case Answered():
-                # Readers know that nothing more comes: a model must not go on with it.
+                # Readers know that the answer is complete, so a model must not continue it.
                 self._is_interrupted = True
             case CallDecided():
                 self.decided_calls.add(event.call_id)
@@ -298,7 +315,7 @@ class ShownStep:
                 return
 
     def forget_lost(self) -> None:
-        """The caller has counted what lost workers had shown."""
+        """The caller has counted the text of lost workers; forgets it."""
         self.lost_calls, self.lost_text = 0, ""
 
     @property
@@ -310,8 +327,8 @@ class ShownStep:
 
     @property
     def beginning(self) -> BegunAnswer | None:
-        """What was shown of the answer, if a model can be given that as its beginning: text alone, with nothing in the
-        conversation since."""
+        """The shown part of the answer, if a model can continue it: only text, and nothing has entered the conversation
+        since."""
         if self.message_id is None or self._step_id is None or self._is_interrupted:
             return None
         text = "".join(self._text)
@@ -321,8 +338,8 @@ class ShownStep:
     def partial_answer(self, *, cut_by: Literal["cancel", "error"], model: str, now: datetime) -> NewMessage | None:
         """The answer that was being streamed when the run was cut off.
 
-        None when no text was shown: no provider takes reasoning back that was cut off, and calls that the model was
-        still writing never ran. The run's log has them.
+        None when no text was shown: no provider accepts truncated reasoning, and calls that the model was still writing
+        never ran. The run's log has them.
         """
         if self.message_id is None or not self._text:
             return None
@@ -340,8 +357,8 @@ class ShownStep:
         )
 
     def _count_lost(self, event: StepRestarted | LogContinued) -> None:
-        """The worker that has shown this is gone, and its call of the model with it. One that has shown nothing has
-        asked all the same: only moments lie between a claim, or a checkpoint, and the model call behind it."""
+        """The worker that has shown this was lost, and its model call with it. A worker that has shown nothing counts
+        as having made a call too, because only moments lie between a claim or a checkpoint and the next model call."""
         text = self.text
         self.lost_calls += event.lost_call or bool(text)
         self.lost_text += text
@@ -353,7 +370,7 @@ class ShownStep:
         self._thought: list[str] = []
         self._calls: dict[str, tuple[str, list[str]]] = {}
         self.message_id: MessageId | None = None
-        """Of the answer, when something of it was shown that is not void."""
+        """The answer's id, if a valid part of it was shown."""
         self._step_id: StepId | None = None
 
     def _note(self, event: TextChunk | ReasoningChunk) -> None:
@@ -371,8 +388,8 @@ class ShownStep:
 
 
 def lost_usage(calls: int, asked: str, shown: str) -> Usage:
-    """About what calls have used whose worker died. They were paid for too: each had about the prompt `asked`, which is
-    that of the next call, or would be."""
+    """Estimates the usage of calls whose worker died, because the provider charges for them too. Each had about the
+    prompt `asked`, that of the next call."""
     if not calls:
         return Usage()
     prompt = estimate_tokens(asked)

@@ -1,6 +1,6 @@
 """The tools that come with every project, as a model sees them.
 
-Their names and parameters are those that agents, prompts and programs name.
+Agents, prompts and programs depend on their names and parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ class BaseTool(msgspec.Struct, frozen=True):
     required: Sequence[str] = ()
     enable_parallel_execution: bool = False
     starts_once: bool = False
-    """It runs a program of which nobody knows what a second start would do. Other base tools only read, or store their
-    result in the transaction of what they change."""
+    """It runs a program whose second start may have unknown effects. Other base tools only read, or store their result
+    in the transaction of what they change."""
 
     @property
     def json_schema(self) -> JsonObject:
-        """The schema that the model is shown."""
+        """The schema that the model sees."""
         return {"name": self.name, "description": self.description, "parameters": self._parameters(self.properties)}
 
     @property
     def arguments(self) -> JsonObject:
-        """What arguments are checked against. Models write null for what they leave out."""
+        """The schema for checking arguments. Models write null for omitted arguments."""
         nullable: JsonObject = {"type": "null"}
         optional = {
             name: known if name in self.required else {"anyOf": [known, nullable]}
@@ -264,8 +264,8 @@ NOT_THERE: Mapping[str, str] = {
     "finish_rethinking_memory": _OF_VOICE,
     "search_memory": _OF_VOICE,
 }
-"""Tools that agents of other servers have beside these, and what to do without them. An agent whose work depends on one
-is better refused than made without it."""
+"""Tools that other servers have in addition, and advice for doing without them. It is better to refuse an agent that
+depends on one than to create it without the tool."""
 
 
 # The tools that come with every project: an agent edits its memory and looks into its past with them.
@@ -287,7 +287,7 @@ RUNS_CODE = "run_code"
 RUNS_CODE_WITH_TOOLS = "run_code_with_tools"
 
 REWRITING = frozenset({"memory_rethink"})
-"""Those of them that write a whole block anew: what somebody else has written meanwhile would be lost."""
+"""Those of them that write a whole block anew: they would overwrite concurrent changes."""
 
 _CHAT = (SPEAKS, SEARCHES_MESSAGES)
 _PRECISE = ("memory_insert", "memory_replace")
@@ -347,7 +347,7 @@ def base_tool_rules(names: Iterable[str]) -> list[JsonObject]:
 
 
 def why_missing(names: Iterable[str]) -> list[str]:
-    """What to do without those of these tools that programs know from other servers, each reason once."""
+    """Returns the advice for those of these tools that only other servers have, each reason once."""
     reasons: dict[str, list[str]] = {}
     for name in names:
         if name in NOT_THERE:

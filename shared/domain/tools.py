@@ -19,7 +19,7 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, MessageBody, ToolReturns
 
-# Packages of tools: what a tool asks for, what it was given, and what the operator allows.
+# Packages of tools: a tool's requirements, its installed packages, and the operator's limits.
 
 
 MOST_REQUIREMENTS = 50
@@ -29,23 +29,23 @@ LONGEST_NAME, LONGEST_VERSION = 200, 200
 
 
 class ToolPackages(msgspec.Struct, frozen=True):
-    """The packages of one tool: every one that it asks for or needs, in exactly one version."""
+    """The packages of one tool: its requirements and their dependencies, each in exactly one version."""
 
     pins: list[str]
     """`name==version`, sorted."""
     modules: list[str]
-    """What can be imported from them, by the first part of the names."""
+    """The modules that they provide, by the first part of the names."""
 
 
 class PackageRoom(msgspec.Struct, frozen=True):
-    """How much packages may take of a disk, or do take."""
+    """The disk space that packages may use, or do use."""
 
     bytes_: int
     files: int
 
 
 class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator says of packages."""
+    """The operator's limits for packages."""
 
     index: str
     """URL of the package index, which may hold a password; empty: nothing is installed."""
@@ -54,11 +54,11 @@ class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
     room: PackageRoom
     """Of one environment."""
     most_bytes_in_all: int
-    """Of all environments: those that were used least recently are removed when a new one needs the room."""
+    """For all environments together: a new environment evicts the least recently used ones."""
     build_s: float
     """Seconds for an environment to be resolved and installed."""
     keep: timedelta
-    """How long an environment is kept that nobody uses."""
+    """How long an unused environment is kept."""
     ca_file: str = ""
     """A file of certificates that are trusted beside the system's."""
 
@@ -125,18 +125,18 @@ def _version(given: object, place: str) -> str:
 
 # The rules for an agent's tools: which calls may come next, which must, and whether a run may end.
 #
-# The rules are as clients write them (`{"type": "run_first", "tool_name": …}`). They look at the calls of one turn:
-# what a run has called, and what the run had called that it continues.
+# The rules are as clients write them (`{"type": "run_first", "tool_name": …}`). They look at the calls of one turn: the
+# calls of a run, and of the run that it continues.
 
 
 Rule = dict[str, Any]
 
 
 class TurnSoFar(msgspec.Struct, frozen=True):
-    """What the rules know of a turn."""
+    """The state of a turn that the rules read."""
 
     called: Sequence[str] = ()
-    """Names of the tools whose results are there, in order."""
+    """Names of the tools that have results, in order."""
     last_result: str = ""
     answered: bool = False
     """The model has answered without calling a tool, and the worker has said that the turn goes on."""
@@ -199,7 +199,7 @@ _FORCING = ("constrain_child_tools", "conditional", "parent_last_tool")
 
 
 def _left_by(rule: Rule, available: frozenset[str], turn: TurnSoFar) -> frozenset[str]:
-    """What one rule leaves of the available tools."""
+    """Returns the available tools that one rule still allows."""
     match rule.get("type"):
         case "constrain_child_tools":
             return available.intersection(_children(rule)) if _is_last(rule, turn) else available
@@ -314,7 +314,7 @@ CUSTOM = "custom"
 """The type of a tool that a client made."""
 
 PYTHON, TYPESCRIPT = LANGUAGES = ("python", "typescript")
-"""What tools are written in, as it is stored."""
+"""The languages of tools, as they are stored."""
 
 Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin"]
 """The types of the product's own tools, as they are stored and shown: programs go by them."""
@@ -354,7 +354,7 @@ class SandboxTier(StrEnum):
 
 
 class ToolLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one call of a tool may use. None: as much as the worker gives, which is also the most."""
+    """The limits of one call of a tool. None: the worker's limit, which is also the maximum."""
 
     timeout_s: float | None = None
     """Seconds from start to end."""
@@ -380,7 +380,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     enable_parallel_execution: bool = False
     """The tool may run at the same time as other calls of the same answer."""
     idempotent: bool = False
-    """The tool may be started again after a crash. False: the model is told of such a call that its outcome is
+    """The tool may be started again after a crash. False: the model gets the result that the call's outcome is
     unknown."""
     network: Literal["none", "host"] = "none"
     """`host`: it may connect to the hosts that the operator allows."""
@@ -393,7 +393,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     pip_requirements: list[dict[str, Any]] | None = None
     npm_requirements: list[dict[str, Any]] | None = None
     packages: ToolPackages | None = None
-    """What `pip_requirements` came to; None where nothing is asked for, or the server installed nothing."""
+    """The packages installed for `pip_requirements`; None if there are no requirements, or the server installed
+    nothing."""
     approval_expires_s: float | None = None
     """How long an approval of this tool may wait; None: for ever."""
     on_approval_expiry: Literal["keep", "deny", "cancel"] = "keep"
@@ -403,8 +404,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str | None:
-        """SHA-256 of what a call of the tool does, hexadecimal: another one stands for another source, schema, network
-        or other packages. None for the product's own tools, whose source no caller can change."""
+        """Hexadecimal SHA-256 of everything that decides a call's behaviour: it differs if source, schema, network or
+        packages differ. None for the product's own tools, whose source no caller can change."""
         if self.tool_type.startswith(BASE_TYPES):
             return None
         runs = [

@@ -4,7 +4,7 @@ roots."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.concurrency import Clock
+from shared.concurrency import PATIENCE_S, Clock, Patience
 from shared.domain.ids import IdMaker
 from shared.process.settings import Settings
 from shared.redis.connection import Redis, is_reachable
@@ -36,6 +36,10 @@ class ProcessContext:
     """What this process counts and measures."""
     tracer: Tracer = field(default_factory=NoTracer)
     """Makes the spans of this process. Whoever composes it from its settings puts the one in that exports."""
+
+    def patience(self, for_s: float = PATIENCE_S) -> Patience:
+        """Returns the patience for stores whose writes a client, or the upkeep, waits for; `for_s` for others."""
+        return Patience(for_s, self.clock)
 
     async def has_redis(self) -> bool:
         """Whether Redis answers, and every server of the logs."""

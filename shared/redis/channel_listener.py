@@ -1,7 +1,7 @@
 """One pub/sub connection that stays subscribed.
 
-Pub/sub forgets: what is published while the connection is away is never seen. So the listener says when it is
-subscribed, at first and after every reconnect, and its user then looks at the lasting state. The feed of events, the
+Pub/sub forgets: what is published while the connection is away is never seen. So the listener reports when it is
+subscribed, at first and after every reconnect, and its user then reads the durable state. The feed of events, the
 cancels and the workers' wake channel use it.
 """
 
@@ -30,9 +30,10 @@ LAST_RETRY_S = 1.0
 class ChannelListener:
     """Calls `on_message(channel, payload)` for each message of the wanted channels.
 
-    `on_subscribed(channel)` says that messages flow from here on and that earlier ones may have been missed. Both are
-    called on the event loop, in the order in which Redis sent the messages; they must be quick. When one of them fails,
-    the listener logs it and goes on with the next message. `on_broken` is called each time that the connection broke.
+    `on_subscribed(channel)` means that messages arrive from here on and that earlier ones may have been missed. Both
+    are called on the event loop, in the order in which Redis sent the messages; they must be quick. If one of them
+    fails, the listener logs it and continues with the next message. `on_broken` is called each time that the connection
+    broke.
 
     `is_sharded`: the server is a node of a Redis Cluster, and the channels are those of its slots. A channel whose slot
     moves away counts as a broken connection.
@@ -64,12 +65,12 @@ class ChannelListener:
         return background(self._listen(), name=self._name)
 
     def add(self, channel: str) -> None:
-        """Wants the channel. `on_subscribed` follows, unless it was wanted already."""
+        """Subscribes to the channel. `on_subscribed` follows, unless the channel was added before."""
         self._wanted.add(channel)
         self._touch(channel)
 
     def remove(self, channel: str) -> None:
-        """No longer wants the channel. A message that is on its way may still arrive."""
+        """Unsubscribes from the channel. A message in transit may still arrive."""
         self._wanted.discard(channel)
         self._touch(channel)
 
@@ -103,8 +104,8 @@ class ChannelListener:
             await connection.disconnect(nowait=True)
 
     async def _subscribe(self, connection: Connection) -> None:
-        """Brings the connection's subscriptions to what is wanted, again and again. Changes that come together are sent
-        together, and a channel that was removed and added again meanwhile costs nothing."""
+        """Keeps the connection's subscriptions equal to the wanted channels. Concurrent changes are sent together, and
+        a channel that was removed and added again meanwhile costs nothing."""
         subscribed: set[str] = set()
         while True:
             self._changed.clear()
@@ -147,17 +148,17 @@ class ChannelListener:
 
 # Tells the workers that a run is to be cancelled.
 #
-# SQL has the request already when the API announces it here. The publish makes it quick (a millisecond). The flag makes
-# it certain: a worker looks at the flags of its runs whenever it may have missed a publish.
+# SQL has the request already when the API announces it here. The publish makes it fast (a millisecond). The flag makes
+# it reliable: a worker reads the flags of its runs whenever it may have missed a publish.
 
 
 MAX_WAITING = 1000
-"""Announcements that may wait for the worker. If there are more, the worker looks at the flags instead."""
+"""Announcements that may wait for the worker. If there are more, the worker reads the flags instead."""
 
 
 class Announcements:
-    """What a worker hears, in order: the run and the mode of a cancel; or None when it may have missed announcements,
-    and has to look at the flags of all its runs (`raised`). An async iterator without an end."""
+    """The announcements that a worker receives, in order: the run and the mode of a cancel, or None if it may have
+    missed announcements and must read the flags of all its runs (`raised`). An endless async iterator."""
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         self._waiting: asyncio.Queue[tuple[RunId, CancelMode] | None] = asyncio.Queue(max_waiting)
@@ -169,7 +170,7 @@ class Announcements:
         return await self._waiting.get()
 
     def put(self, announced: tuple[RunId, CancelMode] | None) -> None:
-        """Keeps an announcement; when too many wait, all of them become one None."""
+        """Adds an announcement; if too many wait, one None replaces all of them."""
         if self._waiting.full():
             while not self._waiting.empty():
                 self._waiting.get_nowait()
@@ -178,14 +179,14 @@ class Announcements:
 
 
 class CancelSignal:
-    """Announces cancels and hears them. Raises `Unavailable` when Redis does not answer; a listener tries again by
+    """Announces cancels and listens for them. Raises `Unavailable` if Redis does not answer; a listener retries by
     itself."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def announce(self, run_id: RunId, mode: CancelMode) -> None:
-        """Raises the run's flag and tells every worker."""
+        """Raises the run's flag and notifies every worker."""
         async with redis_answers(), cast("Any", self._redis).pipeline(transaction=False) as pipe:
             pipe.set(keys.cancel_flag(run_id), mode.value, ex=keys.CANCEL_FLAG_TTL_S)
             pipe.publish(keys.CANCELS_CHANNEL, f"{run_id} {mode.value}")

@@ -1,8 +1,8 @@
 """A Redis Cluster that keeps the logs of runs: which node has which slots, and a client of each.
 
-The keys of a log share a hash tag, so that one node has all of them (Redis Cluster Specification, "Hash tags"). Nobody
-is redirected here: whoever was sent to the wrong node, or hears nothing, says that he doubts the map, is told
-`Unavailable`, and asks again as he would after any other failure. Meanwhile the map is read anew.
+The keys of a log share a hash tag, so that one node has all of them (Redis Cluster Specification, "Hash tags"). This
+client does not follow redirections. A caller that reaches the wrong node, or gets no answer, calls `doubt`, raises
+`Unavailable`, and retries as after any other failure. Meanwhile the slot map is read again.
 """
 
 import asyncio
@@ -22,13 +22,14 @@ from shared.redis.connection import Address, Redis, connect, redis_answers
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
-"""Of the address of a cluster, and how each of its nodes is spoken to."""
+"""The scheme of a cluster's address, and the scheme for each of its nodes."""
 
 LOOK_AGAIN_S = 0.1
-"""Seconds between two looks at the map, however many doubt it."""
+"""Seconds between two reads of the slot map, however often callers doubt it."""
 
 LOOK_EVERY_S = 30.0
-"""Seconds after which the map is looked at though nobody doubts it: a slot that has moved twice may be where it was."""
+"""Seconds after which the slot map is read even if no caller doubts it: a slot that has moved away and back causes no
+errors."""
 
 
 def is_cluster(url: str) -> bool:
@@ -37,7 +38,7 @@ def is_cluster(url: str) -> bool:
 
 
 class Cluster:
-    """The nodes of a cluster and their slots, as far as it is known; nothing is known before it is `running`.
+    """The known nodes of a cluster and their slots; none are known before it is `running`.
 
     `url` names one or more of the nodes: `redis+cluster://:password@a:6379,b:6379`, or `rediss+cluster://` for TLS.
     """
@@ -56,16 +57,16 @@ class Cluster:
         return self._nodes
 
     def on_change(self, told: Callable[[], None]) -> None:
-        """`told` is called after each look that found something new."""
+        """Calls `told` after each read of the slot map that found a change."""
         self._on_change.append(told)
 
     def address_of(self, key: str) -> Address | None:
-        """Where the key's slot is; None when that is not known."""
+        """Returns the address of the node with the key's slot; None if it is unknown."""
         slot = key_slot(key.encode())
         return next((address for first, last, address in self._slots if first <= slot <= last), None)
 
     def client_of(self, key: str) -> Redis:
-        """A client of the node that has the key's slot. Raises `Unavailable` when that is not known."""
+        """A client of the node that has the key's slot. Raises `Unavailable` if it is unknown."""
         address = self.address_of(key)
         if address is None:
             self.doubt()
@@ -73,12 +74,13 @@ class Cluster:
         return self._nodes[address]
 
     def doubt(self) -> None:
-        """Something went wrong that an old map would explain."""
+        """Reports an error that an outdated slot map would explain."""
         self._doubted.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["Cluster"]:
-        """Keeps the map while the block lasts. It has looked once when the block begins, if any node answered."""
+        """Keeps the slot map up to date within the block. If any node answers, the map was read once before the block
+        begins."""
         try:
             await self._look()
             async with background(self._keep_looking(), name="cluster map"):
@@ -99,7 +101,7 @@ class Cluster:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _look(self) -> None:
-        """Asks the nodes one after the other, until one of them knows the map."""
+        """Asks the nodes one after the other, until one of them returns the map."""
         for address, client in [*self._nodes.items(), *self._seeds.items()]:
             try:
                 async with redis_answers():
@@ -132,9 +134,9 @@ Made = TypeVar("Made")
 
 
 class ForEachNode(Generic[Made]):
-    """Something that runs for each node, for as long as the node has slots.
+    """Runs one context per node, for as long as the node has slots.
 
-    `begin` makes it of the node's client. `on_begun` is called when it runs.
+    `begin` creates the context from the node's client. `on_begun` is called when it runs.
     """
 
     def __init__(
@@ -149,7 +151,8 @@ class ForEachNode(Generic[Made]):
 
     @asynccontextmanager
     async def running(self, on_change: Callable[[], None] = lambda: None) -> AsyncGenerator[None]:
-        """While the block lasts. `on_change` is called when a node's began or ended, and when slots have moved."""
+        """Runs the contexts within the block. `on_change` is called when a node's context began or ended, and when
+        slots have moved."""
         async with background(self._follow(on_change), name=self._name):
             yield
 
@@ -178,7 +181,7 @@ class ForEachNode(Generic[Made]):
 
 
 def _parts_of(url: str) -> tuple[str, str, list[Address]]:
-    """How nodes are spoken to, `user:password@` if there is one, and the nodes that are named."""
+    """Returns the scheme for nodes, `user:password@` if there is one, and the named nodes."""
     scheme, netloc = urlsplit(url).scheme, urlsplit(url).netloc
     credentials, at, hosts = netloc.rpartition("@")
     try:
@@ -195,15 +198,15 @@ def _parts_of(url: str) -> tuple[str, str, list[Address]]:
 
 
 def _address_in(node: list[Any], asked: Address) -> Address:
-    """A node as the map names it. A node without a host is where the question was sent to."""
+    """The address of a node in the slot map. An entry without a host means the node that answered."""
     host, port = node[0], int(node[1])
     return Address(host.decode() if host else asked.host, port)
 
 
-# Sharded pub/sub: each channel is heard at the node that has its slot.
+# Sharded pub/sub: each channel is subscribed at the node that has its slot.
 #
 # It is used as a `ChannelListener` is. When a slot moves, or its node is replaced, the channel is subscribed at the new
-# one, and `on_subscribed` says that something may have been missed.
+# one, and `on_subscribed` reports that messages may have been missed.
 
 
 class ClusterListener:
@@ -222,7 +225,7 @@ class ClusterListener:
         self._on_message = on_message
         self._on_subscribed = on_subscribed
         self._wanted: dict[str, Address | None] = {}
-        """Each channel, and where it is heard."""
+        """Each channel, and the node where it is subscribed."""
         self._listeners = ForEachNode(cluster, self._listen, name=name)
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -257,7 +260,7 @@ class ClusterListener:
             self._place(channel)
 
     def _place(self, channel: str) -> None:
-        """Hears the channel where its slot is now, if there is a listener."""
+        """Subscribes to the channel at the node that has its slot now, if there is a listener."""
         address, was = self._cluster.address_of(channel), self._wanted[channel]
         if was is not None and (was != address or was not in self._listeners.made):
             self._leave(channel, was)

@@ -24,10 +24,10 @@ from shared.concurrency import AnswerTimeout
 from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 
 Redis = ArqRedis
-"""The client that the rest of the product is handed. Only this module knows what is behind it."""
+"""The client that the rest of the product uses. Only this module knows its library."""
 
 MAX_CONNECTIONS = 64
-"""Commands that one process has under way at once; more of them wait for a free connection."""
+"""Commands that one process has in progress at once; more of them wait for a free connection."""
 
 ANSWER_S = 5.0
 """After so many seconds without an answer, Redis counts as gone."""
@@ -51,8 +51,8 @@ class Connection(Protocol):
 
 
 def connect(url: str, *, setting: str = "HOLDFAST_REDIS_URL") -> Redis:
-    """A client of the Redis server at `url`. Raises `InvalidRequest`, which names the setting, for what is no address
-    of one."""
+    """A client of the Redis server at `url`. Raises `InvalidRequest`, which names the setting, if the URL is not an
+    address of Redis."""
     pool = _pool(
         url,
         setting,
@@ -64,7 +64,7 @@ def connect(url: str, *, setting: str = "HOLDFAST_REDIS_URL") -> Redis:
         socket_keepalive=True,
         socket_keepalive_options=_keepalive_options(),
         protocol=2,
-        # redis-py raises a bare OSError when the server's port is closed, which it does not retry unless told to.
+        # redis-py raises a bare OSError when the server's port is closed, which it does not retry by default.
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=2),
         retry_on_error=[RedisConnectionError, RedisTimeoutError, OSError],
     )
@@ -73,13 +73,13 @@ def connect(url: str, *, setting: str = "HOLDFAST_REDIS_URL") -> Redis:
 
 def _pool(url: str, setting: str, **settings: Any) -> ConnectionPool:
     try:
-        # redis-py passes over a database that is no number, and would use another one.
+        # redis-py ignores a database that is not a number, and would use another one.
         int(urlsplit(url).path.strip("/") or 0)
         pool = cast("Any", BlockingConnectionPool).from_url(url, **settings)
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError):
-        # A TypeError is a parameter behind the `?` that no connection has. The URL's text may hold a password anywhere,
-        # and so may the error's.
+        # A TypeError means an unknown parameter after `?`. The URL's text may contain a password anywhere, and so may
+        # the error's.
         raise InvalidRequest(
             f"{setting} is not the address of a Redis: use redis://:password@host:6379/0, or rediss:// for TLS"
         ) from None
@@ -99,8 +99,8 @@ async def own_client(redis: Redis) -> AsyncGenerator[Redis]:
 
 
 def dedicated_connection(redis: Redis) -> Connection:
-    """A connection to the server of `redis`, not yet open. It never reconnects by itself: its owner has to know of a
-    break."""
+    """A connection to the server of `redis`, not yet open. It never reconnects by itself, because its owner must notice
+    a break."""
     pool = cast("Any", redis.connection_pool)
     settings: dict[str, Any] = {**pool.connection_kwargs, "socket_timeout": None, "retry": None, "retry_on_error": []}
     return cast("Connection", pool.connection_class(**settings))
@@ -108,7 +108,7 @@ def dedicated_connection(redis: Redis) -> Connection:
 
 @asynccontextmanager
 async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
-    """Turns every failure of Redis into `Unavailable`; so does silence for `within` seconds."""
+    """Turns every failure of Redis, and silence for `within` seconds, into `Unavailable`."""
     try:
         async with AnswerTimeout(within):
             yield
@@ -117,14 +117,14 @@ async def redis_answers(within: float = ANSWER_S) -> AsyncGenerator[None]:
 
 
 def as_unavailable(error: RedisError | OSError) -> Unavailable:
-    """What a failure of Redis means."""
+    """Returns the `Unavailable` for a failure of Redis."""
     match error:
         case AuthenticationError() | NoPermissionError() | InvalidResponse():
             return Unusable(f"Redis refuses this process: {error}")
         case ResponseError() if str(error).startswith("DB index"):
             return Unusable(f"Redis does not answer: {error}")
         case _:
-            # Others pass, also those of a Redis that is full, that loads its data, that became a replica.
+            # Other errors are temporary, also those of a Redis that is full, loads its data, or became a replica.
             return Unavailable(f"Redis does not answer: {error or type(error).__name__}")
 
 
@@ -134,7 +134,7 @@ def client_of(pool: ConnectionPool) -> Redis:
 
 
 def _keepalive_options() -> dict[int, int]:
-    """Socket options by which a process notices within half a minute that the other machine is gone, also on a
+    """Socket options that let a process notice within half a minute that the other machine is gone, also on a
     connection that only listens."""
     if sys.platform != "linux":
         return {}
@@ -169,7 +169,7 @@ class Address(NamedTuple):
 
 
 def netloc_of(redis: Redis) -> str:
-    """Where the server is, or the path of its socket; without what is needed to be let in."""
+    """Returns the server's host and port, or the path of its socket; without credentials."""
     settings: dict[str, Any] = cast("Any", redis.connection_pool).connection_kwargs
     if "path" in settings:
         return str(settings["path"])
@@ -189,7 +189,7 @@ class Script(Protocol):
 
 class LuaScript:
     """A Lua script of this package. Each `.lua` file begins with its keys, its arguments and its answer. A script may
-    stand on functions of other files, which are named first.
+    use functions of other files, which are named first.
 
     The client sends the script's hash, and its text only to a server that does not know it yet.
     """
@@ -203,14 +203,14 @@ class LuaScript:
 
     @property
     def digest(self) -> str:
-        """By which a server that knows the script is asked for it."""
+        """The hash that calls the script on a server that has loaded it."""
         return cast("str", self._script.sha)
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int], on: Redis | None = None) -> Any:
-        """What the script answers; `on` another server than the one that it was made for."""
+        """Returns the script's answer; `on` calls it on another server than its own."""
         return cast("Any", await self._script(keys=keys, args=args, client=on))
 
     async def answered(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
-        """As a call; raises `Unavailable`."""
+        """Like a call, but raises `Unavailable`."""
         async with redis_answers():
             return await self(keys=keys, args=args)

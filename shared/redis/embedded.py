@@ -1,9 +1,9 @@
 """A Redis inside this process, for `holdfast dev` and tests: nothing in it outlives the process.
 
-Its Lua takes several times as long as the commands of a script: each call compiles the script, each command looks for
-new global variables, and Lua's garbage is collected at the end. Here a script is compiled once and stays a function.
-`append.lua`, which each event of each run goes through, is said in Python, too. All are held to the same tests as on a
-real Redis.
+Its Lua takes several times as long as the commands of a script: each call compiles the script, each command checks for
+new global variables, and Lua's garbage is collected at the end. Here a script is compiled once and kept as a function.
+`append.lua`, which runs for each event of each run, has a version in Python, too. All scripts pass the same tests as on
+a real Redis.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from redis.exceptions import ResponseError
 from shared.redis.connection import Redis, text_of_script
 
 LIFETIME_MAY_DIFFER_S = 1.0
-"""The lifetime of a log is not renewed for less."""
+"""The lifetime of a log is not renewed for a smaller difference."""
 
 _FUNCTION = b"return function(redis, cjson, KEYS, ARGV)\n%b\nend"
 
 Work = Callable[["_Commands", Sequence[bytes], Sequence[bytes]], Any]
-"""What a script does with its keys and arguments."""
+"""A script's function of its keys and arguments."""
 
 
 def connect_embedded(server: FakeServer | None = None) -> Redis:
@@ -48,7 +48,7 @@ class _EmbeddedRedis(Redis):
 
 
 class _EmbeddedScript(AsyncScript):
-    """A script that is executed without the way to the server. Nobody else has the server meanwhile."""
+    """A script that is executed without a round trip to the server. It holds the server's lock meanwhile."""
 
     def __init__(self, client: Redis, script: str, server: FakeServer, lua: "_Lua") -> None:
         super().__init__(cast("Any", client), script)
@@ -59,13 +59,13 @@ class _EmbeddedScript(AsyncScript):
     async def __call__(
         self, keys: Sequence[Any] | None = None, args: Iterable[Any] | None = None, client: Any = None
     ) -> Any:
-        """What the script answers. Raises `ResponseError`."""
+        """Returns the script's answer. Raises `ResponseError`."""
         if client not in (None, self.registered_client):
             return cast("Any", await super().__call__(keys, args, client))  # logs are on another server
         if self._commands is None:
             self._commands = _Commands(self._server, 0, client_class=Redis)
         if self._work is not _append:
-            await asyncio.sleep(0)  # others' turn, as while a server answers
+            await asyncio.sleep(0)  # lets other tasks run, as while a server answers
         given = [_as_bytes(key) for key in keys or ()], [_as_bytes(arg) for arg in args or ()]
         with self._server.lock:
             self._commands.look_at_clock()
@@ -80,11 +80,11 @@ class _Commands(AsyncFakeSocket):
         return cast("Any", self._db)
 
     def look_at_clock(self) -> None:
-        """To be called first: this time decides which keys have expired."""
+        """Must be called first: this time decides which keys have expired."""
         self._stored.time = time.time()
 
     def call(self, command: str, *args: bytes) -> Any:
-        """What the command answers. Raises `ResponseError`."""
+        """Returns the command's answer. Raises `ResponseError`."""
         answer = self._run_command(*self._name_to_func(command), list(args), True)
         if isinstance(answer, Exception):
             raise ResponseError(str(answer))
@@ -96,17 +96,17 @@ class _Commands(AsyncFakeSocket):
         return self._convert_redis_result(lua, self.call(command.decode().lower(), *given))
 
     def told_by_lua(self, answer: Any) -> Any:
-        """What a script answers, as a client gets it."""
+        """Converts a script's answer to the form that a client gets."""
         return self._convert_lua_result(answer, nested=False)
 
     def value(self, key: bytes) -> Any:
-        """What is stored there, as fakeredis has it; None if nothing is."""
+        """Returns the stored value in fakeredis' form; None if there is none."""
         item: Any = self._stored.get(key)
         return None if item is None else item.value
 
     def add(self, stream: bytes, number: int, entry: bytes) -> None:
-        """As XADD of `<number>-0`, which reads its arguments anew for each event. Nobody watches a log, or waits
-        for its entries, but by what is published."""
+        """Like XADD of `<number>-0`, which would parse its arguments anew for each event. No client watches a log or
+        blocks on it, because readers follow the published events."""
         stored, entry_id = self.value(stream), StreamEntryKey(number, 0)
         if stored is None or stored.next_id(entry_id) is None:
             self.call("xadd", stream, entry_id.encode(), b"e", entry)
@@ -114,7 +114,7 @@ class _Commands(AsyncFakeSocket):
             stored.add((b"e", entry), entry_id)
 
     def renew(self, key: bytes, lifetime_ms: bytes) -> None:
-        """As PEXPIRE, unless that would change little: it is called for each event."""
+        """Like PEXPIRE, but skipped if that would change little, because it is called for each event."""
         item: Any = self._stored.get(key)
         ends_at: float = self._stored.time + int(lifetime_ms) / 1000
         if item is not None and (item.expireat is None or abs(item.expireat - ends_at) > LIFETIME_MAY_DIFFER_S):
@@ -122,14 +122,14 @@ class _Commands(AsyncFakeSocket):
 
 
 class _Lua:
-    """A Lua with as much around it as our scripts need."""
+    """A Lua interpreter with the functions that our scripts need."""
 
     def __init__(self) -> None:
         self._runtime: Any = cast("Any", lua51).LuaRuntime(encoding=None)
         self._cjson = self._runtime.table_from({b"decode": self._decode})
 
     def compiled(self, script: str) -> Work:
-        """A script as a function."""
+        """Compiles a script to a function."""
         function, table = self._runtime.execute(_FUNCTION % script.encode()), self._runtime.table_from
 
         def work(commands: _Commands, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
@@ -142,7 +142,7 @@ class _Lua:
         return work
 
     def _decode(self, text: bytes) -> Any:
-        """As `cjson.decode`, of an object whose values are texts and numbers. Raises `ValueError`, for `pcall`."""
+        """Like `cjson.decode`, for an object whose values are texts and numbers. Raises `ValueError`, for `pcall`."""
         found: Any = json.loads(text)
         if not isinstance(found, dict):
             return found
@@ -152,7 +152,7 @@ class _Lua:
 
 
 def _append(commands: _Commands, keys: Sequence[bytes], args: Sequence[bytes]) -> list[Any]:
-    """As `append.lua`, which says what it is given and what it answers."""
+    """Does the same as `append.lua`, which describes the arguments and the answer."""
     events, fence = keys
     caller, first_seq, needs, lifetime, publish, channel, *entries = args
     holder: bytes | None = commands.value(fence)

@@ -1,12 +1,12 @@
-"""The log of a run's events in Redis: numbered, fenced, a cache of what SQL will hold.
+"""The log of a run's events in Redis: numbered, fenced, a cache of the events that SQL will have.
 
 The owner of a run opens the log first, which shuts out all owners before it, and then appends. An entry's id in the
-stream is its number, so Redis itself refuses what an old owner would append behind a newer one's first entry. Readers
-need no permission. Redis may lose all of this at any time: the owner learns it from `RedisLostData`, and a reader from
-a first entry that does not continue its last one.
+stream is its number, so Redis itself refuses an old owner's entries after a newer owner's first one. Readers need no
+permission. Redis may lose all of this at any time: the owner learns it from `RedisLostData`, and a reader from a first
+entry that does not continue its last one.
 
-The feed of live events is beside it: one connection per process and server of logs, however many readers. The feed is
-quick but forgets; the log is complete. A `Subscription` joins the two.
+The feed of live events complements it: one connection per process and log server, however many readers. The feed is
+fast but lossy; the log is complete. A `Subscription` joins the two.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from shared.redis.log_servers import LogServers, OneLogServer
 
 
 class RedisLostData(HoldfastError):
-    """Redis has lost a part of the log: its owner opens it again, and appends again what SQL lacks."""
+    """Redis has lost a part of the log. Its owner opens it again, and appends the entries again that SQL lacks."""
 
     def __init__(self, last: Seq) -> None:
         super().__init__(f"the log in Redis ends at {last}")
@@ -37,13 +37,13 @@ class RedisLostData(HoldfastError):
 class EventLog:
     """The logs of all runs.
 
-    `ttl_s` is how long a log stays after its end. `owner` names this process among those that may have the same fence
-    after a database was set back; by default a new name is made up. `appends` carries appends together with those of
-    other runs; without it, each goes by itself. `servers` keep the logs; by default `redis` does, which has the cancel
-    flags in any case.
+    `ttl_s` is how long a log stays after its end. `owner` distinguishes this process from others that may have the same
+    fence after a database was restored from a backup; by default it is a new name. `appends` sends appends together
+    with those of other runs; without it, each is sent by itself. `servers` keep the logs; by default `redis` does,
+    which has the cancel flags in any case.
 
-    Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it as it
-    was.
+    Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it
+    unchanged.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class EventLog:
         self._appends = appends
 
     async def open(self, run_id: RunId, fence: Fence) -> Seq:
-        """Takes the log for `fence`; gives the last number in it, 0 when Redis has none. Raises `LeaseLost` when a
-        newer owner has it."""
+        """Takes the log for `fence` and returns its last number, 0 if Redis has no log. Raises `LeaseLost` when a newer
+        owner has it."""
         async with self._asking(run_id) as server:
             with crash_point(CrashPoint.OPEN_LOG):
                 last = await self._open(
@@ -80,7 +80,7 @@ class EventLog:
         """Appends entries, each without a line break, and publishes them. Entries that the log has already stay as they
         are, so a repetition does no harm.
 
-        `needs` is the number that the log must reach, or readers would find a hole; 0 when SQL has all that is before.
+        `needs` is the number that the log must reach, or readers would find a hole; 0 if SQL has all earlier entries.
         Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early or Redis does
         not know its owner.
         """
@@ -101,21 +101,21 @@ class EventLog:
             raise RedisLostData(Seq(last))
 
     async def read(self, run_id: RunId, after: Seq, limit: int | None = 1000) -> Entries:
-        """The first `limit` entries after `after` (None: all). They may not continue it, because Redis may have lost
-        some."""
+        """The first `limit` entries after `after` (None: all). They may not follow it directly, because Redis may have
+        lost some."""
         async with self._asking(run_id) as server:
             found: Any = await server.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
         return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
 
     async def newest(self, run_id: RunId) -> bytes | None:
-        """The entry that was shown last, as far as Redis has one."""
+        """Returns the entry that was shown last, if Redis has one."""
         async with self._asking(run_id) as server:
             found: Any = await server.xrevrange(keys.events(run_id), count=1)
         return found[0][1][b"e"] if found else None
 
     async def trim(self, run_id: RunId, stored: Seq) -> None:
         """Drops the entries before `stored`: SQL has them, and readers get them there. The entry `stored` itself stays,
-        so that the stream still says how far it reaches."""
+        so that the stream still shows how far it reaches."""
         async with self._asking(run_id) as server:
             await server.xtrim(keys.events(run_id), minid=f"{stored}-0", approximate=False)
 
@@ -125,8 +125,8 @@ class EventLog:
             await server.delete(keys.events(run_id))
 
     async def expire(self, run_id: RunId) -> None:
-        """Lets the log expire, `ttl_s` from now, and takes the run's cancel flag down. To be called when the run has
-        ended, also when its end could not be appended: a Redis that is full still takes this."""
+        """Lets the log expire, `ttl_s` from now, and deletes the run's cancel flag. Must be called when the run has
+        ended, even if its end could not be appended: a full Redis still accepts this."""
         async with self._asking(run_id) as server, server.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.events(run_id), self._ended_ms)
             pipe.pexpire(keys.fence(run_id), self._ended_ms)
@@ -148,7 +148,7 @@ class EventLog:
             raise
 
     def _lifetime(self, tail: LogTail) -> int:
-        """Of the log with these entries, ms. An end that is sent late, behind `expire`, takes nothing of that back."""
+        """Of the log with these entries, ms. If the end is sent late, after `expire`, it does not undo that."""
         return self._ended_ms if tail.entries and is_end(tail.entries[-1]) else self._live_ms
 
     def _holder(self, fence: Fence) -> str:
@@ -157,19 +157,19 @@ class EventLog:
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 1 << 17
-"""What a reader that is slower than its run may leave in this process before it has to read the log."""
+"""How many bytes of events may wait in this process for a slow reader; beyond that, the reader reads the log."""
 
 PAGE = 500
-"""Entries that a reader which is behind gets from the log at once, of `MAX_BYTES` at most. It keeps them for as long as
-its client takes none."""
+"""Entries that a lagging reader gets from the log at once, of `MAX_BYTES` at most. It keeps them until its client takes
+them."""
 
 
 class Subscription:
     """One reader's view of a run's live events.
 
-    While it has seen everything, it delivers what was published. It is `behind` when something may be missing: at the
-    start, after a lost connection, when the reader was too slow for its buffer, or when a number is missing. Then the
-    reader continues from the log at its own pace. So a reader gets every event once, in order, with bounded memory:
+    While it is up to date, it delivers the published events. It is `behind` if events may be missing: at the start,
+    after a lost connection, when the reader was too slow for its buffer, or when a number is missing. Then the reader
+    continues from the log at its own pace. So a reader gets every event once, in order, with bounded memory:
 
         async with feed.subscribe(run_id) as subscription:
             while ...:
@@ -190,7 +190,7 @@ class Subscription:
         self._has_news = True
         self._waiting: asyncio.Future[None] | None = None
         self._until = 0.0
-        """When the reader has waited long enough, by the event loop's clock."""
+        """When the reader's wait ends, by the event loop's clock."""
         self._timer = MovingTimer()
 
     @property
@@ -200,11 +200,11 @@ class Subscription:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the reader has taken all that is known, and waits for more."""
+        """Whether the reader has taken all known events and waits for more."""
         return self._waiting is not None
 
     async def read(self, log: EventLog, after: Seq, limit: int = PAGE) -> list[tuple[Seq, bytes]]:
-        """What follows `after`, as far as it is known: from the log when behind, else from the feed.
+        """Returns the known events after `after`: from the log if behind, otherwise from the feed.
 
         Raises `Unavailable` when the log cannot be read; the subscription is then still behind.
         """
@@ -224,7 +224,7 @@ class Subscription:
                 self.fall_behind()
 
     async def wait(self, within: float) -> bool:
-        """Waits until there is something to read. False when there is nothing for `within` seconds."""
+        """Waits until there are events to read. Returns False if there are none for `within` seconds."""
         if self._has_news:
             return True
         loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ class Subscription:
             self._wake()
 
     def stop_waiting(self) -> None:
-        """Nobody waits here any more. The feed calls it."""
+        """Ends the wait. The feed calls it."""
         self._timer.stop()
 
     def _wake(self) -> None:
@@ -267,13 +267,13 @@ class Subscription:
         return taken
 
     def _catch_up(self) -> None:
-        """Collects live events again. To be called before the log is read: called afterwards, it would miss what is
-        published in between."""
+        """Collects live events again. Must be called before the log is read: called afterwards, it would miss events
+        that are published in between."""
         self._behind = False
         self._forget()
 
     def fall_behind(self) -> None:
-        """Notes that something may be missing: drops the collected events, so that the reader looks into the log."""
+        """Records that events may be missing: drops the collected events, so that the reader reads the log."""
         self._forget()
         self._behind = True
         self._tell()
@@ -302,9 +302,10 @@ class Subscription:
 
 
 class EventFeed:
-    """Delivers what is published on the channels of runs to the readers of this process.
+    """Delivers the events that are published on the channels of runs to the readers of this process.
 
-    `max_entries` and `max_bytes` limit what waits for one reader; beyond that, the reader continues from the log.
+    `max_entries` and `max_bytes` limit the events that wait for one reader; beyond that, the reader continues from the
+    log.
     """
 
     def __init__(self, servers: LogServers, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
@@ -338,7 +339,7 @@ class EventFeed:
     def _deliver(self, channel: bytes, payload: bytes) -> None:
         first, _, body = payload.partition(b" ")
         if not first.isdigit():
-            # Another release published this, in another form. The log has it.
+            # Another release published this in another form. The log has the event.
             self._look_again(channel)
             return
         entries = body.split(b"\n")

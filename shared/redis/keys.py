@@ -1,4 +1,4 @@
-"""Every key, channel and lifetime that Holdfast uses in Redis. Nowhere else is one spelled.
+"""Every key, channel and lifetime that Holdfast uses in Redis. No other module spells one.
 
 The keys of one run share a hash tag, so that the scripts that touch them also work on a cluster.
 """
@@ -16,14 +16,15 @@ CANCEL_FLAG_TTL_S = _DAY_S
 """Longer than any run; the request itself is in SQL."""
 
 JOB_TTL_S = 30 * _DAY_S
-"""How long a run may wait in the queue before arq forgets what to run."""
+"""How long a run may wait in the queue before the description of its job expires."""
 
 QUEUE = "holdfast:runs"
-"""Sorted set, job id → score: every job there is. Written by `dispatch.lua` and the lease scripts, by Redis' own clock.
-No expiry.
+"""Sorted set, job id → score: every job. Written by `dispatch.lua` and the lease scripts, by Redis' own clock. No
+expiry.
 
 A job that waits for its project's turn has a score below 0 (`turns.lua`); one that is leased has the end of its lease,
-moved into the future by `SCORE_SLACK_MS`. What is due above 0 has lost its lease: the next claim sorts it in."""
+moved into the future by `SCORE_SLACK_MS`. A due job with a score above 0 has lost its lease: the next claim sorts it
+in."""
 
 TURNS = "holdfast:turns"
 """Sorted set, project that has waiting jobs → rank; the first one's job is claimed next. Written by the scripts of the
@@ -39,18 +40,19 @@ of the queue. No expiry: it is gone with its last job."""
 
 IN_FLIGHT_PREFIX = "holdfast:in-flight:"
 """With a project: set of the ids of its leased jobs. Written by the scripts of the queue. No expiry: it is gone with
-its last job, and the sweep removes what is left of a loss."""
+its last job, and the sweep removes remains after a loss of data."""
 
 SCORE_SLACK_MS = 60_000
 """By how many ms the clock that scored a waiting job may run ahead before workers find the job late. It is the clock of
 a Redis that a failover has replaced."""
 
 WAKE_CHANNEL = "holdfast:wake"
-"""Published by `dispatch` and by a release, heard by every worker: there may be a job to claim. The payload is empty.
+"""Published by `dispatch` and by a release, received by every worker: there may be a job to claim. The payload is
+empty.
 """
 
 CANCELS_CHANNEL = "holdfast:cancels"
-"""Published by the API, heard by every worker: `<run_id> <mode>`."""
+"""Published by the API, received by every worker: `<run_id> <mode>`."""
 
 WORKER_ALIVE = "holdfast:worker-alive"
 """String, the name of the worker that wrote it last. Written by every worker with its renewals. Lives for a lease."""
@@ -61,37 +63,37 @@ JOB_PREFIX = job_key_prefix
 
 
 def interval(name: str) -> str:
-    """String, empty: some process does this work in the present interval. Written by the first process that comes.
-    Lives for the interval."""
+    """String, empty: a process does this work in the present interval. Written by the first process that asks. Lives
+    for the interval."""
     return f"holdfast:interval:{name}"
 
 
 def sandbox_alive(tier: str) -> str:
-    """String, empty: some worker lives that runs tools behind walls of this tier. Written by every worker, again and
-    again. Lives for a lease."""
+    """String, empty: a live worker runs tools behind walls of this tier. Refreshed by every worker. Lives for a
+    lease."""
     return f"holdfast:sandbox-alive:{tier}"
 
 
 def javascript_alive(answer: bool) -> str:
-    """String, empty: some worker lives that runs tools in JavaScript, or one that does not. Written by every worker,
-    again and again. Lives for a lease."""
+    """String, empty: a live worker runs tools in JavaScript, or one that does not. Refreshed by every worker. Lives for
+    a lease."""
     return f"holdfast:javascript-alive:{'yes' if answer else 'no'}"
 
 
 def processes(kind: str) -> str:
-    """Sorted set, name of a living process of this kind → ms until which it is taken for there. Written by
-    `present.lua`. Lives as long as its newest process is taken for there."""
+    """Sorted set, name of a live process of this kind → ms until which it counts as present. Written by `present.lua`.
+    Lives as long as its newest process counts as present."""
     return f"holdfast:processes:{kind}"
 
 
 def process(kind: str, name: str) -> str:
-    """String, what the process says of itself as JSON. Written by `present.lua`, again and again. `SHOWN_FOR_S`."""
+    """String, the process's description of itself as JSON. Refreshed by `present.lua`. `SHOWN_FOR_S`."""
     return f"holdfast:process:{kind}:{name}"
 
 
 def events(run_id: RunId) -> str:
     """Stream of the run's events; entry id `<seq>-0`, one field `e` with the event's bytes. Written by `append.lua`,
-    and trimmed to what SQL lacks. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
+    and trimmed to the entries that SQL lacks. `LIVE_LOG_TTL_S` while the run goes on, then the log's `ttl_s`.
     """
     return f"run:{{{run_id}}}:events"
 
@@ -143,6 +145,6 @@ def bucket(owner: str) -> str:
 
 
 def readers(owner: str) -> str:
-    """Sorted set, open stream → ms until which it is taken for open. Written by `enter.lua` and `stay.lua`.
-    Lives as long as its newest reader."""
+    """Sorted set, open stream → ms until which it counts as open. Written by `enter.lua` and `stay.lua`. Lives as long
+    as its newest reader."""
     return f"holdfast:readers:{owner}"

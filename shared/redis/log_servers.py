@@ -1,7 +1,7 @@
 """Where the logs of runs are kept: on one Redis server, or on the nodes of a Redis Cluster.
 
-Only logs and their feeds may be spread over servers, because a run's log has to do with no other. The queue is one set
-for all runs, and stays with leases and signals on the server that every process shares.
+Only logs and their feeds may be spread over servers, because a run's log is independent of all others. The queue is one
+set for all runs; it stays, with leases and signals, on the server that every process shares.
 """
 
 import asyncio
@@ -33,33 +33,33 @@ from shared.redis.connection import (
 
 # One way to Redis for the appends of all runs of this process.
 #
-# To send and to receive costs a process more than all else that an append does. So what the runs have ready in one turn
-# of the event loop goes out in one piece, and the answers are read together. While they are under way, what comes waits
-# for the next piece. Pieces grow with the load by themselves. There is no timer: an append that is alone goes at once.
+# Sending and receiving costs a process more than the rest of an append. So the appends of one turn of the event loop
+# are sent in one batch, and their answers are read together. Meanwhile, further appends wait for the next batch.
+# Batches grow with the load by themselves. There is no timer: a single append is sent at once.
 #
-# For Redis, a piece is one script after another. It does other work in between.
+# For Redis, a batch is one script after another, with other work in between.
 
 
 PIECE_BYTES = 1 << 18
-"""The most that goes out in one piece, unless it is one append. So a long answer that is sent again does not keep the
-others waiting behind all of it."""
+"""The most bytes in one batch, unless it is a single append. So a long answer that is sent again does not block the
+others until all of it is sent."""
 
 
 class _Append(NamedTuple):
-    """A command as it is sent, and who waits for its answer."""
+    """An encoded command, and the future for its answer."""
 
     command: bytes
     answer: "asyncio.Future[Any]"
 
 
 class AppendPipeline:
-    """Carries the appends of all runs of this process to Redis, over one connection.
+    """Sends the appends of all runs of this process to Redis over one connection.
 
-    It is called as the script is, while `running`. An append that Redis refuses fails by itself. What breaks the
-    connection, or is silent, fails everything that is under way with `Unavailable`: repeat it as it was.
+    Call it like the script, while `running`. If Redis refuses an append, only that append fails. If the connection
+    breaks or Redis does not answer, all appends in progress fail with `Unavailable`: repeat them unchanged.
 
-    On a Redis Cluster the logs of two runs may be on two nodes. There each node gets a pipeline, and what belongs to a
-    run's slot is known from the key of its log.
+    On a Redis Cluster the logs of two runs may be on two nodes. There each node has a pipeline, and the key of a run's
+    log determines the node.
     """
 
     def __init__(self, redis: Redis, *, piece_bytes: int = PIECE_BYTES) -> None:
@@ -72,7 +72,7 @@ class AppendPipeline:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["AppendPipeline"]:
-        """Carries appends while the block lasts."""
+        """Sends appends while the block lasts."""
         try:
             async with background(self._carry(), name="append pipeline"):
                 self._is_running = True
@@ -83,7 +83,7 @@ class AppendPipeline:
             await self._connection.disconnect()
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:
-        """What the script answers. Raises `Unavailable`."""
+        """Returns the script's answer. Raises `Unavailable`."""
         if not self._is_running:
             raise _closed()
         command = _packed("EVALSHA", self._script.digest, len(keys), *keys, *args)
@@ -109,7 +109,7 @@ class AppendPipeline:
     async def _carry_piece(self, piece: list[_Append]) -> None:
         failure: Unavailable | None = None
         try:
-            # As `redis_answers`, whose generator would be one for each token.
+            # Like `redis_answers`, which would create a generator for each token.
             async with AnswerTimeout(ANSWER_S):
                 await self._exchange(piece)
         except (RedisError, OSError) as error:
@@ -119,8 +119,8 @@ class AppendPipeline:
                 _fail(unanswered, failure or _closed())
 
     async def _exchange(self, piece: list[_Append]) -> None:
-        """Sends a piece, and over a new connection what the present one leaves unanswered: a server closes what was
-        idle for long."""
+        """Sends a batch, and sends unanswered appends again over a new connection, because a server closes connections
+        that were idle for long."""
         is_new = not self._connection.is_connected
         try:
             await self._send(piece)
@@ -130,7 +130,7 @@ class AppendPipeline:
             await self._send([append for append in piece if not append.answer.done()])
 
     async def _send(self, piece: list[_Append]) -> None:
-        """Sends a piece, and again what a server that is new does not know the script for."""
+        """Sends a batch, and sends those appends again for which a new server had not loaded the script."""
         unknown = await self._answered(piece)
         while unknown:
             await self._connection.send_packed_command(_packed("SCRIPT", "LOAD", self._script.text))
@@ -138,7 +138,7 @@ class AppendPipeline:
             unknown = await self._answered(unknown)
 
     async def _answered(self, piece: list[_Append]) -> list[_Append]:
-        """Sends a piece and takes the answers. Those appends for which the server lacks the script."""
+        """Sends a batch and reads the answers. Returns the appends for which the server lacks the script."""
         connection, unknown = self._connection, list[_Append]()
         await connection.send_packed_command(b"".join([append.command for append in piece]))
         for append in piece:
@@ -155,14 +155,15 @@ class AppendPipeline:
 
 
 def _fail(appends: Iterable[_Append], error: Unavailable) -> None:
-    """Who still waits for an answer gets an error of his own: one that is raised in several places names them all."""
+    """Each waiting caller gets its own error object: one object raised in several places would collect the tracebacks
+    of all."""
     for append in appends:
         if not append.answer.done():
             append.answer.set_exception(copy(error))
 
 
 def _packed(*parts: str | bytes | int) -> bytes:
-    # hiredis is ten times as quick as redis-py. Its types take it for a function of one part.
+    # hiredis is ten times as fast as redis-py. Its type stubs declare a function of one argument.
     packed: bytes = cast("Any", hiredis).pack_command(parts)
     return packed
 
@@ -172,7 +173,7 @@ def _closed() -> Unavailable:
 
 
 Heard = Callable[[bytes, bytes], None]
-"""Is called with the channel and the payload of a message."""
+"""The callback for a message's channel and payload."""
 
 
 class Listener(Protocol):
@@ -192,27 +193,27 @@ class LogServers(Protocol):
     """The command by which a script publishes on the channel of a log."""
 
     def server_of(self, key: str) -> Redis:
-        """A client of the server that has the log with this key. Raises `Unavailable` when that is not known now."""
+        """A client of the server that has the log with this key. Raises `Unavailable` if the server is unknown now."""
         ...
 
     def by_netloc(self) -> Mapping[str, Redis]:
-        """A client of each that is known now, by where it is (`netloc_of`)."""
+        """Returns a client of each known server, by its address (`netloc_of`)."""
         ...
 
     def doubt(self) -> None:
-        """A server did not do what it was asked."""
+        """Reports that a server failed a request."""
         ...
 
     async def are_reachable(self) -> bool:
-        """Whether each of them answers."""
+        """Whether all servers answer."""
         ...
 
     def listener(self, *, name: str, on_message: Heard, on_subscribed: Callable[[bytes], None]) -> Listener:
-        """Hears the channels of logs."""
+        """Returns a listener to the channels of logs."""
         ...
 
     def appending(self) -> AbstractAsyncContextManager[Script]:
-        """Carries the appends of all runs of this process, those for one server together."""
+        """Sends the appends of all runs of this process, those for one server together."""
         ...
 
 
@@ -232,7 +233,7 @@ class OneLogServer:
         return {netloc_of(self._redis): self._redis}
 
     def doubt(self) -> None:
-        """There is no other server to look for."""
+        """Does nothing, because there is no other server."""
 
     async def are_reachable(self) -> bool:
         return await is_reachable(self._redis)
@@ -245,7 +246,7 @@ class OneLogServer:
 
 
 class ClusterLogServers:
-    """Each log is on the node of a cluster that has its slot. To be used while the cluster is `running`."""
+    """Each log is on the node of a cluster that has its slot. Use it while the cluster is `running`."""
 
     publish = "SPUBLISH"
 
@@ -277,8 +278,8 @@ class ClusterLogServers:
 
 @asynccontextmanager
 async def log_servers(url: str, redis: Redis) -> AsyncGenerator[LogServers]:
-    """The servers that `url` names, for the block; without one, `redis` keeps the logs. Raises `InvalidRequest` for
-    what is no address."""
+    """The servers that `url` names, for the block; without one, `redis` keeps the logs. Raises `InvalidRequest` if it
+    is not an address."""
     if not url:
         yield OneLogServer(redis)
     elif is_cluster(url):

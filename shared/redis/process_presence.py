@@ -1,5 +1,5 @@
-"""Which processes live, and what each says of itself. Every process shows itself again and again from its event loop,
-and is forgotten when it does so no more: one that hangs is not shown. Nothing depends on it but what people look at.
+"""Live processes, and each one's description of itself. Every process refreshes its entry from its event loop, and the
+entry expires when it stops, so a hanging process is not shown. Only displays for people depend on it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ State = TypeVar("State", WorkerState, ApiState)
 
 
 class ProcessPresence:
-    """Shows this process to the others, and the others to who asks."""
+    """Publishes this process's entry, and lists the processes."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -42,7 +42,7 @@ class ProcessPresence:
 
     @asynccontextmanager
     async def showing(self, state: Callable[[], WorkerState | ApiState]) -> AsyncGenerator[None]:
-        """Shows this process for as long as the block lasts; `state` is asked each time."""
+        """Shows this process for as long as the block lasts; each refresh calls `state`."""
         shown = state()
         try:
             async with repeating(lambda: self.show(state()), every_s=SHOWN_EVERY_S, name="show the process"):
@@ -61,11 +61,11 @@ class ProcessPresence:
             )
 
     async def workers(self) -> list[WorkerState]:
-        """The workers that live, by name. Raises `Unavailable`."""
+        """Returns the live workers, by name. Raises `Unavailable`."""
         return await self._shown(WorkerState)
 
     async def api_processes(self) -> list[ApiState]:
-        """The API processes that live, by name. Raises `Unavailable`."""
+        """Returns the live API processes, by name. Raises `Unavailable`."""
         return await self._shown(ApiState)
 
     async def _shown(self, wanted: type[State]) -> list[State]:
@@ -88,7 +88,7 @@ def _kind_of(state: type[WorkerState | ApiState]) -> Literal["worker", "api"]:
 
 
 def _state_of(text: bytes, wanted: type[State]) -> State | None:
-    """None for what a newer release says in words that this one does not know."""
+    """Returns None if a newer release wrote a description that this one cannot read."""
     try:
         return msgspec.json.decode(text, type=wanted)
     except msgspec.DecodeError:
@@ -96,18 +96,18 @@ def _state_of(text: bytes, wanted: type[State]) -> State | None:
         return None
 
 
-# What the workers that live can do for tools, so that the API can say it: each shows it again and again in Redis.
+# What live workers can do for tools, for the API's answers. Each worker refreshes its entries in Redis.
 
 
 class ToolPresence:
-    """The walls around tools, and the languages of tools, of the workers that live."""
+    """The walls around tools, and the languages of tools, of the live workers."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def show(self, tier: SandboxTier, *, runs_javascript: bool, for_s: float) -> None:
-        """Says for `for_s` seconds that a worker lives which runs tools behind walls of this tier, and whether it runs
-        those in JavaScript. Silent when Redis does not answer."""
+        """Records for `for_s` seconds that a live worker runs tools behind walls of this tier, and whether it runs
+        tools in JavaScript. Ignores an unavailable Redis."""
         redis = cast("Any", self._redis)
         with suppress(Unavailable):
             async with redis_answers():
@@ -120,12 +120,12 @@ class ToolPresence:
         return alive[-1] if alive else None
 
     async def sandboxes(self) -> list[SandboxTier]:
-        """The walls that living workers have, the strongest first. Empty when Redis does not answer."""
+        """Returns the walls of live workers, the strongest first. Empty when Redis does not answer."""
         shown = await self._shown([keys.sandbox_alive(tier) for tier in SandboxTier])
         return [tier for tier, is_shown in zip(SandboxTier, shown, strict=True) if is_shown]
 
     async def runs_javascript(self) -> bool | None:
-        """Whether any worker runs tools in JavaScript. None when no worker has said so."""
+        """Whether any worker runs tools in JavaScript. None if no worker has an entry."""
         yes, no = await self._shown([keys.javascript_alive(answer) for answer in (True, False)])
         return yes if yes or no else None
 
@@ -140,7 +140,7 @@ class ToolPresence:
 
 # How much memory the Redis servers of a deployment use: the one that every process shares, and those of the logs.
 #
-# Each is asked by itself: one that does not answer says nothing, and the others are shown.
+# Each server is asked separately: if one does not answer, the others are still shown.
 
 
 async def memory_of(redis: Redis, *, within_s: float = ANSWER_S) -> ServerMemory:
@@ -157,10 +157,10 @@ class RedisServers:
     shared: Redis
     logs: LogServers
     is_embedded: bool
-    """There is only one, in this process, whose memory is the process's."""
+    """There is only one server, in this process, and its memory is the process's."""
 
     async def memory(self, *, within_s: float = ANSWER_S) -> list[ServerMemory]:
-        """Of each server, the shared one first. Two databases of one server are one."""
+        """Returns the memory of each server, the shared one first. Two databases on one server count as one."""
         if self.is_embedded:
             return []
         servers = {netloc_of(self.shared): self.shared, **self.logs.by_netloc()}
@@ -174,11 +174,11 @@ async def _memory_or_nothing(redis: Redis, within_s: float) -> ServerMemory:
         return ServerMemory(server=netloc_of(redis))
 
 
-# How a Redis server is set up and what time it has, for those who ask whether it suits us. It changes nothing.
+# How a Redis server is configured and what time it has, for checks of a deployment. It changes nothing.
 
 
 class ServerSettings(NamedTuple):
-    """What a server says of itself. None: it does not tell; some that are rented refuse `CONFIG`."""
+    """A server's settings. None if the server does not tell; some hosted servers refuse `CONFIG`."""
 
     version: str
     now: datetime
@@ -187,7 +187,7 @@ class ServerSettings(NamedTuple):
     appends: bool | None
     """Whether there is an append-only file."""
     snapshots: bool | None
-    """Whether there are snapshots at times."""
+    """Whether the server takes snapshots."""
 
 
 async def settings_of(redis: Redis) -> ServerSettings:
@@ -210,7 +210,7 @@ async def _configuration(client: Any) -> dict[str, str]:
     names = ("maxmemory-policy", "appendonly", "save")
     try:
         found: list[dict[Any, Any]] = [await client.config_get(name) for name in names]
-    except ResponseError:  # `CONFIG` is no command there, or not for this user
+    except ResponseError:  # the server has no `CONFIG`, or refuses it to this user
         return {}
     return {_text(name): _text(value) for one in found for name, value in one.items()}
 

@@ -1,10 +1,10 @@
 """The queue through which workers find runs: a set of jobs, each of which one worker leases for a while. Projects take
-turns (`turns.lua`), and inside a project what has waited longest comes first.
+turns (`turns.lua`), and within a project, the job that has waited longest comes first.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
 worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches orphaned runs again.
 
-What callers have used of their quotas is counted here as well: one answer for all processes.
+This module also counts callers' use of their quotas, so that all processes share one count.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -46,7 +46,7 @@ def decode_job(data: bytes) -> dict[str, Any]:
 
 _QUEUE = [keys.QUEUE, keys.TURNS, keys.TURN]
 _PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
-"""The keys and the first arguments of every script that stands on `turns.lua`."""
+"""The keys and the first arguments of every script that uses `turns.lua`."""
 
 
 class RunQueue:
@@ -60,8 +60,8 @@ class RunQueue:
         self._state = LuaScript(redis, "turns", "queue_state")
 
     async def dispatch(self, *dispatches: Dispatch) -> None:
-        """Puts runs into the queue, and wakes the workers. A dispatch that is in the queue already, or at work, is left
-        as it is."""
+        """Puts runs into the queue, and wakes the workers. A dispatch that is queued or leased already stays as it
+        is."""
         described = [part for dispatch in dispatches for part in _job_of(dispatch)]
         async with redis_answers():
             with crash_point(CrashPoint.DISPATCH):
@@ -80,7 +80,7 @@ class RunQueue:
             log.warning("dispatch_left_to_sweeper", run_id=run.id, reason=str(error))
 
     async def queued_among(self, dispatches: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
-        """Those of `dispatches` that are still in the queue, waiting or at work."""
+        """Returns those of `dispatches` that are still in the queue, waiting or leased."""
         if not dispatches:
             return set()
         async with redis_answers():
@@ -90,14 +90,14 @@ class RunQueue:
         return {one for one, score in zip(dispatches, scores, strict=True) if score is not None}
 
     async def recount(self) -> None:
-        """Puts right what a loss of data may have left between the keys of the queue."""
+        """Repairs inconsistencies between the keys of the queue after a loss of data."""
         async with redis_answers():
             mended = await self._recount(keys=_QUEUE, args=[*_PREFIXES, keys.LEASE_PREFIX])
         if mended:
             log.info("queue_put_right", jobs=mended)
 
     async def state(self) -> QueueState:
-        """How much waits and is at work, of all projects together."""
+        """Returns how many jobs wait and how many are leased, of all projects together."""
         async with redis_answers():
             waiting, oldest_ms, leased = await self._state(keys=_QUEUE, args=[*_PREFIXES, keys.SCORE_SLACK_MS])
         oldest_wait_s = oldest_ms / 1000 if waiting else None
@@ -110,14 +110,14 @@ class RunQueue:
 
 
 def _job_of(dispatch: Dispatch) -> tuple[str, bytes, str, int]:
-    """The job as `dispatch.lua` takes it."""
+    """The job in the form that `dispatch.lua` takes."""
     job_id = keys.job_id(dispatch.run_id, dispatch.number)
     described = _described(job_id, project=dispatch.project_id, priority=dispatch.priority)
     return job_id, described, dispatch.project_id, dispatch.priority
 
 
 def _described(job_id: str, **also: str | int) -> bytes:
-    """arq's description of the job, with fields of ours that arq passes over."""
+    """arq's description of the job, with fields of ours that arq ignores."""
     call = keys.parse_job_id(job_id)
     return serialize_job(
         EXECUTE_RUN, call, {}, None, timestamp_ms(), serializer=lambda job: encode_job({**job, **also})
@@ -125,13 +125,13 @@ def _described(job_id: str, **also: str | int) -> bytes:
 
 
 class Renewal(Enum):
-    """What became of a lease that was to be renewed."""
+    """The outcome of renewing a lease."""
 
     RENEWED = 1
     TAKEN = 0
     """Another worker has the job."""
     FORGOTTEN = -1
-    """No worker has it: the lease ended unnoticed, or Redis lost it."""
+    """No worker has the job: the lease expired unnoticed, or Redis lost it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +150,18 @@ class InFlightLimits:
 
     each: int = 0
     of_project: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The limits of those projects that have one of their own."""
+    """The limits of projects that have their own."""
 
 
 NO_LIMITS = InFlightLimits()
 
 
 class JobLeases:
-    """The leases of one worker: while a lease lasts, this worker alone is to run the job.
+    """The leases of one worker: while a lease lasts, only this worker should run the job.
 
     A lease is a key that names its worker and expires; the job's score in the queue says when. All times are Redis'
-    own, so that no two machines have to agree. The lease decides who *should* run a job; the fence in SQL decides whose
-    writes count.
+    own, so the clocks of machines need not agree. The lease decides who *should* run a job; the fence in SQL decides
+    whose writes count.
 
     Every method raises `Unavailable` when Redis does not answer.
     """
@@ -178,8 +178,8 @@ class JobLeases:
         self._finish = LuaScript(redis, "turns", "finish")
 
     async def claim(self, most: int, *, spare: int = 0) -> Claimed:
-        """Leases up to `most` jobs that wait, and up to `spare` beyond them of projects that have none in flight. A job
-        whose id is no text is nobody's, and is passed over."""
+        """Leases up to `most` waiting jobs, and up to `spare` more of projects that have none in flight. Skips a job
+        whose id is not a text."""
         lease = [keys.LEASE_PREFIX, self._worker, self._lease_ms]
         async with redis_answers():
             wait_ms, *job_ids = await self._claim(
@@ -198,7 +198,7 @@ class JobLeases:
         return {job_id: Renewal(state) for job_id, state in zip(job_ids, states, strict=True)}
 
     async def retake(self, job_id: str) -> bool:
-        """Takes a forgotten lease again; False when another worker was quicker."""
+        """Takes a forgotten lease again. Returns False if another worker was first."""
         async with redis_answers():
             taken = await self._retake(
                 keys=[*_QUEUE, keys.lease(job_id), keys.job(job_id)],
@@ -215,7 +215,7 @@ class JobLeases:
         return bool(taken)
 
     async def release(self, job_id: str) -> bool:
-        """Releases the job and wakes the workers. False when it was no longer this worker's."""
+        """Releases the job and wakes the workers. Returns False if it was no longer this worker's."""
         async with redis_answers():
             released = await self._release(
                 keys=[*_QUEUE, keys.lease(job_id)], args=[*_PREFIXES, job_id, self._worker, keys.WAKE_CHANNEL]
@@ -223,7 +223,7 @@ class JobLeases:
         return bool(released)
 
     async def finish(self, job_id: str) -> bool:
-        """Removes the job that is done; False when another worker has it by now."""
+        """Removes a finished job. Returns False if another worker has it by now."""
         async with redis_answers():
             with crash_point(CrashPoint.FINISH_JOB):
                 finished = await self._finish(
@@ -237,20 +237,21 @@ def _text(job_id: bytes) -> str:
     try:
         return job_id.decode()
     except UnicodeDecodeError:
-        # Half understood it would be another job: its lease would be missed, taken again, and executed.
+        # A partly decoded id would be another job: its lease would not be found, and the job would be taken again and
+        # executed.
         log.warning("job_not_understood", job_id=repr(job_id))
         return ""
 
 
 class WorkerPresence:
-    """Whether any worker lives; readiness asks it before it says that runs will be executed. Every living worker
-    refreshes one key, which expires a lease after the last worker has died."""
+    """Whether any worker lives; the readiness check needs this to report that runs will be executed. Every living
+    worker refreshes one key, which expires a lease after the last worker has died."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def show(self, worker: str, *, for_s: float) -> None:
-        """Says that `worker` lives, for the next `for_s` seconds. Raises `Unavailable` when Redis does not answer."""
+        """Records that `worker` lives for the next `for_s` seconds. Raises `Unavailable` if Redis does not answer."""
         async with redis_answers():
             await cast("Any", self._redis).set(keys.WORKER_ALIVE, worker, px=round(for_s * 1000))
 
@@ -264,8 +265,8 @@ class WorkerPresence:
 
 
 class IntervalLock:
-    """Lets one process of the fleet, the first that comes, do what has to be done once per interval. Two that do it at
-    once must do no harm."""
+    """Lets one process of the fleet, the first that asks, do work that is needed once per interval. It must do no harm
+    if two do it at once."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -273,7 +274,7 @@ class IntervalLock:
     def repeating(
         self, work: Callable[[], Awaitable[object]], *, every_s: float, name: str
     ) -> AbstractAsyncContextManager[None]:
-        """Repeats the work, as `concurrency.repeating`, in those intervals in which this process comes first."""
+        """Repeats the work like `concurrency.repeating`, in the intervals in which this process is first."""
 
         async def work_if_first() -> None:
             if await self._is_first(name, every_s):
@@ -282,7 +283,7 @@ class IntervalLock:
         return repeating(work_if_first, every_s=every_s, name=name)
 
     async def _is_first(self, name: str, every_s: float) -> bool:
-        # No process releases the lock: it expires a little before its owner comes again.
+        # No process releases the lock: it expires shortly before its owner's next try.
         lock_ms = round(every_s * 900)
         try:
             async with redis_answers():
@@ -292,10 +293,10 @@ class IntervalLock:
 
 
 ANSWER_S = 0.5
-"""A limit is not worth a longer wait: a request that Redis does not answer for is let through."""
+"""A limit is not worth a longer wait: if Redis does not answer, the request is admitted."""
 
 READER_S = 60.0
-"""For how long a reader is taken for there when its process says no more."""
+"""How long a reader still counts after its process stopped refreshing it."""
 
 
 class Bucket(NamedTuple):
@@ -307,14 +308,14 @@ class Bucket(NamedTuple):
 
 
 class Empty(NamedTuple):
-    """A bucket that has not the requests that were asked for, and the seconds until it has them."""
+    """A bucket with too few requests left, and the seconds until it has enough."""
 
     position: int
     wait_s: float
 
 
 class Group(NamedTuple):
-    """Readers that count together, and how many of them there may be."""
+    """Readers that are counted together, and their limit."""
 
     owner: str
     most: int
@@ -330,7 +331,7 @@ class Quotas:
         self._stay = LuaScript(redis, "stay")
 
     async def take(self, buckets: Sequence[Bucket], count: int = 1) -> Empty | None:
-        """Takes requests out of each bucket. When one of them has not so many, that one; then nothing was taken."""
+        """Takes requests out of each bucket. If one of them has too few, takes nothing and returns that one."""
         async with redis_answers(ANSWER_S):
             position, wait_ms = await self._take(
                 keys=[keys.bucket(bucket.owner) for bucket in buckets],
@@ -339,8 +340,8 @@ class Quotas:
         return Empty(position - 1, wait_ms / 1000) if position else None
 
     async def enter(self, reader: str, groups: Sequence[Group]) -> int | None:
-        """Counts a reader for the next `READER_S`, or counts it longer. The number of the group that is full, when one
-        is; then it counts nowhere."""
+        """Counts a reader for the next `READER_S`, or extends its time. If a group is full, counts the reader nowhere
+        and returns that group's number."""
         async with redis_answers(ANSWER_S):
             full = await self._enter(
                 keys=[keys.readers(group.owner) for group in groups],
@@ -354,7 +355,7 @@ class Quotas:
             await self._stay(keys=[keys.readers(owner)], args=[round(READER_S * 1000), *readers])
 
     async def leave(self, reader: str, groups: Sequence[Group]) -> None:
-        """Counts a reader no more."""
+        """Stops counting a reader."""
         async with redis_answers(ANSWER_S), cast("Any", self._redis).pipeline(transaction=False) as at_once:
             for group in groups:
                 at_once.zrem(keys.readers(group.owner), reader)

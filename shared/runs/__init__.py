@@ -1,1 +1,1 @@
-"""What both the API and the worker do with runs: adopt a log, decide an approval, cancel an orphaned run."""
+"""Operations on runs that both the API and the worker use: adopt a log, decide an approval, cancel an orphaned run."""

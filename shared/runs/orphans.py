@@ -6,15 +6,15 @@ end. All use the same guarded settle: if a worker claims the run at the same tim
 `adopt_log` hands the log of such a run to its next owner.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from shared.concurrency import PATIENCE_S, Clock, retry_while_unavailable, unix_ms
+from shared.concurrency import Clock, unix_ms
 from shared.domain.approvals import DENIED_BY_EXPIRY, EXPIRY, Approval
 from shared.domain.errors import CancelMode, Conflict, LeaseLost, LifecycleError, NotFound, StaleFence, Unavailable
 from shared.domain.events import LogContinued, StopReason, decode, encode
@@ -42,7 +42,7 @@ class AdoptedLog(NamedTuple):
     """A log whose remaining events are all in SQL."""
 
     follows: Seq
-    """The number after which the new owner's first event comes. What readers may have seen after it is void."""
+    """The number after which the new owner's first event comes. Events after it that readers may have seen are void."""
     is_whole: bool
     """Redis still has the log's end, so readers have seen nothing after `follows`."""
 
@@ -68,8 +68,6 @@ async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore,
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanedRuns:
@@ -94,8 +92,7 @@ class OrphanedRuns:
         """
         shown, tail = ShownStep(), LogTail(first_seq_of(Fence(1)), ())
         if run.status is RunStatus.RUNNING:
-            owner, lost = self.ids.claim(), run
-            run = await self._persist(lambda: self.runs.take_over(lost, owner, self.clock.now()))
+            run = await self.runs.take_over(run, self.ids.claim(), self.clock.now())
             follows = await self._adopt(run)
             shown = ShownStep(decode(entry) for _, entry in await self.events.read(run.id, run.checkpoint_seq, None))
             tail = self._opening(run, follows)
@@ -113,15 +110,15 @@ class OrphanedRuns:
             denial_reason=denial_reason,
             rollback=mode is CancelMode.ROLLBACK,
         )
-        settled = await self._persist(lambda: self.settlements.settle(run, settlement))
+        settled = await self.settlements.settle(run, settlement)
         log.info("orphaned_run_cancelled", run_id=run.id, was=run.status, cause=cause)
         self._trace_end(settled.run, now)
         await self._announce(settled)
         return settled.run
 
     async def _lost_with_workers(self, run: Run, shown: ShownStep) -> Usage:
-        """About what the calls have used of which nothing is counted: that of the worker that is gone, and those of
-        earlier ones. Where the conversation ends in calls of tools, the worker was gone in one of these."""
+        """Estimates the usage of calls that are not counted yet: that of the lost worker, and those of earlier ones.
+        Where the conversation ends in calls of tools, the worker was gone in one of these."""
         calls = shown.lost_calls + (run.follows_lost_owner or bool(shown.text))
         if not calls or run.options.tool_name is not None:
             return Usage()
@@ -179,9 +176,6 @@ class OrphanedRuns:
         finally:
             await self.event_log.expire(run.id)
 
-    async def _persist(self, write: Callable[[], Awaitable[Result]]) -> Result:
-        return await retry_while_unavailable(lambda _: write(), for_s=PATIENCE_S, clock=self.clock)
-
 
 # Decisions on waiting tool calls, and the continuation of the runs that waited. People, clients and the clock decide
 # through this one service.
@@ -200,16 +194,14 @@ class ApprovalService:
 
     async def decide(self, asked: Approval, decision: Decision, *, by: str) -> Decided:
         """Decides one call, as `DecisionStore.decide`."""
-        now = self.clock.now()
-        decided = await self._persist(lambda _: self.decisions.decide(asked, decision, by=by, now=now))
+        decided = await self.decisions.decide(asked, decision, by=by, now=self.clock.now())
         if decided.run is not None:
             await self.queue.dispatch_stored(decided.run)
         return decided
 
     async def decide_all(self, run: Run, given: Sequence[NewMessage], *, keys: SubmissionKeys, by: str) -> Submitted:
         """Decides all calls that a thread waits for, as `DecisionStore.decide_all`."""
-        decide_all = self.decisions.decide_all
-        submitted = await self._persist(lambda again: decide_all(run, given, keys=keys, by=by, again=again))
+        submitted = await self.decisions.decide_all(run, given, keys=keys, by=by)
         await self.queue.dispatch_stored(submitted.run)
         return submitted
 
@@ -239,6 +231,3 @@ class ApprovalService:
     def _clock_as_asker(self) -> Asker:
         """Returns the asker of expired approvals: the audit log shows that no key has decided."""
         return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.orphans.ids)
-
-    async def _persist(self, write: Callable[[bool], Awaitable[Result]]) -> Result:
-        return await retry_while_unavailable(write, for_s=PATIENCE_S, clock=self.clock)

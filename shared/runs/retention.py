@@ -58,7 +58,7 @@ class Retention:
         return total["runs"]
 
 
-# Retention of what is recorded beside runs: the audit log, and the accounts of budgets.
+# Retention of records beside runs: the audit log, and the accounts of budgets.
 
 
 AT_ONCE = 1000
@@ -82,7 +82,7 @@ class RecordRetention:
         return self.audit_days > 0 or self.budget_days > 0
 
     async def prune(self, batches: int | None = None, *, stop: Callable[[], bool] = lambda: False) -> Counter[str]:
-        """Deletes what is too old, `batches` of each kind at most, until `stop` is true. Returns the number of
+        """Deletes records that are too old, `batches` of each kind at most, until `stop` is true. Returns the number of
         rows by table. Raises `Unavailable`."""
         deleted = Counter[str]()
         for name, store, before in self._too_old():

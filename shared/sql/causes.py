@@ -1,4 +1,4 @@
-"""Why a database does not serve: from what it says itself to one sentence that says whose move it is.
+"""Translates a database's errors into one sentence that says why it does not serve and who must act.
 
 The sentences reach clients as well, so none of them names an address, a role or a value. The command line adds those.
 """
@@ -48,18 +48,18 @@ _SQLITE: Mapping[str, Unavailable] = {
 
 
 DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
-"""The errors that a statement may raise. A failure to connect is an OSError, because the driver does not wrap it: also
-one to find the host's address, or a way there."""
+"""The errors that a statement may raise. A failed connect, DNS lookup or route is an OSError, because the driver does
+not wrap it."""
 
 _AWAY = ("08", "40", "53", "57", "26000", "42P05")
-"""SQLSTATEs or their classes: connection lost, transaction given up, out of resources, shutting down, which pass; and a
-prepared statement that is not there, or was there before."""
+"""SQLSTATEs or their classes: connection lost, transaction aborted, out of resources and shutting down are temporary;
+the last two mean that a prepared statement is missing or exists already."""
 _DATA = "22"
-"""The class of values that cannot be stored, such as a NUL in a text."""
+"""The SQLSTATE class of values that the database cannot store, such as a NUL in a text."""
 
 
 def as_ours(error: BaseException) -> HoldfastError | None:
-    """The domain error that a database's error means; None when the error means that the code is wrong.
+    """Returns the domain error for a database's error; None if the error shows a defect in our code.
 
     The database's own text may hold statements and values. So it goes to the log with the cause, never into our
     message.
@@ -88,7 +88,7 @@ async def database_answers() -> AsyncGenerator[None]:
 
 
 def unavailable(error: BaseException) -> Unavailable:
-    """The sentence for an error that means that no statement can be executed now."""
+    """Returns the domain error for an error that means that no statement can be executed now."""
     if isinstance(error, PoolTimeout):
         return Unavailable("every connection to the database is in use (HOLDFAST_DATABASE_CONNECTIONS); try again")
     known = _known(error.orig if isinstance(error, DBAPIError) else error)
@@ -97,8 +97,8 @@ def unavailable(error: BaseException) -> Unavailable:
 
 
 def check_file(file: Path) -> None:
-    """Raises `Unusable` for what cannot be the file of a SQLite database. The driver works on a thread of its own, and
-    would still be saying so when the process has ended."""
+    """Raises `Unusable` if the path cannot be a SQLite database. The driver works on its own thread, which would still
+    report the error after the process has ended."""
     if not file.exists():
         if not os.access(file.parent, os.W_OK | os.X_OK):
             raise Unusable(_SQLITE["SQLITE_CANTOPEN"].message)
@@ -113,7 +113,8 @@ def check_file(file: Path) -> None:
 
 
 def is_damaged(error: DBAPIError) -> bool:
-    """Whether a file is no database, or no longer one. SQLite's driver has no class of its own for that."""
+    """Whether the error means that the file is not a database or is damaged. SQLite's driver has no exception class for
+    that."""
     return isinstance(_known(error.orig), Unusable)
 
 

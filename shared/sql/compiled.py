@@ -1,8 +1,8 @@
 """Statements in the database's own words, compiled once, for a driver to execute.
 
-What SQLAlchemy does with each execution of a compiled statement is repeated here as far as our statements need it: the
-values in the order of their places, lists one place for each of their values, types that are stored as others, and rows
-that are asked by name and by column.
+This module repeats the part of SQLAlchemy's execution that our statements need: it orders the values by their
+placeholders, expands lists to one placeholder per value, converts types, and returns rows with access by name and by
+column.
 """
 
 import re
@@ -19,24 +19,24 @@ from sqlalchemy.sql.compiler import ExpandedState, SQLCompiler
 Convert = Callable[[Any], Any]
 
 FORMS_OF_A_STATEMENT = 20
-"""An INSERT is compiled for each set of columns that it is given. More of them than this are not worth keeping."""
+"""An INSERT is compiled once for each set of columns. Keeping more forms than this is not worth it."""
 
 
 class _Parameter(NamedTuple):
-    """What stands at one place of a compiled statement."""
+    """The parameter of one placeholder in a compiled statement."""
 
     name: str
     otherwise: Any
-    """The statement's own value, which stands there unless `is_given`."""
+    """The statement's own value, used unless `is_given`."""
     is_given: bool
-    """Whether the caller gives it."""
+    """Whether the caller gives the value."""
     convert: Convert | None
     place: int | None = None
-    """Which one of the caller's values, for a parameter that is a list."""
+    """For a list, the index of this value in it."""
 
 
 class Answer(IteratorResult[*tuple[Any, ...]]):
-    """The rows that a driver gave, and how many rows the statement changed."""
+    """The rows that a driver returned, and how many rows the statement changed."""
 
     rowcount = -1
 
@@ -48,11 +48,11 @@ class Compiled(NamedTuple):
     parameters: Sequence[_Parameter]
     columns: SimpleResultMetaData
     converted: Sequence[tuple[int, Convert]]
-    """The columns whose values are not as the driver gives them."""
+    """The columns whose values must be converted from the driver's."""
     gives_rows: bool
 
     def values(self, given: Mapping[str, Any]) -> list[Any]:
-        """The values in the order of their places. Raises `KeyError` for one that is missing."""
+        """Returns the values in the order of their placeholders. Raises `KeyError` for a missing one."""
         values = list[Any]()
         for name, otherwise, is_given, convert, place in self.parameters:
             value = given[name] if is_given else otherwise
@@ -61,14 +61,14 @@ class Compiled(NamedTuple):
         return values
 
     def spelled_out(self, given: Mapping[str, Any]) -> str | None:
-        """The text with the values in it, for Postgres; None when it could mean something else with one of them."""
+        """Returns the text for Postgres with the values written into it; None if a value could change its meaning."""
         spelled = [_spelled(value) for value in self.values(given)]
         if None in spelled:
             return None
         return _PLACE.sub(lambda found: str(spelled[int(found[1]) - 1]), self.text)
 
     def answer(self, rows: Iterable[Sequence[Any]], changed: int) -> Answer:
-        """The driver's rows, as SQLAlchemy would give them."""
+        """Returns the driver's rows as SQLAlchemy would."""
         answer = Answer(self.columns, cast("Any", map(self._row, rows) if self.converted else iter(rows)))
         answer.rowcount = changed
         return answer
@@ -81,15 +81,16 @@ class Compiled(NamedTuple):
 
 
 _PLACE = re.compile(r"\$(\d+)")
-"""Where Postgres puts a value; our statements have no text of their own with one in it."""
+"""A placeholder of Postgres. Our statements have no literal text that contains one."""
 
 
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]*")
-"""A text that means itself between quotes, whatever the server's settings are. All ids that we make are such texts."""
+"""A text that needs no escaping between quotes under any settings of the server. All ids that we make are such
+texts."""
 
 
 def _spelled(value: Any) -> str | None:
-    """The value as it is written in a statement. None for one that is only ever given beside it."""
+    """Returns the value as a literal; None for a value that must be passed as a parameter."""
     match value:
         case bool() | int():
             return str(value).lower()
@@ -100,7 +101,7 @@ def _spelled(value: Any) -> str | None:
 
 
 def as_one(several: tuple[Compiled, ...]) -> Compiled:
-    """Writes as one statement of Postgres, with their values one after the other; it gives what the last one gives."""
+    """Joins writes into one Postgres statement with all their values. It returns the rows of the last write."""
     text = _text_of(tuple((one.text, len(one.parameters)) for one in several))
     return several[-1]._replace(text=text, parameters=[])
 
@@ -116,7 +117,7 @@ def _text_of(several: tuple[tuple[str, int], ...]) -> str:
 
 
 class CompiledStatements:
-    """The compiled form of every statement that has come more than once, for one database."""
+    """The compiled forms of all statements that were executed more than once, for one database."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -124,11 +125,11 @@ class CompiledStatements:
 
     @property
     def kept(self) -> int:
-        """How many statements there are."""
+        """The number of compiled statements."""
         return len(self._forms)
 
     def get(self, statement: sa.Executable, given: Mapping[str, Any]) -> Compiled | None:
-        """The statement's form for parameters such as these; None when it is SQLAlchemy that has to execute it."""
+        """Returns the statement's form for such parameters; None if SQLAlchemy must execute it."""
         forms = self._forms.get(statement)
         if forms is None:
             self._forms[statement] = {}
@@ -144,13 +145,13 @@ def _compiled(statement: sa.Executable, dialect: Dialect, given: Mapping[str, An
     compiled = cast("sa.ClauseElement", statement).compile(dialect=dialect, column_keys=sorted(given))
     if not isinstance(compiled, SQLCompiler) or _is_for_sqlalchemy(compiled):
         return None
-    # An INSERT that is asked for nothing has some columns all the same.
+    # An INSERT without RETURNING has result columns all the same.
     exported: Any = getattr(statement, "exported_columns", None)
     keys: list[str] = exported.keys() if exported else []
     columns: list[Any] = cast("Any", compiled)._result_columns if keys else []  # noqa: SLF001 - told nowhere else
     names = [column.keyname for column in columns]
     converters = [_result_converter(column.type, dialect) for column in columns]
-    # With as many places as the lists among the values have of them.
+    # With one placeholder for each value of the lists.
     expanded = compiled.construct_expanded_state(dict(given))
     return Compiled(
         expanded.statement,
@@ -162,13 +163,14 @@ def _compiled(statement: sa.Executable, dialect: Dialect, given: Mapping[str, An
 
 
 def _also_by(column: Any, key: str, names: Sequence[str]) -> tuple[Any, ...]:
-    """By what, besides its name in the database, a row is asked for a value: our own name for it, and the column."""
+    """Returns the keys for a value of a row besides its name in the database: our own name for it, and the column."""
     columns = [by for by in column.objects if isinstance(by, sa.ClauseElement)]
     return (*columns, *([] if key in names else [key]))
 
 
 def _is_for_sqlalchemy(compiled: SQLCompiler) -> bool:
-    """Whether values are made as it is executed; or it is text, and nobody knows what it gives."""
+    """Whether SQLAlchemy must execute it: because it computes values at execution, or is plain text with unknown
+    columns."""
     is_text = isinstance(compiled.statement, sa.TextClause)
     return bool(is_text or compiled.insert_prefetch or compiled.update_prefetch)
 

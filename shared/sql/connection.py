@@ -3,12 +3,12 @@
 SQLAlchemy makes the statements, compiles them and keeps the pool of connections. What it does besides for each
 execution (a context, a cursor, a greenlet for every wait; on SQLite four hand-overs to the driver's thread) takes three
 times as long as the driver. So a statement that comes a second time, the same object, is compiled once and from then on
-goes to asyncpg or aiosqlite directly; what they answer is put into SQLAlchemy's rows. Statements that are made for one
-use go SQLAlchemy's way, and so do all while somebody listens to its events. On SQLite, what is quick goes past the
-driver's thread as well.
+goes to asyncpg or aiosqlite directly; their answers become SQLAlchemy's rows. SQLAlchemy executes statements that are
+made for one use, and all statements while a listener of its events is registered. On SQLite, quick statements bypass
+the driver's thread as well.
 
-Most of what a statement costs both sides is its way there and back. So writes whose answers nobody needs can wait for
-each other (`defer`): Postgres gets them as one statement. And what a transaction locks goes along with its beginning.
+Most of a statement's cost on both sides is its round trip. So a caller can `defer` writes whose answers it does not
+need: Postgres gets them as one statement. And a transaction sends its locks in one message with its `BEGIN`.
 """
 
 import sqlite3
@@ -30,13 +30,13 @@ Columns = TypeVarTuple("Columns")
 
 
 QUICK_STEPS = 20_000
-"""Instructions of SQLite's machine that a query may take on the event loop: about a millisecond."""
+"""Instructions of SQLite's virtual machine that a query may take on the event loop: about a millisecond."""
 
 _WRITES_OF_FEW_ROWS = ("INSERT", "UPDATE")
-"""They are executed on the event loop, too. A DELETE may be of very many rows."""
+"""These writes are executed on the event loop, too; a DELETE is not, because it may delete very many rows."""
 
 WRITES_AT_ONCE = 16
-"""So many writes are one statement. The driver does not keep statements of more than 15 KiB."""
+"""At most so many writes are joined into one statement. The driver does not keep statements of more than 15 KiB."""
 
 
 class Filled(NamedTuple):
@@ -47,7 +47,7 @@ class Filled(NamedTuple):
 
 
 class Connection(AsyncConnection):
-    """A connection of the engine's pool, in autocommit. `async with` takes it and gives it back."""
+    """A connection of the engine's pool, in autocommit. `async with` takes it from the pool and returns it."""
 
     def __init__(self, engine: AsyncEngine, statements: CompiledStatements) -> None:
         super().__init__(engine)
@@ -61,7 +61,7 @@ class Connection(AsyncConnection):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Not in a task of its own, as SQLAlchemy does it for a rollback that may take long: here nothing is waited for.
+        # SQLAlchemy uses a task for this, because its rollback may take long; here nothing waits.
         await self.close()
 
     async def start(self, is_ctxmanager: bool = False) -> AsyncConnection:
@@ -83,8 +83,8 @@ class Connection(AsyncConnection):
     async def execute(
         self, statement: sa.Executable, parameters: Any = None, *, execution_options: Any = None
     ) -> CursorResult[*tuple[Any, ...]]:
-        """As `AsyncConnection.execute`, after the writes that were deferred. The result has its rows and `rowcount`,
-        and nothing else of a cursor's."""
+        """Like `AsyncConnection.execute`, after the deferred writes. The result has its rows and `rowcount`, and
+        nothing else of a cursor's."""
         if self._deferred:
             await self.flush()
         given = _only(parameters)
@@ -95,15 +95,15 @@ class Connection(AsyncConnection):
         return await super().execute(statement, parameters, execution_options=execution_options)
 
     def defer(self, statement: sa.Executable, *parameters: Mapping[str, Any]) -> None:
-        """A write for each of these parameters, to be executed before the next statement, or at the end of the
-        transaction; what it raises is raised there. Writes that wait together may not depend on each other, be it by a
-        policy of their tables, nor write the same row: Postgres executes them at once."""
+        """Defers a write for each of these parameters to the next statement or the end of the transaction, which raises
+        its errors. Writes that are deferred together must not depend on each other, not even through a policy of their
+        tables, nor write the same row: Postgres executes them at once."""
         self._deferred += [Filled(statement, one) for one in parameters]
 
     async def execute_with_deferred(
         self, statement: sa.Executable, parameters: Mapping[str, Any]
     ) -> CursorResult[*tuple[Any, ...]]:
-        """A write whose answer is needed, together with those that were deferred."""
+        """Executes a write whose answer the caller needs, together with the deferred ones."""
         writes, self._deferred = [*self._deferred, Filled(statement, parameters)], []
         at_once = 1 if self._is_sqlite or self._is_listened_to() else WRITES_AT_ONCE
         parts = [writes[start : start + at_once] for start in range(0, len(writes), at_once)]
@@ -112,7 +112,7 @@ class Connection(AsyncConnection):
         return await self._execute_together(parts[-1])
 
     async def flush(self) -> None:
-        """Executes the writes that were deferred."""
+        """Executes the deferred writes."""
         if self._deferred:
             last = self._deferred.pop()
             await self.execute_with_deferred(*last)
@@ -123,8 +123,8 @@ class Connection(AsyncConnection):
         return sqlite.insert if self._is_sqlite else postgresql.insert
 
     async def open_transaction(self, command: str, first: Sequence[Filled]) -> None:
-        """Begins a transaction with this command, and executes statements whose answers nobody needs, in this order:
-        in one message to Postgres, as far as their values can be written into their text."""
+        """Begins a transaction with this command, and executes statements without returning their answers, in this
+        order. Postgres gets one message, as far as the values can be written into the text."""
         texts, others = [command], list(first)
         while others and not self._is_listened_to() and (text := self._spelled_out(others[0])) is not None:
             texts.append(text)
@@ -134,19 +134,19 @@ class Connection(AsyncConnection):
             await self.execute(statement, given)
 
     async def tell(self, command: str) -> None:
-        """Executes a command that has no parameters and gives nothing back."""
+        """Executes a command that has no parameters and returns nothing."""
         await self._driver_does(self._driver.execute(command))
 
     async def undo(self, command: str) -> None:
-        """Ends the transaction with this command, if one was begun. A connection that is still in it then, because it
-        does not answer or because the caller was cancelled once more, is cut off: the server undoes it."""
+        """Ends the transaction with this command, if one was begun. Closes the connection if it is still in the
+        transaction then, because it does not answer or the caller was cancelled again: the server rolls back."""
         self._deferred.clear()
         try:
             await self.tell(command)
         except (SQLAlchemyError, OSError):
             return
         finally:
-            # What SQLite's driver was given to do, it does, whoever waits for that.
+            # SQLite's driver executes all queued work, even if the caller no longer waits for it.
             if not self._is_sqlite and self._driver.is_in_transaction():
                 self._driver.terminate()
 
@@ -162,7 +162,7 @@ class Connection(AsyncConnection):
         return None if compiled is None else compiled.spelled_out(filled.given)
 
     async def _execute_together(self, writes: Sequence[Filled]) -> CursorResult[*tuple[Any, ...]]:
-        """What the last one gives."""
+        """Returns the answer of the last write."""
         *before, last = writes
         if before:
             forms = [form for write in writes if (form := self._statements.get(*write)) is not None]
@@ -207,13 +207,14 @@ class Connection(AsyncConnection):
 
 
 def _without_thread(driver: Any) -> sqlite3.Connection:
-    """SQLite's connection, for what waits neither for a lock nor for the disk: in WAL mode, all but the beginning and
-    the end of a transaction. The way to the driver's thread and back takes longer than such a statement."""
+    """Returns SQLite's connection for statements that wait neither for a lock nor for the disk: in WAL mode, all but
+    the beginning and the end of a transaction. A hand-over to the driver's thread and back takes longer than such a
+    statement."""
     return driver._conn  # noqa: SLF001 - the driver's own methods all go to its thread
 
 
 def _read_quickly(connection: sqlite3.Connection, text: str, values: Sequence[Any]) -> list[Any] | None:
-    """What a query gives; None when it takes long, and is to be asked on the driver's thread."""
+    """Returns a query's answer; None if it takes too long, so that the driver's thread must execute it."""
     connection.set_progress_handler(_give_up, QUICK_STEPS)
     try:
         return connection.execute(text, values).fetchall()
@@ -237,21 +238,21 @@ def _driver_errors(dialect: Dialect) -> tuple[type[Exception], ...]:
 
 
 def _kind_of(state: str | None) -> type[DBAPIError]:
-    """What the server says has an SQLSTATE; what the driver itself refuses has none."""
+    """An error of the server has an SQLSTATE; one of the driver itself has none."""
     if state is None:
         return InterfaceError
     return {"23": IntegrityError, "42": ProgrammingError}.get(state[:2], DBAPIError)
 
 
 def is_unusable(driver: Any) -> bool:
-    """Whether a driver's connection was lost, or left in a transaction by somebody who could not end it."""
+    """Whether a driver's connection was lost, or a former user left it in a transaction."""
     if isinstance(getattr(driver, "in_transaction", None), bool):  # aiosqlite
         return driver.in_transaction
     return driver.is_closed() or driver.is_in_transaction()
 
 
 def _only(parameters: Any) -> Mapping[str, Any] | None:
-    """The parameters, if the statement is executed for one set of them."""
+    """Returns the parameters if the statement is executed for one set of them."""
     if isinstance(parameters, list):
         sets = cast("list[Any]", parameters)
         parameters = sets[0] if len(sets) == 1 else sets
@@ -261,6 +262,6 @@ def _only(parameters: Any) -> Mapping[str, Any] | None:
 
 
 def _changed(status: str) -> int:
-    """How many rows; Postgres says it as `UPDATE 3`."""
+    """Returns how many rows changed; Postgres answers with a text such as `UPDATE 3`."""
     last = status.rpartition(" ")[2]
     return int(last) if last.isdecimal() else -1

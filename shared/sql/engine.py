@@ -37,8 +37,8 @@ _PARAMETERS = frozenset(
     {"host", "port", "user", "password", "passfile", "ssl", "sslmode", "target_session_attrs"}
     | {"prepared_statement_cache_size"}
 )
-"""What may stand behind the `?` of a Postgres URL: asyncpg's own names that take a text, and `sslmode`, by which
-everybody else calls its `ssl`."""
+"""The parameters that a Postgres URL may have after `?`: asyncpg's own names that take a text, and `sslmode`, the usual
+name for asyncpg's `ssl`."""
 
 
 def database_url(text: str) -> URL:
@@ -47,7 +47,7 @@ def database_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
-        # A ValueError is one of a port that is no number.
+        # `ValueError` means that the port is not a number.
         raise InvalidRequest(f"{_SETTING} is not a database URL: {_EXAMPLES}") from error
     backend = url.drivername.partition("+")[0]
     if backend not in _DRIVERS:
@@ -78,7 +78,7 @@ def _of_postgres(url: URL) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL for a message: without the password and what stands behind the `?`."""
+    """The URL for a message: without the password and the parameters after `?`."""
     if url.get_backend_name() == "sqlite":
         return f"sqlite:///{url.database}"
     return url.set(drivername="postgresql", query={}).render_as_string()
@@ -95,7 +95,7 @@ MIGRATION_LOCK = 4_819_203_311
 """The number of our advisory lock; no other program on the database uses it."""
 
 WAIT_S = 3.0
-"""Seconds to wait for a connection, a new one or one of the pool. After them a request is a 503."""
+"""Seconds to wait for a connection, a new one or one of the pool. After that, the API answers 503."""
 
 ANSWER_S = 10.0
 """After so many seconds without an answer to a statement, the database counts as gone."""
@@ -109,8 +109,8 @@ EVERYBODY = ""
 """In the place of a project, for processes that serve all of them, such as workers: no filter of rows."""
 
 PROJECT_SETTING = "holdfast.project"
-"""What the policies of the tables read on Postgres: whose rows a session sees and may write. Without it, everybody's,
-as workers need."""
+"""The setting that the tables' policies read on Postgres: the project whose rows a session may see and write. Without
+it, a session sees the rows of all projects, as workers need."""
 
 _SHOWN = "holdfast_shown"
 
@@ -168,7 +168,7 @@ class Database:
         self._begin = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN ISOLATION LEVEL READ COMMITTED"
         self._statements = CompiledStatements(self._engine.dialect)
         self.one_writer = asyncio.Lock()
-        """Who writes to SQLite from this process has it."""
+        """Each writer to SQLite in this process holds it."""
         self.whose: Callable[[], str] = _everybody
         self.tells_whose = not self.is_sqlite
         if self.is_sqlite:
@@ -180,9 +180,9 @@ class Database:
         event.listen(self._engine.sync_engine, "checkout", partial(_check, self._engine.dialect, trusted_s))
 
     def scoped_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
-        """The same connections, for one who acts for a project. `whose` is asked at each use which one it is, and
-        raises when there is none. On Postgres the session is told, so that the tables' policies show that project's
-        rows and no others; without `policies`, it is not."""
+        """Returns a view of the same connections for a caller that acts for one project. Each use calls `whose` for the
+        project; it raises if there is none. On Postgres, each session is set to that project, so that the tables'
+        policies hide all other rows; without `policies`, sessions are not set."""
         bound = copy.copy(self)
         bound.whose = whose
         bound.tells_whose = policies and not self.is_sqlite
@@ -195,8 +195,8 @@ class Database:
         return {"in_use": in_use, "idle": idle, "free": max(pool.size() - in_use - idle, 0)}
 
     async def passes_policies(self) -> bool:
-        """Whether this process sees all rows, whatever the tables' policies say: as a superuser, or with BYPASSRLS. A
-        database that is away says nothing of it."""
+        """Whether this process sees all rows, whatever the tables' policies say: as a superuser, or with BYPASSRLS. If
+        the database does not answer, this is unknown."""
         passes = sa.text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
         try:
             async with self.read() as connection:
@@ -224,7 +224,7 @@ class Database:
             try:
                 first = [] if self.is_sqlite else [*locks]
                 if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
-                    # Not for the session: a rollback would take that back, unnoticed.
+                    # Not for the session, because a rollback would silently undo the setting.
                     first.insert(0, Filled(_FOR_THE_TRANSACTION, {"project": project}))
                 await connection.open_transaction(self._begin, first)
                 yield connection
@@ -260,7 +260,7 @@ class Database:
             await connection.execute(sa.text("SELECT 1"))
 
     async def now(self) -> datetime:
-        """What time the database takes it for, to the second; SQLite has this machine's clock. Raises `Unavailable`."""
+        """Returns the database's time, to the second; SQLite uses this machine's clock. Raises `Unavailable`."""
         async with self.read() as connection:
             found: datetime = (await connection.execute(sa.select(sa.func.now()))).scalar_one()
         return found if found.tzinfo else found.replace(tzinfo=UTC)
@@ -280,8 +280,8 @@ def _engine(url: URL, **given: Any) -> AsyncEngine:
 
 
 def _bound(dialect: Dialect, _entry: Any, _arguments: Any, settings: dict[str, Any]) -> None:
-    """Bounds how long a new connection to Postgres is waited for. asyncpg's own limit would be over whenever the
-    process stood still meanwhile, and a worker that starts would end."""
+    """Limits the wait for a new connection to Postgres. asyncpg's own limit would also expire if the process stood
+    still meanwhile, and then a starting worker would exit."""
     settings["async_creator_fn"] = partial(_connect, cast("Any", dialect.loaded_dbapi).asyncpg.connect)
 
 
@@ -292,13 +292,13 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
 
 def _make_room(path: Path) -> None:
     """Makes the folder of a database of SQLite, and the file, for its user alone. The files that SQLite puts beside it
-    get its permissions. What is there already stays as it is."""
+    get its permissions. Existing files stay as they are."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise Unusable(f"the folder {path.parent} cannot be made: {error.strerror}") from error
     if path.name != ":memory:":
-        with suppress(OSError):  # that it is there, or cannot be made: who connects to it learns the latter
+        with suppress(OSError):  # it exists, or cannot be made; in that case the connect fails
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 

@@ -1,9 +1,9 @@
-"""Group commit on SQLite: what many callers have to write in the same moment is one transaction.
+"""Group commit on SQLite: concurrent writes of many callers become one transaction.
 
 The driver that all others use does one statement at a time on a thread of its own, and the caller waits twice for each.
-For a commit per token that is far too dear. Here a transaction is one call, on the event loop itself: a commit in WAL
-mode writes to the page cache and waits for no disk. What would wait for one, the checkpoint of the WAL, is done by the
-driver's thread. What comes while another writer has the database waits and goes together. There is no timer.
+A commit per token cannot afford that. Here a transaction is one call, on the event loop itself: a commit in WAL mode
+writes to the page cache and waits for no disk. Only the checkpoint of the WAL waits for a disk, and the driver's thread
+does it. Writes that arrive while another writer has the database are committed together afterwards. There is no timer.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from shared.sql.engine import PRAGMAS, Database
 Result = TypeVar("Result")
 
 AT_ONCE = 100
-"""Writes of one transaction at most: so long the event loop does nothing else."""
+"""Writes of one transaction at most: meanwhile the event loop does nothing else."""
 
 COMMITS_PER_CHECKPOINT = 250
 """After so many commits the WAL has some thousand pages, as many as SQLite itself lets it have."""
@@ -32,7 +32,7 @@ BUSY_TRIES = 1000
 
 
 class _Write(NamedTuple):
-    """One caller's part of a transaction, and who waits for what it gives."""
+    """One caller's part of a transaction, and the future for its result."""
 
     work: Callable[[sqlite3.Connection], Any]
     outcome: "asyncio.Future[Any]"
@@ -66,8 +66,8 @@ class GroupCommit:
                 self._connection.close()
 
     async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """What `work` gives, as soon as that is durable. It does its statements, and must not fail for a reason of its
-        own: it may be one of many in the transaction.
+        """Runs `work` and returns its result once that is durable. `work` executes its statements and must not fail for
+        reasons of its own, because the transaction may contain the work of other callers.
 
         Raises `Unavailable`, for all of them.
         """
@@ -86,7 +86,7 @@ class GroupCommit:
                 async with self._database.one_writer:
                     group = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
                     await self._commit(group)
-                await asyncio.sleep(0)  # others' turn
+                await asyncio.sleep(0)  # lets other tasks run
 
     async def _commit(self, group: Sequence[_Write]) -> None:
         failure: Unavailable | None = None
@@ -135,7 +135,8 @@ class GroupCommit:
 
 
 def _fail(writes: Iterable[_Write], failure: Unavailable) -> None:
-    """Who still waits gets an error of his own: one that is raised in several places names them all."""
+    """Each waiting caller gets its own error object: one object raised in several places would collect the tracebacks
+    of all."""
     for write in writes:
         if not write.outcome.done():
             error = type(failure)(failure.message)

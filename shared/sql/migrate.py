@@ -1,5 +1,5 @@
-"""Migrations: they bring a database to the shape of `tables.py`, as `holdfast migrate` and `holdfast dev` ask for; and
-whether a database has that shape, as every process asks. Alembic applies them (`schema_upgrade.py`).
+"""Migrations, which bring a database to the schema of `tables.py` for `holdfast migrate` and `holdfast dev`; and the
+check of that schema that every process makes. Alembic applies them (`schema_upgrade.py`).
 """
 
 import asyncio
@@ -23,28 +23,28 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 _REVISION = re.compile(r"\d{4}_\w+(?=\.pyc?$)")
 
 _UNRELEASED = re.compile(r"\d{4}")
-"""What a commit from before the first release called a revision: a number alone."""
+"""The form of revisions in commits before the first release: only a number."""
 
 _VERSIONS = sa.table("alembic_version", sa.column("version_num", sa.Text))
 """Where Alembic keeps the revision of a database, in one row."""
 
 TRIES = 10
 PAUSE_S = 1.0
-"""How often a migration is begun, and seconds between. One that waits for a worker that waits for it is ended by
-Postgres, if the worker is not: nothing of it has happened then."""
+"""Tries of a migration, and seconds between them. If a migration and a worker wait for each other, Postgres aborts one
+of the two; an aborted migration has changed nothing."""
 
 _MAY_NOT = "42501"
 """The SQLSTATE of a privilege that the role does not have."""
 
 
 async def migrate(database: Database) -> str:
-    """Applies every migration that the database lacks; gives the revision that it has then.
+    """Applies every migration that the database lacks. Returns its new revision.
 
     Each has a transaction of its own: it lets its tables go before the next one begins, and does not keep one while it
-    waits for another, as long as it changes one table alone. A new database, which nobody uses, gets all of them in one
-    transaction. Where a call was interrupted, the next one goes on.
+    waits for another, as long as it changes one table alone. A new database, which no process uses, gets all of them in
+    one transaction. After an interruption, the next call continues.
 
-    Raises `Unavailable`; as `Unusable` for a database that is another version's, or somebody else's.
+    Raises `Unavailable`; as `Unusable` for a database of another version or another program.
     """
     try:
         async with database.read() as connection:
@@ -62,7 +62,7 @@ async def migrate(database: Database) -> str:
 
 
 async def _apply(database: Database, target: str) -> None:
-    # Here, and not above: Alembic takes a tenth of a second, and most processes find their database as it should be.
+    # Imported here because Alembic takes a tenth of a second, and most processes find their database up to date.
     from shared.sql.schema_upgrade import upgrade
 
     for left in reversed(range(TRIES)):
@@ -98,7 +98,7 @@ async def require_current(database: Database) -> None:
 
 def _refuse_unknown(revision: str | None) -> None:
     """Raises `Unusable` for a revision that this version does not know: migrations only go forward, and none leads here
-    from what commits before the first release have made."""
+    from the databases of commits before the first release."""
     if revision is None or revision in revisions():
         return
     if _UNRELEASED.fullmatch(revision):
@@ -113,7 +113,7 @@ def _refuse_unknown(revision: str | None) -> None:
 
 
 def _lacking(revision: str | None) -> Sequence[str]:
-    """Where to go from this revision, oldest first."""
+    """Returns the revisions after this one, oldest first."""
     if revision is None:
         return [newest_revision()]
     return revisions()[revisions().index(revision) + 1 :]
@@ -133,7 +133,7 @@ def revisions() -> Sequence[str]:
 
 
 def _refuse_foreign(connection: Connection) -> None:
-    """Raises `Unusable` for a database in which somebody else has a table under a name of ours."""
+    """Raises `Unusable` for a database in which another program has a table under a name of ours."""
     found = sa.inspect(connection)
     if not found.has_table("alembic_version") and found.has_table("agents"):
         raise Unusable("somebody else's tables are there, under names of ours: give Holdfast a database of its own")

@@ -1,4 +1,4 @@
-"""Lists that are read page by page, by a cursor that is the id of a row."""
+"""Lists that clients read page by page; a cursor is the id of a row."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,8 @@ from shared.sql.tables import deleted_rows
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A piece of a list, in the order asked: what follows `after`, or what comes just before `before`."""
+    """Which page of a list to read, in the order asked for: the rows after `after`, or the rows just before
+    `before`."""
 
     limit: int = 50
     after: str | None = None
@@ -36,13 +37,13 @@ async def rows_of_page(
     cursor_column: sa.Column[str] | None = None,
 ) -> list[RowMapping]:
     """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`
-    and `project_id`, and `number` unless `keys` says what orders it: expressions, never null, that together are
-    another for each row. With `owner`, only rows with this value in this column. The table has an index of that column
-    and `number`, and the page is read from there, whatever others have added since. `cursor_column` has the ids of the
-    rows where that is not `id`.
+    and `project_id`, and `number` unless `keys` says what orders it: expressions, never null, that together are another
+    for each row. With `owner`, only rows with this value in this column. The table has an index of that column and
+    `number`, and the page is read from there, however many rows others have added since. `cursor_column` has the ids of
+    the rows where that is not `id`.
 
     The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place, and so does
-    one that was deleted, if the table remembers it. A cursor that nobody knows is passed over.
+    one that was deleted, if the table remembers it. Ignores an unknown cursor.
     """
     keys = [table.c.number] if keys is None else keys
     id_column: sa.Column[str] = table.c.id if cursor_column is None else cursor_column
@@ -78,10 +79,10 @@ _BIGGEST = 2**63 - 1
 
 
 async def remember_place(connection: Connection, table: sa.Table, row_id: str) -> None:
-    """Keeps the place of a row that is about to be deleted, for those who are in the middle of the list.
+    """Stores the place of a row that is about to be deleted, for clients that are in the middle of the list.
 
-    A client that deletes what it lists asks for what follows a row that is gone. A list that began again from its first
-    row would never end for a client that makes a new row for each that it deletes.
+    A client that deletes each row that it lists asks for the rows after a deleted one. A list that began again from its
+    first row would never end for a client that makes a new row for each that it deletes.
     """
     place = sa.select(table.c.id, table.c.project_id, table.c.number).where(table.c.id == row_id)
     kept = await connection.execute(
@@ -93,7 +94,7 @@ async def remember_place(connection: Connection, table: sa.Table, row_id: str) -
 
 
 PLACES_KEPT = 100_000
-"""Places of deleted rows. Nobody is in the middle of a list for longer."""
+"""Places of deleted rows that are kept. No client is still in the middle of a list after so many later deletions."""
 
 
 async def _place_of(
@@ -104,7 +105,7 @@ async def _place_of(
     id_column: sa.Column[str],
     row_id: str,
 ) -> sa.ColumnElement[Any] | None:
-    """The keys of the row with this id; None when the project has none and remembers none."""
+    """Returns the keys of the row with this id; None if the project neither has nor remembers such a row."""
     query = sa.select(*keys).where(id_column == row_id, table.c.project_id == project_id)
     found = (await connection.execute(query)).one_or_none()
     if found is None and "number" in table.c and keys[0] is table.c.number:
@@ -135,7 +136,7 @@ def field_of_document(table: sa.Table, name: str | tuple[str, ...]) -> Any:
     return JsonOf(table.c.document)[name]
 
 
-# Nouns that are made of rows. Of many rows, or of long ones, they are made on a thread: nobody else waits for that.
+# Objects decoded from rows. Many or long rows are decoded on a thread, so that the event loop does not wait for it.
 
 
 Noun = TypeVar("Noun")
@@ -145,7 +146,7 @@ CHARACTERS_OF_A_ROW = 500
 
 
 async def made_of(rows: Sequence[RowMapping], make: Callable[[RowMapping], Noun], long_column: str) -> list[Noun]:
-    """What `make` makes of each row, in order. The long column holds what takes longest to read."""
+    """Returns `make(row)` for each row, in order. The long column is the one that takes longest to decode."""
     size = sum(CHARACTERS_OF_A_ROW + len(row[long_column] or "") for row in rows)
     return await beside(partial(_made, rows, make), size)
 

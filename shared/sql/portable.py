@@ -9,14 +9,14 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class OwnedBy(FunctionElement[bool]):
-    """That a column has a value, for a query that orders by the column and then by `number`. Two arguments.
+    """Compares a column with a value (two arguments), for a query that orders by the column and then by `number`.
 
-    Postgres is told a range, because it takes an equal column out of the order. Then the primary key has the order,
-    too, and it may walk back over everybody's newer rows to find the owner's. SQLite takes the index of an equal column
-    before any other, and its order with it.
+    Postgres gets a range, because it drops a column that is compared by equality from the order. The primary key would
+    then have the same order, and Postgres might scan it through all other owners' newer rows. SQLite prefers the index
+    of a column that is compared by equality, and uses its order.
     """
 
-    # Not Boolean: SQLite would be asked whether it is 1, and would not find the index in that.
+    # Not Boolean: SQLAlchemy would compare it with 1 on SQLite, which then would not use the index.
     type = cast("sa.types.TypeEngine[bool]", sa.types.NullType())
     inherit_cache = True
 
@@ -71,7 +71,8 @@ def _strpos(element: PositionOf, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class AdvisoryLock(FunctionElement[None]):
-    """Postgres's lock of a number, which the transaction holds to its end. SQLite has one writer, who needs no lock."""
+    """Postgres's lock of a number, which the transaction holds to its end. SQLite has one writer, which needs no
+    lock."""
 
     name = "advisory_lock"
     type = sa.types.NullType()

@@ -57,9 +57,9 @@ runs = sa.Table(
     sa.Column("step_count", sa.Integer, nullable=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False),
     sa.Column("checkpoint_seq", sa.BigInteger, nullable=False),
-    # What is set aside for the call of a model that is under way (`Reservation`).
+    # The amount reserved for the model call in progress (`Reservation`).
     sa.Column("reservation", sa.Text),
-    # What the run's body keeps of its own (`RunHandle.state`), as it has written it.
+    # The body's own state (`RunHandle.state`), as the body has encoded it.
     sa.Column("body_state", sa.LargeBinary),
     sa.Column("waits_until", UtcMoment),
     sa.Column("callback_url", sa.Text),
@@ -97,7 +97,7 @@ runs = sa.Table(
     sa.Index(
         "ix_runs_project_id_completed_at", "project_id", "completed_at", "status", **_where("completed_at IS NOT NULL")
     ),
-    # One run at a time per thread, also if a claim has overlooked one.
+    # Enforces one run at a time per thread, even if a claim overlooked another.
     sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
 )
 
@@ -115,9 +115,9 @@ submission_keys = sa.Table(
     sa.Column("thread_id", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    # Of a name: a hash of what was sent under it.
+    # For a name: a hash of the content that was sent under it.
     sa.Column("content", sa.Text),
-    # Of a body: when it was sent last.
+    # For a body: when it was sent last.
     sa.Column("sent_at", UtcMoment),
 )
 
@@ -130,13 +130,13 @@ steps = sa.Table(
     sa.Column("agent_id", sa.Text, nullable=False, index=True),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
-    # What a person thinks of the step; `tags` is a JSON list of texts.
+    # A person's feedback on the step; `tags` is a JSON list of texts.
     sa.Column("feedback", sa.Text),
     sa.Column("tags", sa.Text),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("ix_steps_run_id_number", "run_id", "number"),
     sa.Index("ix_steps_project_id_created_at", "project_id", "created_at"),
-    # In the order of the lists. People think something of few steps.
+    # In the order of the lists. Few steps have feedback.
     sa.Index(
         "ix_steps_opinions",
         "project_id",
@@ -234,6 +234,26 @@ callbacks = sa.Table(
     ),
 )
 
+webhook_deliveries = sa.Table(
+    "webhook_deliveries",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("endpoint_id", sa.Text, nullable=False),
+    # What the run came to, as its end has said it: what becomes of a parked run later is no news of its answer.
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_attempt_at", UtcMoment),
+    sa.Column("claimed_until", UtcMoment),
+    sa.Column("given_up_at", UtcMoment),
+    sa.Column("last_status_code", sa.Integer),
+    sa.Column("last_error", sa.Text),
+    sa.UniqueConstraint("run_id", "endpoint_id"),
+    sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at", **_where("next_attempt_at IS NOT NULL")),
+)
+
 budget_totals = sa.Table(
     "budget_totals",
     metadata,
@@ -248,8 +268,11 @@ budget_totals = sa.Table(
     sa.Index("ix_budget_totals_day", "day"),
 )
 
-OF_A_RUN = (approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents)
+OF_A_RUN = (
+    *(approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents),
+    webhook_deliveries,
+)
 """The tables that hang on a run by its id, but for the messages, which stay in the history."""
 
 RETAINED_FOR_A_WHILE = tuple(table for table in OF_A_RUN if table is not approvals)
-"""Those whose rows retention deletes. Who decided what stays with the history."""
+"""Those whose rows retention deletes. Decisions on approvals stay with the history."""

@@ -1,5 +1,5 @@
-"""Alembic, which applies migrations. It is imported where a database lacks one, and by nothing else: a process that
-finds its database as it should be needs none of it."""
+"""Alembic, which applies migrations. Only a process that must apply a migration imports this module; other processes do
+not load Alembic."""
 
 from pathlib import Path
 

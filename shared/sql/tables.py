@@ -1,7 +1,7 @@
 """The tables. Migrations in `migrations/` bring a database to this shape; a test holds the two together.
 
-Structs of `shared.domain` that are read and written whole are kept as JSON text in a column; what a query filters,
-orders or guards by has a column of its own. A text that Postgres could not return is refused before it is stored.
+Structs of `shared.domain` that are read and written whole are kept as JSON text in a column; a field that a query
+filters, orders or guards by has a column of its own. `document_of` refuses a text that Postgres could not return.
 """
 
 from array import array
@@ -40,7 +40,7 @@ def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
         document = msgspec.json.encode(value).decode()
     except UnicodeEncodeError as error:
         raise InvalidRequest("A text contains half a surrogate pair, which is no character: remove it") from error
-    # A backslash that stands for itself is written twice, and may have `u0000` behind it.
+    # An escaped backslash is written twice, and `u0000` may follow it.
     if "\\u0000" in document.replace("\\\\", ""):
         raise InvalidRequest("A text contains a NUL character, which cannot be stored: remove it")
     return document
@@ -204,7 +204,7 @@ messages = sa.Table(
 deleted_rows = sa.Table(
     "deleted_rows",
     metadata,
-    # Where rows of lists were, for cursors that name them.
+    # Places of deleted rows in lists, for cursors that name them.
     sa.Column("entry", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("id", sa.Text, nullable=False, unique=True),
     sa.Column("project_id", sa.Text, nullable=False),
@@ -246,7 +246,7 @@ passages = sa.Table(
     sa.Column("document", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("updated_at", UtcMoment, nullable=False),
-    # When its embedding model is to be asked next; NULL: there is none, or it has answered.
+    # When to request its vector next; NULL if there is no embedding model, or the request is done.
     sa.Column("embed_at", UtcMoment),
     sa.Index("ix_passages_archive_id_created_at", "archive_id", "created_at", "number"),
     sa.Index("ix_passages_project_id_created_at", "project_id", "created_at", "number"),
@@ -285,8 +285,29 @@ passage_vectors = sa.Table(
     sa.Column("vector", VectorNumbers, nullable=False),
 )
 
+webhook_endpoints = sa.Table(
+    "webhook_endpoints",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("dialect", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    # JSON list of texts.
+    sa.Column("outcomes", sa.Text, nullable=False),
+    # Encrypted where there is a key, as the one that it has replaced.
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("secret_hint", sa.Text, nullable=False),
+    sa.Column("former_secret", sa.Text),
+    sa.Column("former_until", UtcMoment),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+    sa.Index("ix_webhook_endpoints_project_id_number", "project_id", "number"),
+)
 
-# The tables of keys, and of who did what with them.
+
+# The tables of API keys and of the audit log.
 
 
 api_keys = sa.Table(
@@ -309,7 +330,7 @@ api_keys = sa.Table(
     sa.Column("revoked_at", UtcMoment),
     sa.Index("ix_api_keys_project_id_number", "project_id", "number"),
 )
-"""Rows stay when a key ends: a server whose database has had a key never opens itself again."""
+"""Rows stay when a key ends: a server whose database has had a key never again accepts requests without one."""
 
 api_key_secrets = sa.Table(
     "api_key_secrets",

@@ -112,11 +112,11 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     # The dialects: each reads its requests into a command, and shows a run's log by a fold of its own. What happens to
     # a run knows none of them, and none of them knows another.
     "api/openai": (
-        *("shared", "shared/domain", "shared/network", "shared/sql/definitions", "shared/sql/history"),
-        *("shared/sql/runs", "api", "api/runs"),
+        *("shared", "shared/domain", "shared/network", "shared/sql", "shared/sql/definitions", "shared/sql/history"),
+        *("shared/sql/runs", "api", "api/callbacks", "api/runs"),
     ),
     "api/runs": (*_STATE, "api"),
-    "api/callbacks": (*_STATE, "shared/process", "api/letta", "api/runs"),
+    "api/callbacks": (*_STATE, "shared/process"),
     # Types of answers. Only the OpenAPI document is made of them.
     "api/answers": (),
     # The console's files. They ask the API over the wire, as any other caller.
@@ -145,7 +145,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
 """A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""
 
 MAY_IMPORT_ROUTES = ("api/application.py",)
-ROUTES = ("api/routes", "api/letta/routes", "api/openai/routes")
+ROUTES = ("api/routes", "api/letta/routes", "api/openai/routes", "api/openai/webhook_routes")
 
 SMALL = 40
 SMALL_WITH_A_REASON = {

@@ -275,7 +275,7 @@ async def test_a_client_that_asked_for_long_answers_one_after_another_was_cut_of
     config, timers, transport = server_config(FastAPI(), ConnectionRules(30, 300)), PlayedTimers(), PlayedTransport()
     config.load()
     connection = cast("Any", config.http_protocol_class)(
-        config=config, server_state=ServerState(), app_state={}, _loop=timers
+        config=config, server_state=ServerState(), app_state={}, timers=timers
     )
     connection.connection_made(transport)
 
@@ -294,6 +294,21 @@ async def test_a_client_that_asked_for_long_answers_one_after_another_was_cut_of
     assert not transport.is_aborted
     time_of_the_second_is_over()
     assert transport.is_aborted, "it took nothing of the second"
+
+
+async def test_a_request_that_has_begun_makes_its_connection_no_idle_one() -> None:
+    async with serving() as served, raw_connection(served.port) as raw:
+        await raw.send(head("GET", "/small"))
+        assert (await raw.answer()).status == 200
+        [protocol] = cast("Any", served.server.server_state.connections)
+        begun = head("GET", "/small?again")
+        await raw.send(begun[:-2])
+        await wait_until(lambda: protocol.url == b"/small?again", description="the head to have begun")
+        protocol.timeout_keep_alive_handler()
+        await raw.send(begun[-2:])
+        assert (await raw.answer()).status == 200
+        protocol.timeout_keep_alive_handler()
+        await raw.is_closed()
 
 
 async def test_a_peer_that_vanished_without_a_word_kept_its_place_for_a_quarter_of_an_hour() -> None:

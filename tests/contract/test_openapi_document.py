@@ -104,7 +104,7 @@ def test_answers_had_no_types() -> None:
 
 EMPTY_OBJECTS = {
     *("conversations_cancel", "agents_messages_cancel"),  # the ids of runs are the names
-    "openai_conversations_items_retrieve",  # an item's type says which fields it has
+    "openai_conversations_items_retrieve",  # its `type` says what it has
     # Lists that are always empty.
     *("tools_mcp_servers_list", "folders_list", "groups_list", "identities_list", "jobs_list", "jobs_list_active"),
     *("mcp_servers_list", "providers_list", "sources_list", "agents_folders_list", "agents_groups_list"),
@@ -118,7 +118,8 @@ def test_a_streams_frames_had_no_type() -> None:
         one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
     ]
     assert len(streams) == 12
-    assert {one["schema"]["$ref"].rpartition("/")[2] for one in streams} == {"Frame", "ChatFrame", "ResponseEvent"}
+    named = {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams}
+    assert named == {"Frame", "ChatFrame", "ResponseEvent"}
     frames = document["components"]["schemas"]["Frame"]
     assert len(frames["oneOf"]) == len(frames["discriminator"]["mapping"]) == 13
 

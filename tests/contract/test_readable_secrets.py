@@ -118,7 +118,7 @@ async def test_a_problem_is_logged_once_and_ends_when_the_secret_is_set_anew(dat
     assert [line["event"] for line in logged] == ["secrets_cannot_be_read"]
     store = StoredSecretStore(database)
     for one in await store.newest(10):
-        await store.replace(one, NEW.seal_all(one.agent_id, {"CRM_KEY": "marlin"}))
+        await store.replace(one, NEW.seal_all(one.owner_id, {"CRM_KEY": "marlin"}))
     await found.look()
     assert found.problem == ""
 

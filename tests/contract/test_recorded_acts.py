@@ -22,6 +22,7 @@ LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
 _A = "/v1/agents/{agent_id}"
 _C = "/v1/conversations/{conversation_id}"
 _OPENAI_C = "/openai/v1/conversations"
+_W = "/openai/v1/webhook_endpoints"
 ACTS = {
     f"PATCH {_A}": "approvals.changed",
     f"DELETE {_A}": "agent.deleted",
@@ -50,6 +51,10 @@ ACTS = {
     "DELETE /v1/admin/keys/{key_id}": "key.revoked",
     "POST /v1/admin/keys/{key_id}/rotate": "key.rotated",
     "POST /v1/admin/callbacks/{run_id}/retry": "callback.retried",
+    f"POST {_W}": "webhook.created",
+    f"POST {_W}/{{webhook_id}}": "webhook.changed",
+    f"POST {_W}/{{webhook_id}}/rotate_secret": "webhook.rotated",
+    f"DELETE {_W}/{{webhook_id}}": "webhook.deleted",
 }
 
 _RUN = "the run is the record: it has the key that submitted it"
@@ -73,6 +78,7 @@ REASONS = {
     **dict.fromkeys(("PATCH /v1/blocks/{block_id}", "PATCH /v1/archives/{archive_id}"), _CONTEXT),
     **dict.fromkeys((f"POST {_A}/recompile", f"POST {_C}/recompile"), "renders what is stored"),
     "PATCH /v1/steps/{step_id}/feedback": "an opinion",
+    f"POST {_W}/{{webhook_id}}/test": "sends a sample, and changes nothing here",
 }
 
 
@@ -143,3 +149,19 @@ async def test_who_changed_what_an_agent_may_do_was_not_recorded(http: httpx.Asy
         ("passage.deleted", passage),
     ]
     assert "sesame" not in str(events)
+
+
+async def test_who_changed_a_webhook_endpoint_is_recorded(http: httpx.AsyncClient) -> None:
+    path, body = _W, {"name": "mine", "url": "https://example.com/", "event_types": ["response.completed"]}
+    made = (await http.post(path, json=body)).json()
+    for sent in ({"name": "new"}, {"name": "new"}):
+        assert (await http.post(f"{path}/{made['id']}", json=sent)).is_success
+    assert (await http.post(f"{path}/{made['id']}/rotate_secret")).is_success
+    assert (await http.delete(f"{path}/{made['id']}")).is_success
+
+    events = (await http.get("/v1/admin/audit", params={"order": "asc"})).json()
+
+    assert [(event["action"], event["object_id"]) for event in events] == [
+        (act, made["id"]) for act in ("webhook.created", "webhook.changed", "webhook.rotated", "webhook.deleted")
+    ]
+    assert made["signing_secret"] not in str(events)

@@ -16,12 +16,14 @@ from sqlalchemy import Engine, event
 from shared.concurrency import SystemClock
 from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.runs import CancelRequest, Run, Step, SubmissionKeys
+from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
 from shared.runs.retention import BATCHES_OF_A_ROUND, Retention
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.run_tables import OF_A_RUN, RETAINED_FOR_A_WHILE, event_blocks, metadata
 from shared.sql.runs.run_store import RUNS_AT_ONCE
+from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.ended_runs import fill_with_ended_runs
@@ -39,6 +41,7 @@ from tests.kit.runs.stored_runs import (
     results,
     said,
     second_process,
+    some_endpoint,
     some_run,
     stored_runs,
 )
@@ -56,12 +59,15 @@ BEFORE = NOW + timedelta(days=10)
 @pytest.fixture
 async def stores(database_url: str) -> AsyncGenerator[Stores]:
     async with stored_runs(database_url) as stores:
+        await WebhookEndpointStore(stores.database).create(some_endpoint(dialect="any"))
         yield stores
 
 
 async def whole_run(stores: Stores, thread: str = THREAD, **callback: str) -> Run:
     """A run that has ended, with rows in every table but that of the approvals."""
-    submission = some_run(thread_id=ThreadId(thread), callback_url=URL)
+    submission = some_run(
+        thread_id=ThreadId(thread), callback_url=URL, options=RunOptions(dialect="any", background=True)
+    )
     await stores.runs.submit(submission, [said("hi")], keys=SubmissionKeys([f"otids:{submission.id}"]))
     run = await stores.claim(submission)
     await stores.inbox.inject(run, [said("psst")], "next")
@@ -79,6 +85,9 @@ async def whole_run(stores: Stores, thread: str = THREAD, **callback: str) -> Ru
 
 async def delivered_callback(stores: Stores, run: Run) -> None:
     await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    deliveries = WebhookDeliveryStore(stores.database)
+    for one in await deliveries.claim_due(NOW):
+        await deliveries.record_attempt(one, now=NOW, status_code=200, error=None, next_at=None)
 
 
 async def rows_of(stores: Stores, run: Run) -> Counter[str]:

@@ -91,6 +91,7 @@ def test_a_read_changes_nothing() -> None:
         "POST /v1/passages/search",
         "POST /v1/runs/{run_id}/stream",
         "POST /v1/runs/{run_id}/stream-token",
+        *(f"POST {base}/v1/responses/input_tokens" for base in ("", "/openai")),
     }
 
 

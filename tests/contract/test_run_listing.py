@@ -12,6 +12,7 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, RunId, ThreadId
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.runs import Run, RunOptions, Step, SubmissionKeys
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.paging import Page
 from shared.sql.run_tables import injected_messages, metadata
 from shared.sql.runs.listing import OF_A_RUN, QuietRun, RunFilter
@@ -28,6 +29,7 @@ from tests.kit.runs.stored_runs import (
     call,
     checkpoint,
     said,
+    some_endpoint,
     some_run,
     stored_runs,
     texts_of,
@@ -246,8 +248,9 @@ KEY = SubmissionKeys(["otid:1"])
 
 
 async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
-    run = (await stores.runs.submit(some_run(callback_url="http://127.0.0.1/"), [said("hi")], keys=KEY)).run
-    run = await stores.claim(run)
+    heard_of = some_run(callback_url="http://127.0.0.1/", options=RunOptions(dialect="any", background=True))
+    await WebhookEndpointStore(stores.database).create(some_endpoint(dialect="any"))
+    run = await stores.claim((await stores.runs.submit(heard_of, [said("hi")], keys=KEY)).run)
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
     await stores.checkpoints.record(run, checkpoint(run, answer("", call("b")), step=step), starting=[call("b")])
     await stores.inbox.inject(run, [said("psst")], "next")

@@ -15,13 +15,16 @@ from msgspec.structs import replace
 from shared.domain.agents import Agent
 from shared.domain.ids import AgentId, IdMaker
 from shared.domain.imported_agents import BroughtAgent, ImportedAgents
+from shared.domain.webhooks import FORMER_SECRET, SECRET
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
 from shared.sql.tables import agents
 from tests.kit.commands import Command, fork
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent
+from tests.kit.runs.stored_runs import some_endpoint
 from tests.kit.services.databases import patient_database
 from tests.kit.wait_until import wait_until
 
@@ -156,6 +159,7 @@ async def test_rotate_encrypts_everything_with_the_first_key(
     assert (done.status, done.errors) == (0, "")
     assert [line.split(maxsplit=1) for line in done.output.splitlines()] == [
         ["2", "agents have secrets that were encrypted with the key 'new' now"],
+        ["0", "webhook endpoints have secrets that were encrypted with the key 'new' now"],
         ["3", "secrets are encrypted with the key 'new'"],
     ]
     for agent in (plain, old, new):
@@ -165,7 +169,37 @@ async def test_rotate_encrypts_everything_with_the_first_key(
     again = await secrets(database_url, tmp_path, "rotate", **both)
     assert again.output.splitlines()[0].split()[0] == "0", "what is done is not done again"
     told = json.loads((await secrets(database_url, tmp_path, "rotate", "--json", **both)).output)
-    assert told == {"dry_run": False, "current": "new", "agents_changed": 0, "secrets_by_key": {"new": 3}}
+    assert told == {
+        "dry_run": False,
+        "current": "new",
+        "agents_changed": 0,
+        "webhook_endpoints_changed": 0,
+        "secrets_by_key": {"new": 3},
+    }
+
+
+async def test_rotate_encrypts_what_signs_for_webhook_endpoints(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    store, old = WebhookEndpointStore(database), keys(OLD)
+    made = some_endpoint(former_until=LATER)
+    sealed = replace(
+        made, secret=old.seal(made.id, SECRET, "now"), former_secret=old.seal(made.id, FORMER_SECRET, "then")
+    )
+    await store.create(sealed)
+    await store.create(some_endpoint(secret="plain"))
+    both = {"HOLDFAST_ENCRYPTION_KEY": f"{NEW},{OLD}"}
+
+    done = await secrets(database_url, tmp_path, "rotate", **both)
+
+    assert (done.status, done.errors) == (0, "")
+    assert "2 webhook endpoints have secrets that were encrypted with the key 'new' now" in done.output
+    assert "3 secrets are encrypted with the key 'new'" in done.output
+    stored = await store.get(PROJECT, made.id)
+    assert list(keys(NEW).open_all(made.id, stored.secrets_at(NOW)).values()) == ["now", "then"]
+    lost = await secrets(database_url, tmp_path, "rotate", HOLDFAST_ENCRYPTION_KEY=OLD)
+    assert lost.status == 2
+    assert f"webhook endpoint {made.id}: the secret '{SECRET}' cannot be read" in lost.errors
 
 
 async def test_rotate_goes_on_after_a_secret_that_it_cannot_read_and_names_the_key(

@@ -218,8 +218,11 @@ def test_an_event_of_a_newer_release_is_no_reason_to_stop(dialect: Dialect, run:
 def test_a_stream_that_is_cut_is_not_over(dialect: Dialect, run: Run) -> None:
     """A server that ends. A client that took it for the run's end would never ask for the rest."""
     projection = dialect.projection(run)
+    cut = projection.cut
+    if cut is None:  # the connection breaks off
+        return
     head, _ = projection.of(log_of(_text("Hel")))
-    read = dialect.read(head + projection.cut)
+    read = dialect.read(head + cut)
     assert read.is_error or not read.is_over
 
 

@@ -4,16 +4,21 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from shared.domain.ids import IdMaker
 from shared.domain.operations import ApiState, WorkerState
+from shared.domain.webhooks import SECRET
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import SecretKeys
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.migrate import migrate
 from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said
 from tests.kit.runs.definitions import NOW, some_agent
+from tests.kit.runs.stored_runs import some_endpoint
 from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
@@ -145,12 +150,16 @@ async def test_keys_that_are_not_the_same_everywhere_are_named(
     database = patient_database(postgres_url)
     agent = some_agent(tool_environment={"CRM_KEY": "swordfish"})
     await AgentEditor(database, ours).create(agent, system_message_id=IdMaker().message())
+    endpoint = some_endpoint()
+    sealed = replace(endpoint, secret=ours.seal(endpoint.id, SECRET, "swordfish"))
+    await WebhookEndpointStore(database).create(sealed)
     await database.aclose()
     services = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
 
     status, found = await _findings(tmp_path, **services, HOLDFAST_ENCRYPTION_KEY=KEY)
     processes = found["encryption keys of processes"]
     assert (status, processes["verdict"], found["stored secrets"]["verdict"]) == (1, "wrong", "ok")
+    assert "those of 1 webhook endpoints can be read" in found["webhook secrets"]["said"]
     assert "worker-1 does not have the key k1:" in processes["said"]
     assert "which api-1 encrypts" in processes["said"]
 
@@ -158,6 +167,7 @@ async def test_keys_that_are_not_the_same_everywhere_are_named(
     status, found = await _findings(tmp_path, **services, HOLDFAST_ENCRYPTION_KEY=OTHER_KEY)
     assert (status, found["stored secrets"]["verdict"]) == (1, "wrong")
     assert "those of 1 of 1 agents cannot be read: the key 'k1' is not the one" in found["stored secrets"]["said"]
+    assert "those of 1 of 1 webhook endpoints cannot be read" in found["webhook secrets"]["said"]
     assert found["encryption keys of processes"]["verdict"] == "warn", "the processes agree; this command does not"
     assert "CRM_KEY" not in str(found)
 

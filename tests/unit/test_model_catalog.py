@@ -68,7 +68,7 @@ def test_a_provider_is_configured_by_its_key_or_by_its_address() -> None:
 
 def test_models_that_nobody_had_chosen_came_first_in_lists() -> None:
     environment = {"GROQ_API_KEY": "k", "OPENAI_API_KEY": "k", "OLLAMA_BASE_URL": "http://h"}
-    listed = [model["handle"] for model in OfferedModels(environment, builtin=True).listed(FoundModels())]
+    listed = [model.handle for model in OfferedModels(environment, builtin=True).listed(FoundModels())]
     assert listed[0].startswith("openai/")
     assert [handle for handle in listed if handle.startswith("builtin/")] == listed[-3:]
     assert {handle.partition("/")[0] for handle in listed} == {"openai", "groq", "builtin"}

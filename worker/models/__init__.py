@@ -1,1 +1,1 @@
-"""Model providers behind our own small events. Nothing of a provider's types leaves this folder."""
+"""Model providers, translated to our own small events. No provider's types leave this folder."""

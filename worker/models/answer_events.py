@@ -20,7 +20,7 @@ _BETWEEN_THOUGHTS = "\n\n"
 
 
 class AnswerEvents:
-    """Turns the events of one answer into ours, and judges at its end whether it is whole."""
+    """Translates the events of one answer to ours, and checks at its end whether it is complete."""
 
     def __init__(self, call: ModelCall, ids: CallIds) -> None:
         self._call = call
@@ -30,14 +30,14 @@ class AnswerEvents:
         self._numbers: dict[int, int] = {}
         """Our number of a tool call by the SDK's number of its part."""
         self._told: dict[int, str] = {}
-        """Arguments of the calls whose events are out as a whole."""
+        """Arguments of the calls that were emitted as a whole."""
         self._characters: defaultdict[int, JoinedPieces] = defaultdict(JoinedPieces)
         """Of each part, by the SDK's number of it."""
         self._thought_part: int | None = None
         self._thought = False
 
     def translate(self, event: sdk.ModelResponseStreamEvent) -> Iterator[ModelEvent]:
-        """Our events for one of the SDK's; none for those that we do not show."""
+        """Returns our events for one of the SDK's; none for kinds that we do not show."""
         match event:
             case sdk.PartDeltaEvent(index=index, delta=delta):
                 yield from self._delta(index, delta)
@@ -52,11 +52,11 @@ class AnswerEvents:
                 if signature is not None:
                     yield Thought("", signature)
             case _:
-                # New kinds of event may appear in any release; what we do not know is not ours to show.
+                # New kinds of event may appear in any release; unknown kinds are not shown.
                 return
 
     def finish(self, response: StreamedResponse, end: StreamEnd) -> Iterator[ModelEvent]:
-        """The last events. Raises `ModelError` when the answer was cut short, refused or empty."""
+        """Returns the last events. Raises `ModelError` if the answer was cut short, refused or empty."""
         answer = response.get()
         for index, part in enumerate(answer.parts):
             if isinstance(part, sdk.ToolCallPart):
@@ -142,7 +142,7 @@ def _reason(known: str | None, end: StreamEnd) -> str | None:
 def _counted(answer: sdk.ModelResponse) -> CountedTokens:
     usage = answer.usage
     return CountedTokens(
-        # The SDK keeps whatever the server has sent.
+        # The SDK keeps any value that the server has sent.
         prompt=whole_number(usage.input_tokens) or 0,
         completion=whole_number(usage.output_tokens) or 0,
         cached=whole_number(usage.cache_read_tokens) or 0,
@@ -160,7 +160,8 @@ def _written(arguments: str | Mapping[str, Any]) -> str:
 
 
 def _kept(answer: sdk.ModelResponse) -> str | None:
-    """The answer as JSON if the provider wants some of it back unchanged; else None, as text and calls say it all."""
+    """Returns the answer as JSON if the provider needs some of it back unchanged; otherwise None, because text and
+    calls suffice."""
     if all(
         isinstance(part, sdk.TextPart | sdk.ToolCallPart) and part.id is None and not part.provider_details
         for part in answer.parts
@@ -169,5 +170,6 @@ def _kept(answer: sdk.ModelResponse) -> str | None:
     try:
         return sound(sdk.ModelMessagesTypeAdapter.dump_json([answer]).decode())
     except PydanticSerializationError:
-        # Half a character (see `special_tokens.py`): what cannot be kept unchanged is rebuilt from text and calls.
+        # Half a character (see `special_tokens.py`): an answer that cannot be kept unchanged is rebuilt from text and
+        # calls.
         return None

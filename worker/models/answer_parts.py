@@ -1,4 +1,4 @@
-"""The parts of one answer as they grow, and the events for them. Which wire it came over makes no difference here."""
+"""The parts of one answer as they grow, and their events. The same for every protocol."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -30,12 +30,11 @@ LONGEST = 200
 
 
 class CallIds:
-    """Gives each call of one answer an id that no other call of its history has, nor one that was ever decided in its
-    conversation: an old decision that comes once more must not find a new call.
+    """Gives each call of one answer an id that differs from those of its history and of every decided call of its
+    conversation: a repeated old decision must not match a new call.
 
-    Some servers give two calls of an answer the same id, number the calls of every answer anew, or take the id from
-    the model's own text. The provider's id stays where it is the first of its kind, short and printable. Another call
-    gets one of ours.
+    Some servers give two calls of an answer the same id, number the calls of every answer anew, or take the id from the
+    model's own text. A provider's id that is unused, short and printable stays. Other calls get an id of ours.
     """
 
     def __init__(self, call: ModelCall, new_id: Callable[[], str]) -> None:
@@ -49,7 +48,7 @@ class CallIds:
         return in_history | self._call.taken_call_ids
 
     def own(self, given: str | None) -> str:
-        """The id of a call to which the server gave this one, or none."""
+        """Returns our id for a call with this id from the server, or without one."""
         theirs = whole_characters(given or "")
         is_usable = 0 < len(theirs) <= LONGEST and theirs.isprintable() and theirs not in self._taken
         call_id = theirs if is_usable else self._new_id()
@@ -57,31 +56,32 @@ class CallIds:
         return call_id
 
 
-# How an answer ended: whether it is one, and what it cost. The same for every wire.
+# The end of an answer: whether it is complete, and its usage. The same for every protocol.
 
 
 FinishReason = str
-"""Why a provider ended an answer, in the words that all of them are translated to: `stop`, `length`, `tool_call`,
+"""Why a provider ended an answer, in the terms to which all of theirs are translated: `stop`, `length`, `tool_call`,
 `content_filter`, `error`."""
 
 
 _NO_REASONS = ("null", "none")
-"""What some gateways make of there being none yet."""
+"""Values that some gateways send while there is no reason yet."""
 
 
 def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReason | None:
-    """A provider's word in ours. A word of another server ends an answer as well as one that is known."""
+    """Translates a provider's reason to ours. An unknown reason ends an answer as well."""
     if not said or said.lower() in _NO_REASONS:
         return None
     return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
 
 
 MOST_TOKENS = 1_000_000_000
-"""Of one answer. A larger count is a mistake of the server's: it would use up budgets, and may not be kept."""
+"""The most tokens of one answer. A larger count is an error of the server; it would use up budgets and may not be
+stored."""
 
 
 class CountedTokens(msgspec.Struct, frozen=True):
-    """Tokens as the provider counted them. Some servers report -1 for what they have not counted."""
+    """Tokens as the provider counted them. Some servers report -1 for a missing count."""
 
     prompt: int = 0
     completion: int = 0
@@ -91,20 +91,20 @@ class CountedTokens(msgspec.Struct, frozen=True):
 
 
 class WholeAnswer(msgspec.Struct, frozen=True):
-    """What an answer came to."""
+    """A complete answer."""
 
     reason: FinishReason | None
     """None when the stream ended without one."""
     text: str
-    """All that was said and thought."""
+    """All text and reasoning."""
     arguments: list[str]
     """Of each tool call."""
     counted: CountedTokens
     provider_response: str | None
     details: object = None
-    """What the provider says of an answer that ended with an error."""
+    """The provider's details of an answer that ended with an error."""
     words: str = ""
-    """Its own sentence about the end, where it has one."""
+    """The provider's sentence about the end, if there is one."""
 
 
 def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
@@ -140,7 +140,7 @@ def _usage(call: ModelCall, answer: WholeAnswer) -> Usage:
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
-        # A budget would be given tokens back by less than none.
+        # A negative count would return tokens to a budget.
         cached_input_tokens=max(counted.cached, 0),
         cache_write_tokens=max(counted.cache_written, 0),
         reasoning_tokens=max(counted.reasoning, 0),
@@ -169,8 +169,7 @@ _BETWEEN_THOUGHTS = "\n\n"
 
 
 class _Pieces:
-    """Text that comes in pieces, with its characters put together and what was done to special tokens of the request
-    undone."""
+    """Text that arrives in pieces. Joins split characters and undoes the escaping of special tokens."""
 
     def __init__(self, mended: SpecialTokenUnescaper | None = None) -> None:
         self._characters = JoinedPieces()
@@ -178,15 +177,15 @@ class _Pieces:
         self._pieces: list[str] = []
 
     def add(self, piece: str) -> str:
-        """The part of the text that can go out now."""
+        """Returns the part of the text that can be emitted now."""
         return self._told(self._characters.more(piece))
 
     def pause(self) -> str:
-        """What was held back of special tokens, if anything was. More may come."""
+        """Returns the text that was held back for special tokens, if any. More may follow."""
         return "" if self._mended is None else self._kept(self._mended.rest())
 
     def end(self) -> str:
-        """What was held back, if anything was."""
+        """Returns the text that was held back, if any."""
         return self._told(self._characters.rest()) + self.pause()
 
     def _told(self, text: str) -> str:
@@ -207,7 +206,7 @@ class _GrowingText:
 
 
 class GrowingThought:
-    """Reasoning that the model writes. Providers name it after the field in which it comes, or after what it is."""
+    """Reasoning in progress. Its name is that of its field, or of its kind."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -216,22 +215,22 @@ class GrowingThought:
 
 
 class GrowingCall:
-    """A tool call that the model writes. Its first event goes out as soon as it has a name."""
+    """A tool call in progress. Its first event is emitted as soon as it has a name."""
 
     def __init__(self, call_id: str | None, pieces: _Pieces) -> None:
         self.given_id = call_id
-        """The server's own id for it, which another call may have too."""
+        """The server's id for it, which another call may share."""
         self.id = ""
         self.name = ""
         self.pieces = pieces
         self.details: dict[str, Any] | None = None
         self.number: int | None = None
         self.told: str | None = None
-        """The arguments that the event of the whole call had."""
+        """The arguments in the event of the complete call."""
 
     @property
     def arguments(self) -> str:
-        """As far as they have come."""
+        """The arguments received so far."""
         return str(self.pieces) or "{}"
 
     def is_whole(self) -> bool:
@@ -248,7 +247,7 @@ _GrowingPart = TypeVar("_GrowingPart", _GrowingText, GrowingThought, GrowingCall
 
 
 class AnswerParts:
-    """Collects what comes, in the order in which it began."""
+    """Collects the parts of an answer, in the order in which they began."""
 
     def __init__(self, ids: CallIds, *, mends_tokens: bool = False) -> None:
         """`mends_tokens`: see `special_tokens.py`."""
@@ -264,7 +263,7 @@ class AnswerParts:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is anything of the answer."""
+        """Whether any part of the answer has begun."""
         return bool(self._parts)
 
     @property
@@ -274,16 +273,16 @@ class AnswerParts:
 
     @property
     def open_call(self) -> GrowingCall | None:
-        """The call that is being written, if nothing else began since."""
+        """The call in progress, if no other part began since."""
         return self._open if isinstance(self._open, GrowingCall) else None
 
     def told(self) -> list[ModelEvent]:
-        """The events since they were last asked for."""
+        """Returns the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def say(self, text: str) -> None:
-        """More text: of the part that is being written, or of a new one."""
+        """Adds text to the current part, or begins a new one."""
         part = self._open
         if not isinstance(part, _GrowingText):
             part = self._begin(_GrowingText(self._pieces()))
@@ -291,26 +290,27 @@ class AnswerParts:
             self._events.append(Text(told))
 
     def begin_thought(self, name: str | None = None) -> GrowingThought:
-        """A new part of reasoning."""
+        """Begins a part of reasoning."""
         return self._begin(GrowingThought(name))
 
     def think(self, text: str, name: str | None) -> None:
-        """More reasoning: of the part of this name that is being written, or of a new one."""
+        """Adds reasoning to the current part of this name, or begins a new one."""
         part = self._open
         if not isinstance(part, GrowingThought) or part.name != name:
             part = self._begin(GrowingThought(name))
         self.add_thought(part, text)
 
     def add_thought(self, part: GrowingThought, text: str) -> None:
-        """More of a part of reasoning."""
+        """Adds to a part of reasoning."""
         self._tell_thought(part, part.pieces.add(text))
 
     def begin_call(self, call_id: str | None) -> GrowingCall:
-        """A new tool call."""
+        """Begins a tool call."""
         return self._begin(GrowingCall(call_id, self._pieces()))
 
     def name_call(self, call: GrowingCall, name: str) -> None:
-        """The name of a call, or a piece of it; some servers say it whole with every piece of the call."""
+        """Adds the name of a call, or a piece of it; some servers repeat the whole name with every piece of the
+        call."""
         name = whole_characters(name)
         if name == call.name:
             return
@@ -323,19 +323,19 @@ class AnswerParts:
                 self._events.append(CallArguments(call.number, written))
 
     def argue(self, call: GrowingCall, text: str) -> None:
-        """More of a call's arguments."""
+        """Adds to a call's arguments."""
         told = call.pieces.add(text)
         if told and call.number is not None:
             self._events.append(CallArguments(call.number, told))
 
     def close(self) -> None:
-        """The part that is being written is whole."""
+        """Ends the current part."""
         match self._open:
             case _GrowingText(pieces=pieces):
                 if rest := pieces.end():
                     self._events.append(Text(rest))
             case GrowingCall() as call:
-                # A server may go on with it behind the next one.
+                # A server may continue it after the next part.
                 self._finish_call(call, call.pieces.pause())
             case GrowingThought() as thought:
                 self._tell_thought(thought, thought.pieces.end())
@@ -346,7 +346,7 @@ class AnswerParts:
         self._open = None
 
     def finish(self) -> list[AnswerPart]:
-        """All parts of the answer, which has ended."""
+        """Ends and returns all parts of the answer."""
         self.close()
         for part in self._parts:
             if isinstance(part, GrowingCall):
@@ -354,7 +354,7 @@ class AnswerParts:
         return [whole for part in self._parts if (whole := _whole(part)) is not None]
 
     def tell(self, event: Finished) -> None:
-        """The end of the answer, as the last event."""
+        """Adds the last event, the end of the answer."""
         self._events.append(event)
 
     def _pieces(self) -> _Pieces:
@@ -373,7 +373,7 @@ class AnswerParts:
             self._events.append(Thought((_BETWEEN_THOUGHTS if another else "") + text))
 
     def _finish_call(self, call: GrowingCall, rest: str) -> None:
-        """Tells of the whole call: again, should the provider have gone on writing it after all."""
+        """Emits the complete call, and again if the provider continued it after all."""
         if call.number is None:
             return
         if rest:
@@ -390,5 +390,5 @@ def _whole(part: _Growing) -> AnswerPart | None:
         case GrowingThought(pieces=pieces, name=name, signature=signature):
             return Reasoned(str(pieces), name, signature)
         case GrowingCall(id=call_id, name=name, number=number, details=details):
-            # A call that never got a name is none.
+            # A call that never got a name does not count.
             return None if number is None else Called(call_id, name, part.arguments, details)

@@ -47,7 +47,7 @@ from worker.models.tool_schema import NO_PARAMETERS, schema_of, without_titles
 
 
 PROVIDER_NAME = "anthropic"
-"""How answers over this wire are signed where they are kept, whoever gave them."""
+"""The provider name in stored answers over this protocol, for any server."""
 
 REDACTED = "redacted_thinking"
 """The name of reasoning that only the provider can read."""
@@ -59,7 +59,7 @@ LEAST_THINKING_TOKENS = 1_024
 _API_VERSION = "2026-10-21"
 _DROPS_THINKING = {"prefix_mismatch_behavior": "drop_block"}
 _MAY_DROP_THINKING = "thinking-binding-controls-2026-08-01"
-"""The beta that a request names which has refused thinking dropped."""
+"""The beta with which a request asks the API to drop thinking that it would refuse."""
 _THINKING_REFUSED = "The block is bound to a different conversation"
 
 _CACHED = {"type": "ephemeral", "ttl": "5m"}
@@ -78,12 +78,12 @@ class AnthropicRequest:
         self._least_temperature = PROVIDERS[route.provider].quirks.least_temperature
 
     def first(self, call: ModelCall) -> WireRequest:
-        """The request. Raises `ModelError` for what cannot be sent."""
+        """Returns the request. Raises `ModelError` if it cannot be sent."""
         turns = self._turns(call)
         return self._request(call, turns, drops_thinking=self._model.binds_thinking and _has_dropped_thinking(turns))
 
     def after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
-        """The request in other words, if that may help against the error.
+        """Returns a changed request if that may avoid the error.
 
         Something before the model's thinking has changed, a block of memory for example: the thinking is left out.
         """
@@ -144,7 +144,7 @@ class AnthropicRequest:
         return output if chosen is None else output | {"format": {"type": "json_schema", "schema": chosen}}
 
     def _thinking(self, call: ModelCall, max_tokens: int) -> _Block | None:
-        """How to ask for thinking; None when the answer's limit leaves no room for it."""
+        """Returns the option that requests thinking; None if the answer's limit leaves no room for it."""
         if self._model.thinks_adaptively:
             return {"type": "adaptive", "display": "summarized"}
         wanted = call.options.max_reasoning_tokens or DEFAULT_THINKING_TOKENS
@@ -213,17 +213,17 @@ def _answer_block(part: AnswerPart) -> _Block | None:
             return {"type": "tool_use", "id": call_id, "name": name, "input": msgspec.Raw(arguments.encode())}
         case Reasoned(id=name, text=text, signature=signature):
             if not signature:
-                return None  # it would be refused
+                return None  # the API would refuse it
             if name == REDACTED:
                 return {"type": REDACTED, "data": signature}
             return {"type": "thinking", "thinking": text, "signature": signature}
 
 
 def _mark_for_cache(body: dict[str, Any]) -> None:
-    """Have the provider keep what it has read up to each of three marks: the last tool, the instructions and the last
-    message. What the next request has in common with this one then costs a tenth.
+    """Sets three marks up to which the provider caches the request: the last tool, the instructions and the last
+    message. The part that the next request shares with this one then costs a tenth.
 
-    Keeping costs a quarter more, so a call outside a conversation, which no other follows, keeps nothing.
+    Caching costs a quarter more, so a call outside a conversation, which no other call follows, caches nothing.
     """
     for blocks in (body.get("tools"), body.get("system"), body["messages"][-1]["content"]):
         cached = [block for block in blocks or () if block.get("type") not in _NOT_CACHED]
@@ -253,7 +253,7 @@ def _has_results(turn: Turn) -> bool:
 
 
 def _has_dropped_thinking(turns: Sequence[Turn]) -> bool:
-    """Whether the provider has said of an answer that it dropped thinking for it. Then it wants to be asked for that
+    """Whether the provider reported that it dropped thinking for an answer. Later requests must then ask for that
     again."""
     for turn in turns:
         details = turn.details if isinstance(turn, Answered) else None
@@ -273,7 +273,7 @@ class _Message(msgspec.Struct):
     model: str | None = None
     usage: Any = None
     input_transformations: Any = None
-    """What the provider has left out of the request."""
+    """The parts of the request that the provider has left out."""
 
 
 class _AnswerBlock(msgspec.Struct):
@@ -340,7 +340,7 @@ class AnthropicAnswer:
         self._usage: dict[str, Any] = {}
         self._dropped: Any = None
         self.is_over = False
-        """The server says that nothing follows."""
+        """The server has marked the end of the stream."""
 
     @property
     def has_begun(self) -> bool:
@@ -355,7 +355,7 @@ class AnthropicAnswer:
         return self._parts.told()
 
     def take(self, data: bytes) -> None:
-        """The next event of the stream. Raises `ModelError` for an error in it, or one that cannot be read."""
+        """Reads the next event of the stream. Raises `ModelError` if it reports an error or cannot be read."""
         event = _EVENTS.decode(data)
         match event.type:
             case "content_block_delta" if event.delta is not None:
@@ -383,7 +383,7 @@ class AnthropicAnswer:
                 return
 
     def finish(self) -> None:
-        """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
+        """Ends the stream. Raises `ModelError` if the answer had not ended."""
         parts = self._parts.finish()
         reason = reason_in(_REASONS, self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
@@ -414,7 +414,7 @@ class AnthropicAnswer:
         self._raw_reason = message.stop_reason or "end_turn"
 
     def _count(self, usage: object) -> None:
-        """Later counts take the place of earlier ones."""
+        """Later counts replace earlier ones."""
         if isinstance(usage, Mapping):
             fields = cast("Mapping[str, Any]", usage)
             self._usage.update((name, value) for name, value in fields.items() if value is not None)
@@ -458,7 +458,7 @@ class AnthropicAnswer:
 
 def _counted(usage: Mapping[str, Any]) -> CountedTokens:
     if "input_tokens" not in usage:
-        return CountedTokens()  # the beginning of the stream is missing: what is there is no whole count
+        return CountedTokens()  # the beginning of the stream is missing, so the counts are incomplete
     read, written = number_in(usage, "cache_read_input_tokens"), number_in(usage, "cache_creation_input_tokens")
     prompt = number_in(usage, "input_tokens")
     return CountedTokens(

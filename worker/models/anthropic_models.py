@@ -1,7 +1,7 @@
-"""How Anthropic's models differ in what a request to them may say. Data only.
+"""The differences between requests to Anthropic's models. Data only.
 
 From Anthropic's pages "Extended thinking", "Adaptive thinking" and "Models overview", as pydantic-ai read them
-(`profiles/anthropic.py`). A model that is not listed is asked as the older ones are.
+(`profiles/anthropic.py`). A model that is not listed gets the requests of the older ones.
 """
 
 import re
@@ -9,21 +9,21 @@ from typing import Literal, NamedTuple
 
 
 class ClaudeModel(NamedTuple):
-    """What models whose names begin alike have in common."""
+    """The properties that models with the same name prefix share."""
 
     pattern: str
     """Matched against the beginning of the model's name."""
     most_output_tokens: int | None = None
-    """A request that asks for more is refused."""
+    """The API refuses a request for more."""
     thinks_adaptively: bool = False
-    """The model decides itself how long it thinks; others are given a number of tokens."""
+    """The model decides itself how long it thinks; others get a number of tokens."""
     without_thinking: Literal["unsaid", "disabled", "between_tools", "least"] = "unsaid"
-    """How a request says that the model need not think: by saying nothing, or in these words. Some always think; they
-    are asked for the least."""
+    """How a request turns thinking off: by leaving the field out, or with this value. Some models always think; their
+    requests ask for the least."""
     takes_temperature: bool = True
     takes_forced_calls: bool = True
     binds_thinking: bool = False
-    """Thinking that goes back is refused once anything before it has changed."""
+    """The API refuses returned thinking if anything before it has changed."""
 
 
 _LONG = 128_000
@@ -60,5 +60,5 @@ def takes_format(model: str) -> bool:
 
 
 def claude_model(model: str) -> ClaudeModel:
-    """What is known of a model by its name."""
+    """Returns the properties of a model by its name."""
     return next(known for known in CLAUDE_MODELS if re.match(known.pattern, model))

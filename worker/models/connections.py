@@ -2,7 +2,7 @@
 
 A client costs 20 ms of CPU (its TLS context) and its pool is what makes the second call fast, so all wires share one.
 Some SDKs leave a response open when their iterator is abandoned; here every stream that a call opened is closed when
-the call ends, however it ends, so that a provider stops generating the moment nobody listens.
+the call ends, however it ends, so that a provider stops generating at once.
 
 A call is known by a header that it puts on its requests and that never leaves the process.
 """
@@ -24,11 +24,11 @@ from worker.models.server_transport import PoolLimits, ServerTransport
 CALL_HEADER = "x-holdfast-call"
 
 _TIMEOUT = httpx2.Timeout(None, connect=10.0, pool=30.0)
-"""`SilenceLimit` stands around all that is read and sent; a timer for each read would be one for each token."""
+"""`SilenceLimit` limits all reads and writes; a timer for each read would be one for each token."""
 
 
 class OpenCall:
-    """What one model call has open, and what went over it."""
+    """The open streams of one model call, and their contents."""
 
     def __init__(self, number: str, on_bytes: Callable[[], None]) -> None:
         self.header = {CALL_HEADER: number}
@@ -39,12 +39,12 @@ class OpenCall:
 
     @property
     def is_garbled(self) -> bool:
-        """The stream held an event that is not JSON. One SDK skips such events without a word."""
+        """The stream held an event that is not JSON. One SDK skips such events silently."""
         return self.events is not None and self.events.is_garbled
 
     @property
     def end(self) -> StreamEnd:
-        """What the stream has said of the answer's end."""
+        """The stream's information about the answer's end."""
         return StreamEnd() if self.events is None else self.events.ended_as
 
     def watch(self, response: httpx2.Response) -> None:
@@ -63,7 +63,7 @@ class OpenCall:
 
 
 class Connections:
-    """Owner of the shared client, and of that for callers' addresses. Closed once, by whoever made it."""
+    """Owns the shared client and the client for callers' addresses. Its creator closes it once."""
 
     def __init__(self, network: NetworkRules) -> None:
         self.images = CallersHttp(network)
@@ -79,7 +79,8 @@ class Connections:
 
     @asynccontextmanager
     async def call(self, on_bytes: Callable[[], None]) -> AsyncGenerator[OpenCall]:
-        """A call, whose streams are closed at the end of the block. `on_bytes` hears of everything that arrives."""
+        """A call, whose streams are closed at the end of the block. `on_bytes` is called for everything that
+        arrives."""
         number = str(next(self._numbers))
         call = self._calls[number] = OpenCall(number, on_bytes)
         try:
@@ -94,7 +95,7 @@ class Connections:
 
 
 class _WatchingTransport(httpx2.AsyncBaseTransport):
-    """Takes the call's header off a request and hands the response to the call."""
+    """Removes the call's header from a request and passes the response to the call."""
 
     def __init__(self, calls: dict[str, OpenCall], tls: ssl.SSLContext) -> None:
         self._calls = calls
@@ -112,7 +113,7 @@ class _WatchingTransport(httpx2.AsyncBaseTransport):
 
 
 class _WatchedStream(httpx2.AsyncByteStream):
-    """A response's bytes, in the form that the SDKs read, with the call told of them."""
+    """A response's bytes, in the form that the SDKs read; notifies the call of them."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, call: OpenCall, events: SdkEvents) -> None:
         self._stream = stream

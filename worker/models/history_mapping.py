@@ -1,7 +1,7 @@
 """Our history as turns: always a request that every provider accepts, whatever state a cancel or a crash left the
 history in.
 
-What the model gets about the past, beyond the messages themselves:
+The model's view of the past, beyond the messages themselves:
 * a summary is said to be one, so that the model does not take it for what the user says now;
 * an answer that was cut off ends in a note that says so, and a message that was never answered gets one in place of
   the answer, so that roles alternate and the model does not take up what the user has stopped;
@@ -64,7 +64,7 @@ Image = ImageLink | ImageData
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What a user says."""
+    """A user's input."""
 
     content: str | list[str | Image]
 
@@ -74,7 +74,7 @@ PLAIN = "plain"
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a tool call came to."""
+    """The result of a tool call."""
 
     call_id: str
     tool_name: str
@@ -96,7 +96,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Reasoned(msgspec.Struct, frozen=True):
-    """Reasoning of the model. What it is called and how it is signed is the provider's business."""
+    """Reasoning of the model. The provider defines its name and its signature."""
 
     text: str
     id: str | None = None
@@ -110,32 +110,32 @@ class Called(msgspec.Struct, frozen=True):
     name: str
     arguments: str
     details: dict[str, Any] | None = None
-    """What the provider added to the call, and wants back."""
+    """Fields that the provider added to the call and needs back."""
 
 
 AnswerPart = Said | Reasoned | Called
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What the model gets until it speaks again."""
+    """The inputs between two answers of the model."""
 
     parts: list[Prompt | Result]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What the model said until it got something again."""
+    """The model's output between two inputs."""
 
     parts: list[AnswerPart]
     kept: str | None = None
-    """The provider's own form of the answer, from which the parts are, if there is one."""
+    """The provider's own form of the answer, if its parts come from one."""
     details: dict[str, Any] | None = None
-    """What the provider added to the answer as a whole."""
+    """Fields that the provider added to the answer as a whole."""
 
 
 Turn = Asked | Answered
 
 
-# What a user sent, or a tool gave, as turns hold it: text and images, fit for every provider.
+# The content of a user's message or a tool's result in turns: text and images that every provider accepts.
 
 
 EMPTY = "[This message is empty.]"
@@ -220,7 +220,7 @@ _Part = _Text | _Thinking | _ToolCall
 
 
 class _OtherPart(msgspec.Struct):
-    """Of any kind: what comes from wires that know more kinds than these is theirs to read."""
+    """A part of any other kind, which only the protocol that wrote it can read."""
 
     part_kind: str
 
@@ -239,18 +239,19 @@ _READ_PARTS: dict[str, msgspec.json.Decoder[_Part]] = {
 
 
 class Given(msgspec.Struct, frozen=True):
-    """Who gave an answer, and what they said of it."""
+    """The provider of an answer, and its details."""
 
     provider_name: str
     model: str
     response_id: str | None
     reason: str
     details: dict[str, Any] | None = None
-    """What the provider added to the answer as a whole, and wants to be reminded of."""
+    """Fields that the provider added to the answer as a whole and needs back."""
 
 
 def write_kept(parts: Sequence[AnswerPart], given: Given) -> str | None:
-    """The answer in its stored form; None if nobody wants any of it back, as text and calls say it all."""
+    """Returns the answer in its stored form; None if the provider needs none of it back, because text and calls
+    suffice."""
     if all(isinstance(part, Said) or (isinstance(part, Called) and not part.details) for part in parts):
         return None
     written = {
@@ -265,12 +266,13 @@ def write_kept(parts: Sequence[AnswerPart], given: Given) -> str | None:
     try:
         return msgspec.json.encode([written]).decode()
     except UnicodeEncodeError:
-        # Half a character (see `special_tokens.py`): what cannot be kept unchanged is rebuilt from text and calls.
+        # Half a character (see `special_tokens.py`): an answer that cannot be kept unchanged is rebuilt from text and
+        # calls.
         return None
 
 
 def read_kept(stored: str, provider_name: str) -> Answered | None:
-    """The answer as turns know it, or None when it is another provider's or of an unknown form."""
+    """Returns the answer as parts of a turn; None if it is another provider's or has an unknown form."""
     try:
         [answer] = msgspec.json.decode(stored, type=list[_Response])
         if answer.provider_name != provider_name:
@@ -319,7 +321,7 @@ SUMMARY_OF_EARLIER = "[Earlier messages are left out here. This is a summary of 
 def map_history(call: ModelCall, *, provider_name: str, safe_call_id: Callable[[str], str] | None = None) -> list[Turn]:
     """The turns of one request, without the instructions. They begin and end with something not said by the model.
 
-    `provider_name` is how this wire's answers are signed where they are kept.
+    `provider_name` is the provider name in this protocol's stored answers.
     """
     mapping = _MappedHistory(call.handle, provider_name, safe_call_id or str)
     for message in call.history:
@@ -372,13 +374,15 @@ class _MappedHistory:
         return self._turns
 
     def _separate_turns(self, message: Message) -> None:
-        """Put a note where the model would have spoken, had the turn before this message come to its end."""
+        """Puts a note in the place of the model's answer if the turn before this message did not end."""
         last = self._last
         if last is None or last.run_id == message.run_id:
             return
         if not self._turns or isinstance(self._turns[-1], Answered):
             return
         match last.body:
+            case UserMessage() if last.run_id is None:
+                return  # a client has put it into the history, and no run was to answer it
             case UserMessage():
                 self._say(NEVER_ANSWERED, last.created_at)
             case ToolReturns() | AssistantMessage():
@@ -394,7 +398,7 @@ class _MappedHistory:
         return Answered(_rebuilt_answer(body))
 
     def _ask(self, *parts: Prompt | Result) -> None:
-        """Adds to what the model gets; one turn, until it speaks again."""
+        """Adds to the model's input; it stays one turn until the next answer."""
         last = self._turns[-1] if self._turns else None
         if isinstance(last, Asked):
             last.parts.extend(parts)
@@ -405,7 +409,7 @@ class _MappedHistory:
         self._answer(Answered([Said(text)]), at)
 
     def _answer(self, answer: Answered, at: datetime) -> None:
-        """Add what the model said. Its calls are open until the next message that is not a result."""
+        """Adds an answer. Its calls are open until the next message that is not a result."""
         parts = [self._with_safe_call(part) if isinstance(part, Called) else part for part in answer.parts]
         self._open_calls = [part for part in parts if isinstance(part, Called)]
         self._called_at = at
@@ -452,7 +456,8 @@ def _rebuilt_answer(body: AssistantMessage) -> list[AnswerPart]:
 
 
 def _object_or_note(arguments: str) -> str:
-    """The arguments if they are a JSON object, as every provider demands; else an object that holds the text."""
+    """Returns the arguments if they are a JSON object, as every provider demands; otherwise an object that contains the
+    text."""
     if not arguments.strip():
         return "{}"
     try:

@@ -9,15 +9,15 @@ import httpx2
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 MOST_OVERHEAD = 100 * 1024
-"""Bytes of a response that may come with nothing of its body among them: its head, and what is around the body."""
+"""The most bytes of a response in a row without any of its body: its head, and the framing of the body."""
 
 
 class OutgoingRequest:
-    """The bytes of a request. Raises httpx2's errors for what cannot be sent."""
+    """The bytes of a request. Raises httpx2's errors if it cannot be sent."""
 
     def __init__(self, request: httpx2.Request) -> None:
         self.is_last = False
-        """The request says that nothing else will come over this connection."""
+        """The request announces that it is the last on this connection."""
         self.has_answer_body = request.method != "HEAD"
         self._is_chunked = False
         self._missing = 0
@@ -44,7 +44,7 @@ class OutgoingRequest:
         return data
 
     def end(self) -> bytes:
-        """What is sent behind the body."""
+        """Returns the bytes after the body."""
         if self._missing:
             raise httpx2.LocalProtocolError("the request's body is shorter than was announced")
         return b"0\r\n\r\n" if self._is_chunked else b""
@@ -64,7 +64,7 @@ class OutgoingRequest:
 
 
 class IncomingResponse:
-    """What has come of a response."""
+    """The received part of a response."""
 
     def __init__(self, *, has_body: bool) -> None:
         self.status_code = 0
@@ -76,9 +76,9 @@ class IncomingResponse:
         self.keeps_alive = False
         """Whether the connection may be used for another request when this response is whole."""
         self.failure: httpx2.TransportError | None = None
-        """Why it will never be whole."""
+        """Why it will never be complete."""
         self.unread = 0
-        """Bytes of the body that nobody has taken yet."""
+        """Bytes of the body that the reader has not taken yet."""
         self._body: list[bytes] = []
         self._has_body = has_body
         self._ends_with_connection = True
@@ -95,9 +95,9 @@ class IncomingResponse:
         return self.is_whole or self.failure is not None
 
     def feed(self, data: bytes) -> None:
-        """What the server has sent."""
+        """Reads bytes from the server."""
         if self._parser is None:
-            self.keeps_alive = False  # it sends more than was asked for, or what nobody can read
+            self.keeps_alive = False  # it sends more than the response, or bytes that cannot be parsed
             return
         self._overhead += len(data)
         try:
@@ -112,7 +112,7 @@ class IncomingResponse:
             self._parser = None
 
     def end(self) -> None:
-        """The server has hung up."""
+        """The server has closed the connection."""
         if not self.has_head:
             self.fail(httpx2.RemoteProtocolError("Server disconnected without sending a response."))
         elif self._ends_with_connection:
@@ -122,12 +122,12 @@ class IncomingResponse:
         self.keeps_alive = False
 
     def fail(self, error: httpx2.TransportError) -> None:
-        """Nothing more will come."""
+        """Ends the response with an error."""
         if not self.is_over:
             self.failure = error
 
     def take(self) -> bytes:
-        """What has come of the body since this was last asked."""
+        """Returns the bytes of the body since the last call."""
         pieces, self._body, self.unread = self._body, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -177,7 +177,7 @@ class IncomingResponse:
                 self._ends_with_connection = False
         self.has_head = True
         if not self._has_body:
-            # The parser does not know what was asked, and waits for a body.
+            # The parser does not know the request's method, and waits for a body.
             self._complete(keeps_alive=False)
 
     def _complete(self, *, keeps_alive: bool) -> None:

@@ -1,6 +1,6 @@
-"""One model that is asked over HTTP without an SDK: the request is sent, and what comes back is handed to the wire.
+"""One model that is called over HTTP without an SDK: sends the request, and passes the response to the protocol.
 
-What a request says and what an answer means is in `chat.py` and `anthropic.py`, which do no I/O.
+`chat.py` and `anthropic.py` make the requests and read the answers, without I/O.
 """
 
 import asyncio
@@ -37,12 +37,13 @@ class Answer(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything of the answer itself has come."""
+        """Whether any part of the answer itself has arrived."""
         ...
 
     @property
     def has_reason(self) -> bool:
-        """Whether the server has said why the answer ends: counts may follow, but nothing of the answer."""
+        """Whether the server has given the reason for the answer's end: counts may follow, but no part of the
+        answer."""
         ...
 
     def take(self, data: bytes) -> None:
@@ -59,7 +60,7 @@ class Answer(Protocol):
 
 
 class ProviderProtocol(Protocol):
-    """What is asked of one route, and how its answers are read."""
+    """The requests of one route, and the reader of its answers."""
 
     @property
     def route(self) -> Route: ...
@@ -68,11 +69,11 @@ class ProviderProtocol(Protocol):
     def url(self) -> httpx2.URL: ...
 
     def request(self, call: ModelCall) -> WireRequest:
-        """Raises `ModelError` for what cannot be sent."""
+        """Returns the request. Raises `ModelError` if it cannot be sent."""
         ...
 
     def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
-        """The request in other words, if that may help against what the server says of the first one."""
+        """Returns a changed request if that may avoid the server's error for the first one."""
         ...
 
     def answer(self, call: ModelCall) -> Answer: ...
@@ -98,7 +99,7 @@ class HttpModel:
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
-        # Outside the `try`: what cannot be sent is no fault of the provider.
+        # Outside the `try`: a request that cannot be sent is not the provider's fault.
         request = await beside(partial(self._wire.request, call), call.weight())
         try:
             async with aclosing(self._answer(call, request)) as events:
@@ -139,7 +140,7 @@ class HttpModel:
             while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
                 yield events.feed(piece)
         except (httpx2.HTTPError, httpx2.StreamError, OSError):
-            # What came last may be whole: the end of the answer, or all that was sent in place of a stream.
+            # The last bytes may be complete: the end of the answer, or a whole answer in place of a stream.
             if not is_whole(events.before_events):
                 yield events.end()
                 if not answer.has_reason:
@@ -153,7 +154,7 @@ class HttpModel:
         yield rest
 
     async def _response(self, call: ModelCall, request: WireRequest, limit: SilenceLimit) -> httpx2.Response:
-        """A response that is no error."""
+        """Returns a response that is not an error."""
         try:
             return await self._send(request, limit)
         except ModelError as error:
@@ -187,8 +188,8 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
 
 
 def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
-    """Our events for those of the stream; what comes before one that cannot be read counts. Behind the reason for its
-    end, an error takes nothing from an answer."""
+    """Returns our events for those of the stream; events before an unreadable one count. After the reason for its end,
+    an error does not invalidate an answer."""
     for data in stream:
         try:
             answer.take(data)
@@ -217,14 +218,14 @@ async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenera
 
 
 class _End:
-    """How long an answer is waited for that has come to its end: for its counts, or for more of it, as some servers
+    """How long to wait after an answer's reason for its end: for its counts, or for more of it, because some servers
     give a reason with every event."""
 
     def __init__(self) -> None:
         self._by: float | None = None
         """The event loop's time."""
         self.is_put_off = False
-        """More of the answer has come since the last look."""
+        """More of the answer has arrived since the last check."""
 
     def look_at(self, answer: Answer) -> None:
         if answer.has_reason and (self._by is None or self.is_put_off):
@@ -232,8 +233,7 @@ class _End:
         self.is_put_off = False
 
     async def next_of(self, pieces: AsyncIterator[bytes]) -> bytes | None:
-        """The next piece; None at the end. An answer that is whole but for its counts is not lost with its
-        connection."""
+        """The next piece; None at the end. An answer that lacks only its counts is not lost with its connection."""
         if self._by is None:
             return await anext(pieces, None)
         with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError, ModelError):
@@ -243,7 +243,7 @@ class _End:
 
 
 async def _last_bytes(pieces: AsyncIterator[bytes]) -> None:
-    """Reads what ends the response, behind the answer: a connection on which something is left is closed."""
+    """Reads the end of the response after the answer, because the pool closes a connection with unread bytes."""
     with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError, ModelError):
         async with asyncio.timeout(_LAST_BYTES_S):
             async for _piece in pieces:

@@ -1,4 +1,4 @@
-"""What a provider says went wrong, as `ModelError`: an answer with an error's status, or an error inside a stream."""
+"""A provider's errors as `ModelError`: a response with an error status, or an error inside a stream."""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from worker.models.special_tokens import read_json, whole_characters
 LONGEST_DETAIL = 2000
 
 SHORTEST_KEY = 8
-"""Characters. What is shorter is no key, but a word that stands for none, and may be in any text."""
+"""Characters. A shorter value is not a key but a placeholder, and may occur in any text."""
 
 LONGEST_PAUSE = 1e9
-"""Seconds. A provider that asks for more is read as asking for this, which no run waits for either."""
+"""Seconds. A longer pause is read as this one, for which no run waits either."""
 
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?")
 _NUMBER_OF_UNITS = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)\s*")
@@ -128,7 +128,7 @@ class ProviderFault(msgspec.Struct, frozen=True):
     kind: str = ""
     """The field `type`."""
     flagged: bool = False
-    """A gateway's moderation refuses what the user said."""
+    """A gateway's moderation refuses the user's message."""
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, *, provider: str, now: datetime) -> ModelError:
@@ -148,7 +148,7 @@ def stream_error(error: object, *, provider: str) -> ModelError:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds that the provider asks to be left alone; None if it says nothing, or nothing that can be read. `now` is
+    """The seconds that the provider asks callers to wait; None if it gives none, or none that can be parsed. `now` is
     our time, for a provider that names a time of its clock and does not say what its clock shows.
 
     Of several values the longest counts: a proxy and the server behind it may each have sent one."""
@@ -187,8 +187,8 @@ def _moment(text: str) -> datetime | None:
 
 
 def named(error: ModelError, route: Route, hint: str = "") -> ModelError:
-    """The error with whoever failed, and how long it wants to be left alone. Only the worker knows which of several
-    servers it has asked. A server that quotes the key in its refusal does not bring it among the runs."""
+    """Returns the error with the provider's name and the requested pause. Only the worker knows which of several
+    servers it has called. If a server quotes the key in its error, the key is removed."""
     said = error.message if len(route.api_key) < SHORTEST_KEY else error.message.replace(route.api_key, "[key]")
     return ModelError(
         error.error_type,

@@ -1,5 +1,5 @@
-"""What the step loop asks of a model, where the call goes, what comes back, and how long a silent model is waited for.
-The only types that cross this folder's border are here."""
+"""The step loop's interface to models: the call, its route, the events of the answer, and the limit on silence. The
+only types that cross this folder's border are here."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
@@ -15,14 +15,14 @@ from shared.domain.model_servers import Wire, origin_of, without_credentials
 from shared.domain.runs import Usage
 
 COUNTS_WITHIN_S = 2.0
-"""Seconds that a server has, once it has said why its answer ends, to say more: its counts."""
+"""Seconds that a server has to send its counts after the reason for the answer's end."""
 
 LONGEST_WAIT = 60.0
-"""Seconds. A provider that asks for a longer pause gets none: the call fails and says so."""
+"""Seconds. If a provider asks for a longer pause, the call fails and its error names the pause."""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where the calls of one handle go. Hashable: it is the key under which built models are kept."""
+    """The server for the calls of one handle. Hashable, because built models are cached by it."""
 
     handle: str
     provider: str
@@ -32,11 +32,11 @@ class Route(msgspec.Struct, frozen=True):
     base_url: str = ""
     """Empty for the built-in models only."""
     api_version: str = ""
-    """Goes with every request, where the server wants one."""
+    """Sent with every request, if the server needs it."""
 
     @property
     def asked(self) -> str:
-        """Who is asked and where, for errors: without credentials, and without a path, which may hold some."""
+        """The provider and its address, for errors: without credentials, and without a path, which may contain some."""
         return f"{self.provider} at {origin_of(self.base_url)}"
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class WireRequest(msgspec.Struct, frozen=True):
-    """A request as it is sent: the headers that say who asks, and JSON."""
+    """An encoded request: the headers that authenticate it, and JSON."""
 
     headers: dict[str, str]
     body: bytes
@@ -76,7 +76,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     tools: Sequence[ToolSpec] = ()
     options: ModelOptions = ModelOptions()
     beginning: str = ""
-    """What the model has said of its answer: it is asked for the rest. For models that can (`continues_answers`)."""
+    """The beginning of the answer, which the model must continue. Only for models that can (`continues_answers`)."""
     must_call: bool = False
     """The answer must call one of the tools."""
     forced_tool: str = ""
@@ -95,7 +95,7 @@ class ModelCall(msgspec.Struct, frozen=True):
         return getattr(self.options, name) if name in self.demanded else None
 
     def weight(self) -> int:
-        """How long it takes to make a request of the call, in characters of its texts."""
+        """The cost of encoding the call as a request, in characters of text."""
         return len(self.system) + CHARACTERS_OF_A_TOOL * len(self.tools) + weight(self.history)
 
     def estimated_tokens(self) -> int:
@@ -106,7 +106,7 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 
 CHARACTERS_OF_A_TOOL = 2000
-"""As many characters are made a request in the time that a tool's schema takes."""
+"""The cost of encoding a tool's schema, in characters of text."""
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -138,7 +138,8 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 
 class CallFinished(msgspec.Struct, frozen=True):
-    """A tool call is whole. Told again, with the same index, should the provider go on writing it after all."""
+    """A tool call is complete. The event is repeated, with the same index, if the provider continues the call after
+    all."""
 
     index: int
     call_id: str
@@ -165,17 +166,18 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     attempt: int
     wait: float
     error: str
-    """As `ModelError.facts` says it."""
+    """As in `ModelError.facts`."""
 
 
 ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finished | AttemptFailed
 
 
 class ModelProvider(Protocol):
-    """One way to reach models. Implementations: over HTTP alone, over pydantic-ai, and the built-in offline one."""
+    """One way to call models. Implementations: over plain HTTP, over pydantic-ai, and the built-in offline one."""
 
     def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
-        """The answer as it comes. Raises `ModelError`; closes its connection when the generator is closed."""
+        """Yields the answer's events as they arrive. Raises `ModelError`; closes its connection when the generator is
+        closed."""
         ...
 
 
@@ -200,7 +202,7 @@ class SilenceLimit:
         self._arrival: asyncio.Future[None] | None = None
         self._has_passed = False
         self._timer = MovingTimer()
-        """Looks at the deadline. When the answer has ended before, it finds nobody waiting."""
+        """Checks the deadline. If the answer has ended before, it does nothing."""
 
     def event_seen(self) -> None:
         """The answer has begun: from here on only silence counts."""
@@ -213,7 +215,7 @@ class SilenceLimit:
             self._deadline = self._loop.time() + self._idle
 
     async def wait(self, awaitable: Awaitable[_Result]) -> _Result:
-        """What `awaitable` gives, or `ModelError` when the limit passes first."""
+        """Returns the result of `awaitable`. Raises `ModelError` if the limit passes first."""
         limit = asyncio.timeout(None)
         self._timer.look_at(self._deadline, self._look)
         try:
@@ -228,7 +230,8 @@ class SilenceLimit:
             self._waiting = None
 
     async def wait_for(self, arrival: "asyncio.Future[None]") -> None:
-        """The same for a future that somebody else ends: without the scope that `wait` makes, once for each token."""
+        """Does the same for a future that another task completes, without the timeout scope that `wait` would create
+        for each token."""
         self._arrival = arrival
         self._timer.look_at(self._deadline, self._look)
         await arrival
@@ -240,7 +243,7 @@ class SilenceLimit:
         if not awaits_arrival and (self._waiting is None or self._waiting.expired()):
             return
         now = self._loop.time()
-        if now - self._deadline > LATE_S:  # this process stood still, and may not have read what was said meanwhile
+        if now - self._deadline > LATE_S:  # this process stood still, and may not have read data that arrived meanwhile
             self._deadline = now + (self._idle if self._answering else self._first_event)
         if now < self._deadline:
             self._timer.look_at(self._deadline, self._look)

@@ -1,14 +1,14 @@
 """From a handle such as `openrouter/meta-llama/llama-3` to an answer: the route (which server, which wire, which key),
 the model at its end, and the retries around a call of it.
 
-Everything comes from the environment that the process was started with. A handle that leads nowhere is told to the
-caller with the variable that is missing, before anything is imported or sent. A model is made once and asked by handle;
-an SDK is imported when a handle first needs it, in a thread, since an import of a second would hold up every other run.
-Most handles need none.
+Everything comes from the environment that the process was started with. If a handle has no route, the error names the
+missing variable, before anything is imported or sent. A model is built once and looked up by handle; an SDK is imported
+when a handle first needs it, in a thread, because an import of a second would delay every other run. Most handles need
+none.
 
-What a call costs: the operator's own table first, because prices change and contracts differ, then the published prices
-that `genai-prices` brings. A model on a server of one's own costs nothing unless the table says so. A model without a
-known price has none; it is never taken to be free.
+The price of a call comes from the operator's own table first, because prices change and contracts differ, then from the
+published prices of `genai-prices`. A model on a server of one's own costs nothing unless the table says so. A model
+without a known price has no price; it never counts as free.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ NO_KEY = "none"
 
 
 def route_for(handle: str, environment: Mapping[str, str]) -> Route:
-    """Where the handle leads. Raises `ModelError` when it leads nowhere."""
+    """Returns the route of the handle. Raises `ModelError` if there is none."""
     try:
         name, model = split_handle(handle)
     except ValueError as error:
@@ -73,7 +73,7 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
 
 FIRST_WAIT = 0.5
 JITTER = 0.25
-"""Up to a quarter is added to each wait, so that many workers do not come back at the same moment."""
+"""Up to a quarter is added to each wait, so that many workers do not retry at the same moment."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -97,10 +97,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 async def stream_with_retries(
     provider: ModelProvider, call: ModelCall, policy: RetryPolicy
 ) -> AsyncGenerator[ModelEvent]:
-    """The one retry loop around a model call. It runs only while the caller has seen nothing of the answer: text that
-    was shown cannot be taken back here, so a later failure is the caller's to handle.
+    """The one retry loop around a model call. It retries only while the caller has seen nothing of the answer: shown
+    text cannot be revoked here, so the caller handles later failures.
 
-    Gives the answer to `call`; failures before its first event are tried again as the policy says."""
+    Yields the answer to `call`; retries failures before its first event according to the policy."""
     for number in count(1):
         attempt = _Attempt()
         async with aclosing(attempt.events(provider, call)) as events:
@@ -116,7 +116,7 @@ async def stream_with_retries(
 
 
 class _Attempt:
-    """One call, and what became of it."""
+    """One call, and its outcome."""
 
     def __init__(self) -> None:
         self.failure: ModelError | None = None
@@ -268,7 +268,7 @@ _WIRE_MODULES: Mapping[Wire, str] = {
 }
 
 _EXTRAS: Mapping[Wire, str] = {"google": "[google]"}
-"""What `pip install .` has to be given for a wire. The others need nothing."""
+"""The extra of `pip install .` that a protocol needs. The others need none."""
 
 
 class Models:
@@ -292,7 +292,7 @@ class Models:
         """`environment` holds keys and base URLs; timeouts are in seconds (see `SilenceLimit`). An SDK is imported in a
         block of `importing`.
 
-        `builtin_models`: whether `builtin/…` may be asked, which do what a message says and need no provider.
+        `builtin_models`: whether `builtin/…` may be called; these models follow the message and need no provider.
         """
         self._environment = environment
         self._builtin_models = builtin_models
@@ -320,7 +320,8 @@ class Models:
                 yield event
 
     def route(self, handle: str) -> Route:
-        """Where the handle leads. Raises `ModelError` when it leads nowhere, or to a built-in model that is off."""
+        """Returns the route of the handle. Raises `ModelError` if there is none, or if it is a built-in model and these
+        are off."""
         route = route_for(handle, self._environment)
         if route.wire == "builtin" and not self._builtin_models:
             raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} cannot be used. {BUILTIN_IS_OFF}")
@@ -334,8 +335,8 @@ class Models:
             self._connections = None
 
     async def model_for(self, handle: str) -> ModelProvider:
-        """The model of a handle; made, with what it has to import, when it is asked for the first time. Raises
-        `ModelError` as `route` does, or when a package is missing."""
+        """Returns the model of a handle. Builds it, with its imports, at the first call. Raises `ModelError` as `route`
+        does, or when a package is missing."""
         route = self.route(handle)
         model = self._built.get(route)
         if model is None:
@@ -390,7 +391,7 @@ OWN_SERVERS = ("builtin", "ollama", "lmstudio", "lmstudio_openai", "vllm")
 """Providers whose models run on machines of the operator's."""
 
 PUBLISHED_AS: Mapping[str, str] = {"google_ai": "google", "gemini": "google", "xai": "x-ai"}
-"""How `genai-prices` calls a provider, where its name is another."""
+"""The name of a provider in `genai-prices`, if it differs."""
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -425,7 +426,7 @@ class Prices:
 
     @classmethod
     def read(cls, file: Path | None) -> "Prices":
-        """The prices with the operator's table, a JSON file. Raises `InvalidRequest` for one that cannot be read."""
+        """The prices with the operator's table, a JSON file. Raises `InvalidRequest` if it cannot be read."""
         if file is None:
             return cls({})
         try:
@@ -441,7 +442,7 @@ class Prices:
         return cls(own)
 
     def nano_usd(self, handle: str, usage: Usage) -> int | None:
-        """What the call costs, in thousand-millionths of a dollar; None when the model's price is not known."""
+        """Returns the price of the call, in thousand-millionths of a dollar; None if the model's price is unknown."""
         provider, model = handle.split("/", 1)
         own = self._own.get(handle) or self._own.get(f"{provider}/*")
         if own is not None:

@@ -44,8 +44,8 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
 
 
 def _complete_event_types() -> None:
-    """Have pydantic build its schemas now, in the thread of the import. They would be built at the first event, which
-    would hold up everything else in the process for half a second."""
+    """Makes pydantic build its schemas now, in the thread of the import. Otherwise it would build them at the first
+    event and block the process for half a second."""
     for annotated in (ResponseStreamEvent, ResponseOutputItem):
         for event in get_args(get_args(annotated)[0]):
             event.model_rebuild()
@@ -53,7 +53,7 @@ def _complete_event_types() -> None:
 
 def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
     options = call.options
-    # Nothing of the conversation is left with the provider: what it needs again comes back encrypted in the answer.
+    # The provider stores nothing of the conversation: the answer contains the data that it needs again, encrypted.
     settings = OpenAIResponsesModelSettings(openai_store=False)
     if reasons and options.reasoning:
         settings["openai_reasoning_summary"] = "auto"
@@ -78,7 +78,7 @@ def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
 
 
 def _text_options(call: ModelCall) -> dict[str, object]:
-    """The field `text` of a Responses request: how the answer is to look. Chat has its format one level deeper."""
+    """The field `text` of a Responses request: the format of the answer. Chat has its format one level deeper."""
     text: dict[str, object] = {}
     chosen = _chosen_format(call.options)
     if chosen is not None:
@@ -90,6 +90,6 @@ def _text_options(call: ModelCall) -> dict[str, object]:
 
 
 def _chosen_format(options: ModelOptions) -> dict[str, object] | None:
-    """The format that was asked for; None for text, which every model answers in anyway."""
+    """Returns the requested format; None for text, because that is the default."""
     chosen = options.response_format
     return None if chosen is None or chosen.get("type") == "text" else chosen

@@ -1,8 +1,8 @@
 """A server's answer in the form that the SDKs can read: bytes in, bytes out. No I/O.
 
-The SDKs read what OpenAI and Google write of their wires. What servers send beyond that is put right here, as it is on
-the wires that are asked without an SDK: byte order marks, ends of lines, characters in halves, counts that come more
-than once, answers that are no stream, and whatever comes behind an answer's end.
+The SDKs read what OpenAI and Google write of their wires. This module corrects other servers' deviations, as the
+protocols without an SDK do: byte order marks, ends of lines, characters in halves, counts that come more than once,
+answers that are no stream, and data after an answer's end.
 """
 
 import json
@@ -24,7 +24,7 @@ _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\
 
 _INCOMPLETE = "response.incomplete"
 _TELLING_WORDS = (b'"error"', b"finishReason", b"blockReason", b"response.completed", b"response.incomplete")
-"""One of them is in an event that ends an answer, well or badly. Most events are not read for it."""
+"""One of them is in an event that ends an answer, well or badly. Other events need not be parsed for it."""
 
 _NO_REASONS = (None, "", "FINISH_REASON_UNSPECIFIED")
 
@@ -40,14 +40,14 @@ class _Candidate(msgspec.Struct, rename="camel"):
 
 
 class _Feedback(msgspec.Struct, rename="camel"):
-    """Gemini's answer to a question that it does not take."""
+    """Gemini's answer to a prompt that it refuses."""
 
     block_reason: str | None = None
     block_reason_message: str | None = None
 
 
 class _Event(msgspec.Struct, rename="camel"):
-    """What says that an answer has ended, or that it goes on all the same."""
+    """The fields that show that an answer has ended, or that it continues all the same."""
 
     type: str | None = None
     """The Responses wire's."""
@@ -65,7 +65,7 @@ class _Event(msgspec.Struct, rename="camel"):
 
     @property
     def words(self) -> str:
-        """What the server says of the end, beside a reason."""
+        """The server's text about the end, in addition to a reason."""
         feedback = self.prompt_feedback or _Feedback()
         messages = [candidate.finish_message for candidate in self.candidates or ()]
         said = (*messages, feedback.block_reason, feedback.block_reason_message)
@@ -78,14 +78,14 @@ class _Event(msgspec.Struct, rename="camel"):
 
 
 class StreamEnd(NamedTuple):
-    """What a stream has said of its answer's end."""
+    """A stream's information about its answer's end."""
 
     has_reason: bool = False
-    """It has said why the answer ends, in whatever word."""
+    """The server has given a reason for the end, in any term."""
     is_cut: bool = False
     """The word says that the answer is incomplete."""
     words: str = ""
-    """What the server has said beside the word."""
+    """The server's text in addition to the reason."""
 
 
 class SdkEvents:
@@ -98,26 +98,26 @@ class SdkEvents:
         self._usage: Any = None
         """The last counts that a response had on its way."""
         self.is_garbled = False
-        """The stream held an event that is not JSON. Nothing is read behind it."""
+        """The stream had an event that is not JSON. Later events are not read."""
         self.failure: ModelError | None = None
-        """The error that the server has sent. Nothing is read behind it."""
+        """The error that the server has sent. Later events are not read."""
         self.ended_as = StreamEnd()
         self.said_behind_end = 0
-        """Events of the answer that came all the same: some servers give a reason with every event."""
+        """Events of the answer that came after the reason, because some servers give a reason with every event."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """What the server has sent. Raises `EventTooLong`."""
+        """Reads bytes from the server. Raises `EventTooLong`."""
         return self._readable(self._stream.feed(chunk))
 
     def cut(self) -> bytes:
-        """The connection has broken. What came last may be whole: the end of the answer, or all that was sent in place
-        of a stream. Raises as `end`."""
+        """The connection has broken. The last bytes may be complete: the end of the answer, or a whole answer in place
+        of a stream. Raises like `end`."""
         if is_whole(self._stream.before_events):
             return self.end()
         return self._readable(self._stream.end())
 
     def end(self) -> bytes:
-        """The end of the response. Raises `ModelError` for one that is no answer."""
+        """Ends the response. Raises `ModelError` if it is not an answer."""
         events = self._stream.end()
         said = self._stream.before_events
         if said is not None:
@@ -135,7 +135,7 @@ class SdkEvents:
         if data.strip() == _DONE:
             return b"data: [DONE]\n\n"
         if not is_json(data):
-            # Behind the end, it takes nothing from the answer.
+            # After the end, it does not invalidate the answer.
             self.is_garbled = not self.ended_as.has_reason
             return b""
         data = self._fields.completed(data)

@@ -26,7 +26,7 @@ _COMPLETED = (
 _ADDED = "response.output_item.added"
 
 _BARE_RESPONSE: dict[str, Any] = {"id": "", "status": None, "model": "", "output": [], "incomplete_details": None}
-"""What the SDK cannot do without in a response."""
+"""The fields that the SDK requires in a response."""
 
 
 class _Item(msgspec.Struct):
@@ -116,15 +116,15 @@ class ItemIds:
 
 
 class SdkFields:
-    """The events of one answer, with what the SDKs cannot do without."""
+    """The events of one answer, completed with the fields that the SDKs require."""
 
     def __init__(self) -> None:
         self._response_id: Any = None
-        """Gemini's, of the first event: the SDK takes an answer for interrupted whose id changes."""
+        """Gemini's, of the first event: if the id changes, the SDK considers the answer interrupted."""
         self._ids = ItemIds()
 
     def completed(self, data: bytes) -> bytes:
-        """The event as the SDKs can read it; nothing for one that says nothing. `data` is JSON."""
+        """Returns the event in a form that the SDKs can read; nothing for an empty one. `data` is JSON."""
         if not (b"null" in data or any(word in data for word in _COMPLETED)) and self._is_sound(data):
             return data
         found = read_json(data)
@@ -153,7 +153,7 @@ class SdkFields:
     def _of_gemini(self, event: dict[str, Any]) -> dict[str, Any]:
         fitting = fitted(event, _GEMINI)
         if _lacks_count(event.get("usageMetadata"), fitting.get("usageMetadata")):
-            del fitting["usageMetadata"]  # what is not counted is estimated
+            del fitting["usageMetadata"]  # missing counts are estimated
         self._response_id = self._response_id or fitting.get("responseId")
         if self._response_id:
             fitting["responseId"] = self._response_id
@@ -181,8 +181,8 @@ class SdkFields:
 
 
 def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """The value with null in place of a text or number that is none. Fields that the kind does not name stay as they
-    are, and so does what has another structure, which the SDK refuses: it may be a part of the answer."""
+    """The value with null in place of a text or number that is none. Unknown fields stay as they are. So do values of
+    another structure, which the SDK refuses, because they may be part of the answer."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             types = {field.encode_name: field.type for field in fields}
@@ -207,7 +207,7 @@ def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
 
 
 def _lacks_count(given: object, fitting: object) -> bool:
-    """Whether a server has sent something else in place of a count of Gemini's."""
+    """Whether the value in place of a Gemini count is not a count."""
     if not isinstance(fitting, dict):
         return given is not None
     counts = cast("dict[str, object]", fitting)
@@ -277,5 +277,5 @@ def _arguments(given: object, kind: object) -> str:
 
 
 def _object(value: object) -> dict[str, Any]:
-    """The value if it is an object, else one with nothing in it."""
+    """Returns the value if it is an object, otherwise an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

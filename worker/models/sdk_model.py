@@ -1,9 +1,9 @@
-"""One model behind pydantic-ai, asked through `direct.model_request_stream` and nothing else of it.
+"""One model that is called with pydantic-ai's `direct.model_request_stream`, and no other part of it.
 
-Imported with the first SDK, never before. What differs from wire to wire is in `responses_wire.py` and
-`google_wire.py`.
+Imported with the first SDK, never before. `responses_wire.py` and `google_wire.py` contain the differences between
+protocols.
 
-`as_model_error` translates what the SDKs raise: it is the only place that knows both.
+`as_model_error` translates the SDKs' errors; no other code knows both kinds.
 """
 
 import base64
@@ -62,8 +62,8 @@ SDK_ERRORS: tuple[type[Exception], ...] = (
     httpx2.HTTPError,
     httpx2.StreamError,
     httpx2.InvalidURL,
-    # What parsing an answer that no provider should send comes to: bad JSON (also pydantic's ValidationError), missing
-    # fields, a number where an object belongs.
+    # The errors of parsing a malformed answer: bad JSON (also pydantic's ValidationError), missing fields, a number
+    # where an object belongs.
     ValueError,
     TypeError,
     LookupError,
@@ -147,7 +147,7 @@ def _detail(error: sdk_errors.ModelAPIError) -> str:
     text = message_in(error.body) or error.message
     cause = error.__cause__
     if isinstance(error, sdk_errors.ModelConnectionError) and cause is not None:
-        # "Connection error." alone helps nobody; the transport's own text is further down.
+        # "Connection error." alone says too little; the transport's own text is further down.
         deepest = _named(cause.__cause__ or cause)
         text = deepest if text in deepest else f"{text} ({deepest})"
     return sound(text)[:LONGEST_DETAIL]
@@ -234,7 +234,8 @@ def _part(part: AnswerPart) -> sdk.ModelResponsePart:
 
 # Images that a message names by their address, fetched for a provider that takes them as data only.
 #
-# The address is a caller's: it is asked as such, and takes as much of the process's memory as a request could bring.
+# The address is a caller's: the fetch has the restrictions of such addresses, and may use as much memory as a request
+# could.
 
 
 MOST_BYTES = 20_000_000
@@ -245,14 +246,14 @@ SAYING_NOTHING = ("", "application/octet-stream", "binary/octet-stream")
 
 
 class _NoImage(Exception):
-    """What is there is not an image."""
+    """The address does not lead to an image."""
 
 
 async def with_fetched_images(messages: Sequence[sdk.ModelMessage], http: CallersHttp) -> list[sdk.ModelMessage]:
     """The messages with every image as data.
 
-    Raises `ModelError` when an image of the last message cannot be fetched. One of an earlier message may have gone
-    from its address since: a note takes its place, so that the conversation goes on.
+    Raises `ModelError` when an image of the last message cannot be fetched. An image of an earlier message may have
+    disappeared since: a note replaces it, so that the conversation can continue.
     """
     fetch = _ImageFetch(http)
     fetched: list[sdk.ModelMessage] = []
@@ -318,7 +319,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class WireModel:
-    """A built SDK model and what this wire wants to know of a call."""
+    """A built SDK model and the options of its protocol."""
 
     model: Model
     settings: Callable[[ModelCall], ModelSettings]
@@ -333,7 +334,7 @@ class WireModel:
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
     hint_if_not_found: str = ""
-    """What to try when the server does not know the path."""
+    """A hint for the case that the server does not know the path."""
 
 
 class SdkModel:
@@ -350,7 +351,7 @@ class SdkModel:
         now: Callable[[], datetime],
     ) -> None:
         """Every error names the provider and the server's address."""
-        # What an answer leaves out of its usage is estimated. The SDK would say so past the logs, in foreign words.
+        # Usage that an answer leaves out is estimated. The SDK would report that outside of our logs, in its own words.
         warnings.filterwarnings("ignore", category=UsageExtractionFailedWarning)
         self._wire = wire
         self._route = route
@@ -362,7 +363,7 @@ class SdkModel:
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """One attempt. The connection is closed when this generator ends, is closed or is cancelled."""
-        # Outside the `except` below: a mistake of ours in the mapping must not look like one of the provider.
+        # Outside the `except` below: an error of ours in the mapping must not look like the provider's.
         messages = await beside(partial(self._messages, call), call.weight())
         limit = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         if self._wire.takes_images_as_data:
@@ -400,7 +401,7 @@ class SdkModel:
                 yield ours
 
     def _named(self, error: ModelError) -> ModelError:
-        """The error with whoever failed, and with what may help."""
+        """Returns the error with the provider's name and a hint."""
         hint = f" {self._wire.hint_if_not_found}" if error.status == HTTPStatus.NOT_FOUND else ""
         return named(error, self._route, hint.rstrip())
 

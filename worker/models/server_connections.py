@@ -1,6 +1,6 @@
-"""Connections to models' servers: protocols of the event loop, with nothing between them and who reads.
+"""Connections to models' servers: protocols of the event loop that the reader uses directly.
 
-A model's tokens come one by one, so what each costs is what matters here. A client's own connections, pool and parser
+A model's tokens arrive one by one, so the cost of each one matters here. A client's own connections, pool and parser
 are layers of coroutines around every read, and took a fifth to a third of what a token cost the worker.
 """
 
@@ -27,7 +27,7 @@ NEXT_AFTER_S = 0.25
 class _Address(NamedTuple):
     family: int
     place: Any
-    """What `connect` wants, which differs by family."""
+    """The address for `connect`, which differs by family."""
 
 
 async def connected_socket(host: str, port: int) -> socket.socket:
@@ -93,14 +93,14 @@ def _alternating(addresses: Sequence[_Address]) -> list[_Address]:
 
 
 MOST_UNREAD = 1 << 18
-"""Bytes that wait for who reads before the server has to wait."""
+"""Unread bytes after which reading from the socket pauses."""
 
 Timeouts = Mapping[str, float | None]
 """Seconds for `connect`, `pool`, `read` and `write`, as httpx2 has them in a request's extensions."""
 
 
 class Origin(NamedTuple):
-    """Where a request goes."""
+    """The server of a request."""
 
     is_private: bool
     host: str
@@ -108,7 +108,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, url: httpx2.URL) -> "Origin":
-        """Raises `UnsupportedProtocol` for what is not HTTP."""
+        """Returns the origin of a URL. Raises `UnsupportedProtocol` if it is not HTTP."""
         scheme = url.scheme
         if scheme not in ("http", "https"):
             said = f"an unsupported protocol '{scheme}://'" if scheme else "no 'http://' or 'https://'"
@@ -127,9 +127,9 @@ class ServerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._response: IncomingResponse | None = None
         self._early: list[bytes] = []
-        """What came before the first request. A server that is overloaded may answer so."""
+        """Bytes that came before the first request. An overloaded server may answer so."""
         self._is_sent = False
-        """Nothing is left to send of the last request, and another one may follow."""
+        """The last request was sent completely, and another one may follow."""
         self._is_over = False
         self._error: Exception | None = None
         self._is_paused = False

@@ -51,7 +51,7 @@ class ServerTransport(httpx2.AsyncBaseTransport):
 
 
 def body_of(response: httpx2.Response) -> "ResponseBody | None":
-    """The body of a response as it comes, past httpx2's iterators; None for what did not come over this transport."""
+    """The body of a response as it comes, past httpx2's iterators; None if it did not come over this transport."""
     return cast("ResponseBody | None", response.extensions.get(_BODY))
 
 
@@ -68,7 +68,7 @@ class ResponseBody(httpx2.AsyncByteStream):
         self._is_closed = False
 
     def arrived(self) -> bytes | None:
-        """What has come since this was last asked; empty when nothing has, None when all was read. Raises httpx2's
+        """Returns the bytes since the last call; empty if there are none, None if all was read. Raises httpx2's
         errors."""
         response = self._response
         if response.unread:
@@ -80,7 +80,7 @@ class ResponseBody(httpx2.AsyncByteStream):
         return None if response.is_whole else b""
 
     def arrival(self) -> "asyncio.Future[None]":
-        """Done when more has come than was there, or nothing more will."""
+        """Done when more bytes have arrived, or none will."""
         return self._connection.arrival()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -161,7 +161,7 @@ class _Pool:
         self._places.release()
 
     def _expired(self) -> float:
-        """What came to rest earlier is not used again."""
+        """Connections that became idle before this time are not used again."""
         return asyncio.get_running_loop().time() - self._limits.kept_s
 
     def _trim(self) -> None:

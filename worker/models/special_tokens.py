@@ -23,7 +23,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 _Event = TypeVar("_Event")
 
 NOT_READ = (msgspec.DecodeError, UnicodeDecodeError)
-"""What msgspec raises for what is no JSON, and for bytes inside a text that are no UTF-8."""
+"""The errors that msgspec raises for invalid JSON, and for bytes inside a text that are not UTF-8."""
 
 _NUMBER = re.compile("-?[0-9]{1,18}")
 
@@ -60,8 +60,8 @@ class Decoder(Generic[_Event]):
 
 def _fitting(value: Any, kind: msgspec.inspect.Type) -> Any:
     """The value with its texts and numbers as the fields have them. Servers that imitate a wire send numbers as ids and
-    texts as numbers; what can be neither is left out, as if the server had not sent it. What has another structure
-    stays as it is, and is refused."""
+    texts as numbers; values that cannot be converted are left out, as if the server had not sent them. Values of
+    another structure stay as they are, and are refused."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             given = cast("dict[str, Any]", value)
@@ -143,7 +143,7 @@ def number_in(fields: object, *path: str) -> int:
 
 _JOINER = "\u200d"
 _INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
-"""What models write in place of the joiner."""
+"""Characters that models write in place of the joiner."""
 
 _WIDE_BAR = "\uff5c"
 _NAME = rf'[^\s<>|"{_INVISIBLE}]'
@@ -200,7 +200,7 @@ class SpecialTokenUnescaper:
         self._held = ""
 
     def more(self, piece: str) -> str:
-        """What can go out of what has come."""
+        """Returns the part of the received text that can be emitted."""
         if not self._held and (piece.isascii() or _ANY_INVISIBLE.search(piece) is None):
             self._before = piece[-1:] or self._before
             return piece
@@ -211,7 +211,7 @@ class SpecialTokenUnescaper:
         return text
 
     def rest(self) -> str:
-        """What is still held at the end, and was no token."""
+        """Returns the held text at the end, which was not a token."""
         held, self._held = self._held, ""
         return held
 
@@ -224,7 +224,7 @@ class SpecialTokenUnescaper:
 
 
 _ENDS_NAME = re.compile(r'[\s"]')
-"""What no token contains, and what ends a JSON string."""
+"""Characters that no token contains, and the end of a JSON string."""
 
 
 # Characters that a server has cut in two. JSON may write a character beyond the first 65,536 as two halves, and some
@@ -257,7 +257,7 @@ class JoinedPieces:
         self._half = ""
 
     def more(self, piece: str) -> str:
-        """What is whole of what has come."""
+        """Returns the received text without a split character at its end."""
         if not self._half and piece.isascii():
             return piece
         text, self._half = self._half + piece, ""
@@ -273,8 +273,8 @@ class JoinedPieces:
 
 def with_hidden_halves(data: bytes) -> bytes:
     """JSON in which each half, of whole characters as well, stands as a character of its own, so that pieces compare
-    with their whole. What is no JSON stays as it is. For libraries that refuse halves; `revealed_halves` takes it back
-    in what they have read."""
+    with their whole. Invalid JSON stays as it is. For libraries that refuse halves; `revealed_halves` reverses this in
+    their results."""
     if _WRITTEN_IN_HALVES.search(data) is None:
         return data
     try:
@@ -297,5 +297,5 @@ def revealed_halves(text: str) -> str:
 
 
 def sound(text: str) -> str:
-    """What a library has read whole, with every character whole."""
+    """Returns a library's result with every character complete."""
     return whole_characters(revealed_halves(text))

@@ -1,7 +1,7 @@
 """Server-sent events, as far as models' answers use them: bytes in, the data of whole events out. No I/O.
 
-Written after "Server-sent events" in the HTML standard. Names and ids of events are passed over: every provider says in
-the data what it is. llama.cpp's server has a field of its own for errors, which is read as data.
+Written after "Server-sent events" in the HTML standard. Names and ids of events are ignored, because every provider
+puts the type into the data. llama.cpp's server has a field of its own for errors, which is read as data.
 """
 
 import re
@@ -22,11 +22,11 @@ LONGEST_TEXT = 8 * 1024 * 1024
 
 
 class EventTooLong(ValueError):
-    """A server goes on and on with one event."""
+    """A server sends one event without an end."""
 
 
 class EventStream:
-    """The events of one response, however its bytes are cut."""
+    """The events of one response, however its bytes are split."""
 
     def __init__(self) -> None:
         self._unfinished: list[bytes] = []
@@ -38,7 +38,7 @@ class EventStream:
         self._beginning: bytes | None = b""
         """The first bytes, until they are known to be a byte order mark or not; None behind that."""
         self.before_events: bytearray | None = bytearray()
-        """What has come of the response while there was no event; None behind the first."""
+        """The bytes of the response before its first event; None after it."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that end in this chunk. Raises `EventTooLong`."""
@@ -105,7 +105,7 @@ class EventStream:
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-# What a server has sent in place of the stream of events that it was asked for.
+# Responses that a server has sent instead of the requested stream of events.
 
 
 _ANSWERS = ("choices", "candidates", "output", "content")
@@ -115,16 +115,16 @@ _PASSES = re.compile(
     r"overload|capacity|busy|try again|temporar|unavailable|time[d ]?-?out|bad gateway|internal|rate limit",
     re.IGNORECASE,
 )
-"""Words of errors that another try may not meet again."""
+"""Words of errors that a retry may avoid."""
 
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 _EXCERPT = 200
-"""Characters of a text that nobody can read as an answer."""
+"""Characters that are shown of a text that is not an answer."""
 
 
 def is_whole(said: bytes | bytearray | None) -> bool:
-    """Whether this, which came in place of a stream, is whole, though its connection broke before its end was said."""
+    """Whether a body that came instead of a stream is complete, although its connection broke before its end."""
     text = bytes(said or b"").strip()
     return text[:1] in (b"{", b"[") and is_json(text)
 

@@ -1,4 +1,4 @@
-"""One connection of a call to its proxy: a request, what it leads to, and the end of both connections.
+"""One connection of a call to its proxy: a request, its exchange with the target, and the end of both connections.
 
 A request is read, checked and written anew, never passed on as it came. So what two programs could read differently
 (two lengths, a `Host` that is not the target's, a second request behind the first) does not reach the other side.
@@ -19,7 +19,7 @@ import h11
 from shared.concurrency import background
 from shared.network.addresses import AddressPolicy, AllowedHosts, plain_host
 
-# What a call asks its proxy for: which host and port, read from the target of its request and nothing else.
+# The target of a call's request: host and port, read from the request's target and nothing else.
 
 
 HTTP_PORT = 80
@@ -81,7 +81,7 @@ def _destination(authority: str, default_port: int | None) -> EgressTarget:
         raise Refused(403, f"the destination is refused: {error}") from error
 
 
-# Holds somebody to a rate: what a tool may ask of the worker's time in one second, however fast it is.
+# Limits a rate: how much of the worker's time a tool may use in one second, however fast it is.
 
 
 class Pace:
@@ -104,7 +104,7 @@ class Pace:
             await asyncio.sleep(delay)
 
 
-# Connects to what a call asks for, if its operator allows that: the name by a list, the address by the usual policy.
+# Connects to a call's target, if the operator allows it: the name by a list, the address by the usual policy.
 #
 # A name is resolved once, here, and the connection is made to the very addresses that were checked: a name that answers
 # with another address the next time gains nothing.
@@ -123,7 +123,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class EgressDialer:
-    """Where tools may connect to. Closed once, by whoever made it."""
+    """Connects tools to the hosts that they may reach. Its creator closes it once."""
 
     def __init__(self, allowed: AllowedHosts, policy: AddressPolicy, resolve: Resolve | None = None) -> None:
         """`resolve`: in the place of the system's resolver."""
@@ -368,7 +368,7 @@ class Exchange:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Gives what was written a moment to leave."""
+    """Waits a moment for written data to be sent."""
     writer.close()
     has_ended = False
     try:
@@ -399,7 +399,7 @@ def _drop(writer: asyncio.StreamWriter) -> None:
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]], left_out: set[bytes]) -> Headers:
-    """What is meant for the other side of the proxy. Names are in lower case."""
+    """Returns the headers for the other side of the proxy. Names are in lower case."""
     every = [(bytes(name), bytes(value)) for name, value in headers]
     named = {part.strip().lower() for name, value in every if name == b"connection" for part in value.split(b",")}
     dropped = _OF_ONE_CONNECTION | left_out | (named - _FRAMING)

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
-from shared.concurrency import PATIENCE_S, retry_while_unavailable
 from shared.domain.errors import (
     BudgetExceeded,
     CancelRequested,
@@ -103,13 +102,8 @@ class RunExecutor:
                     await self._execute(body, handle, starting)
 
     async def _claim(self, run_id: RunId, dispatch: int, limits: AttemptLimits | None) -> Run | None:
-        runs, clock = self.services.runs, self.services.clock
-        owner = f"{self.worker}/{self.services.ids.claim()}"
-        return await retry_while_unavailable(
-            lambda _: runs.claim(run_id, dispatch, owner, clock.now(), limits=limits),
-            for_s=PATIENCE_S,
-            clock=clock,
-        )
+        services, owner = self.services, f"{self.worker}/{self.services.ids.claim()}"
+        return await services.runs.claim(run_id, dispatch, owner, services.clock.now(), limits=limits)
 
     async def _execute(self, body: Body, handle: RunHandle, starting: AsyncExitStack) -> None:
         publisher = handle.publisher

@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 import structlog
 
-from shared.concurrency import PAUSE_S, retry_while_unavailable
+from shared.concurrency import PAUSE_S
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import (
     MODEL_ERROR_MESSAGES,
@@ -135,11 +135,7 @@ class RunFinisher:
 
     async def _settled(self, publisher: Publisher, settlement: Settlement) -> Settled:
         with publisher.observation.write("settle"):
-            return await retry_while_unavailable(
-                lambda _: self.services.settlements.settle(publisher.run, settlement),
-                for_s=self.services.patience_s,
-                clock=self.services.clock,
-            )
+            return await self.services.settlements.settle(publisher.run, settlement)
 
     async def _finish_stream(self, publisher: Publisher, *, has_flag: bool) -> None:
         if await publisher.wait_sent(FLUSH_S) and not has_flag:

@@ -1,14 +1,14 @@
 """Runs the base tools. They are Holdfast's own code and need no sandbox."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from shared.archival.archival_memory import ArchivalMemory
-from shared.concurrency import Clock, retry_while_unavailable
+from shared.concurrency import Clock
 from shared.domain.agents import Block
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
@@ -32,7 +32,6 @@ from shared.sql.history.message_lists import MessageLists
 from worker.runners.tool_runner import CallingRun, RunnerTraits
 
 Arguments = Mapping[str, Any]
-Result = TypeVar("Result")
 
 MESSAGES_FOUND = 5
 """The default number of results of a message search."""
@@ -56,15 +55,14 @@ OURS = RunnerTraits(sees_secrets=False, finds_its_result=True, limits_results=Tr
 
 @dataclass(frozen=True, kw_only=True)
 class BaseToolRunner:
-    """Makes the calls of base tools, which edit the memory and search messages and passages."""
+    """Makes the calls of base tools, which edit the memory and search messages and passages. A cancel interrupts a
+    search, also while it is repeated because the database is unavailable; it does not interrupt an edit."""
 
     memory: MemoryStore
     archival: ArchivalMemory
     message_lists: MessageLists
     clock: Clock
     ids: IdMaker
-    patience_s: float
-    """Seconds for which a read is repeated while the database is unavailable."""
     traits: RunnerTraits = OURS
 
     def arguments(self, tool: Tool) -> JsonObject:
@@ -122,16 +120,14 @@ class BaseToolRunner:
         roles: list[Role] = [role for role in ("user", "assistant") if role in asked]
         if not roles:
             return NOTHING
-        found = await self._read(
-            lambda: self.message_lists.search(
-                agent.project_id,
-                words,
-                agent_id=agent.id,
-                roles=roles,
-                limit=limit + MOST_MESSAGES,
-                start=start,
-                end=end,
-            ),
+        found = await self.message_lists.search(
+            agent.project_id,
+            words,
+            agent_id=agent.id,
+            roles=roles,
+            limit=limit + MOST_MESSAGES,
+            start=start,
+            end=end,
         )
         shown = [self._shown(run, message) for message in found if not _is_in_view(run, message)][:limit]
         if not shown:
@@ -153,7 +149,7 @@ class BaseToolRunner:
             limit=min(max(arguments.get("top_k", PASSAGES_FOUND), 1), MOST_FOUND),
         )
         refuse_oversized_query(query)
-        found = await self._read(lambda: self.archival.search(agent.project_id, query))
+        found = await self.archival.search(agent.project_id, query)
         zone = zone_of(agent.timezone)
         results = [
             {
@@ -215,10 +211,6 @@ class BaseToolRunner:
             "role": role,
             "content": body.text if isinstance(body, AssistantMessage) else text,
         }
-
-    async def _read(self, read: Callable[[], Awaitable[Result]]) -> Result:
-        """Returns the result of a read, which is repeated while the database is unavailable. A cancel interrupts it."""
-        return await retry_while_unavailable(lambda _: read(), for_s=self.patience_s, clock=self.clock)
 
 
 def _span(run: CallingRun, arguments: Arguments, start: str, end: str) -> tuple[datetime | None, datetime | None]:

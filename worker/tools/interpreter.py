@@ -14,7 +14,7 @@ SYSTEM_FILES = (
     *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/nix/store"),
     *("/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf"),
 )
-"""Libraries, time zones, and what the loader of libraries reads. Nothing that a machine's owner wrote."""
+"""Libraries, time zones, and the files that the loader of libraries reads. No files of the machine's owner."""
 LOOK = (
     "import sys, sysconfig; "
     "print('\\n'.join(['.'.join(map(str, sys.version_info[:2])), sys.executable, sysconfig.get_path('stdlib'), "
@@ -46,7 +46,7 @@ def own_interpreter() -> Interpreter:
 
 
 def described(lines: Sequence[str]) -> Interpreter:
-    """What a Python answered to `LOOK`. Raises `ValueError` when it is too old, or no Python."""
+    """Parses a Python's answer to `LOOK`. Raises `ValueError` when it is too old, or no Python."""
     version, executable, *libraries = lines
     if tuple(map(int, version.split("."))) < OLDEST:
         raise ValueError(f"it is Python {version}; tools need {OLDEST[0]}.{OLDEST[1]} or newer")
@@ -98,7 +98,7 @@ class _Answer(msgspec.Struct):
 
 
 def described_node(answer: str) -> NodeProgram:
-    """What a Node.js answered to `NODE_LOOK`. Raises `ValueError` when it is too old, or no Node.js."""
+    """Parses a Node.js' answer to `NODE_LOOK`. Raises `ValueError` when it is too old, or no Node.js."""
     said = msgspec.json.decode(answer, type=_Answer)
     if int(said.version.partition(".")[0]) < OLDEST_NODE:
         raise ValueError(f"it is Node.js {said.version}; tools need {OLDEST_NODE} or newer")

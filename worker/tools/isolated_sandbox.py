@@ -3,8 +3,8 @@
 The worker holds the call by its pidfd. The call's end is its process's end, never an end of file.
 
 A worker has one zygote per project, so that no project's calls share a memory layout or a hash seed. A zygote that has
-made many calls is replaced: those that run finish on the old one. One that nobody needs for a while is ended, and of
-those that nobody needs just now only some are kept.
+made many calls is replaced: those that run finish on the old one. A zygote that was idle for a while is ended, and only
+some idle ones are kept.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ MOST_IDLE = 8
 
 
 class ZygoteNeeds(msgspec.Struct, frozen=True):
-    """What a call needs of its zygote. Calls that need something else do not share it."""
+    """The requirements of a call for its zygote. Calls with different ones do not share a zygote."""
 
     project_id: ProjectId
     folders: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class ZygotePool:
 
 
 STARTS = 3
-"""How often a call is asked for when the zygotes end before they have begun it."""
+"""How often a call is tried if the zygotes end before they have begun it."""
 WALLS_FAILED = 71
 CLOCK_S = 0.2
 """The kernel looks at the processor time that a call has used now and then."""
@@ -169,8 +169,8 @@ class IsolatedSandbox:
         folders: ToolFolders | None = None,
         reach: EgressDialer | None = None,
     ) -> None:
-        """`grace_s`: from SIGTERM to SIGKILL. `folders`: among the system's temporary ones if not given. `reach`: where
-        calls with a network may connect to; None: nowhere."""
+        """`grace_s`: from SIGTERM to SIGKILL. `folders`: among the system's temporary ones if not given. `reach`: the
+        hosts to which calls with a network may connect; None: none."""
         self._plan = plan
         self._folders = folders or ToolFolders(Path(tempfile.gettempdir()), plan.user)
         self._reach = reach

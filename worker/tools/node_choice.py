@@ -1,4 +1,4 @@
-"""Whether JavaScript calls work on this machine: tried out at a worker's start, behind the walls that were chosen."""
+"""Tests at a worker's start whether JavaScript calls work on this machine, behind the chosen walls."""
 
 import asyncio
 import shutil
@@ -46,10 +46,11 @@ export async function tool(walls) {
   return "held";
 }
 """
-"""In the memory of the sandbox: what is too little for Node.js is said at the start, not by the first call."""
+"""In the memory of the sandbox: if it is too little for Node.js, the worker's start reports that, and not the first
+call."""
 
 _FOUND: dict[tuple[str, ZygotePlan | PlainProcess, CallLimits], str | None] = {}
-"""What was found for a Node.js: a machine does not change while a process lives."""
+"""The cached result for each Node.js: a machine does not change while a process lives."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -98,7 +99,7 @@ def sandbox_of(
     folders: ToolFolders | None = None,
     reach: EgressDialer | None = None,
 ) -> ToolSandbox:
-    """What runs calls behind these walls, in Python and, where there is a `node`, in JavaScript."""
+    """Returns the sandbox that runs calls behind these walls, in Python and, if there is a `node`, in JavaScript."""
     if isinstance(walls, PlainProcess):
         return ProcessSandbox(limits, grace_s=grace_s, python=walls.python, user=walls.user, node=node, folders=folders)
     walled = msgspec.structs.replace(walls, node=node)
@@ -106,7 +107,7 @@ def sandbox_of(
 
 
 async def trial(node: NodeProgram, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> str | None:
-    """Makes a call. None when it worked and the walls held, else what went wrong."""
+    """Makes a call. Returns None if it worked and the walls held, otherwise the reason."""
     is_plain = isinstance(walls, PlainProcess)
     quick = walls if is_plain else msgspec.structs.replace(walls, preload=False)
     sandbox = sandbox_of(quick, limits, node, grace_s=1.0)

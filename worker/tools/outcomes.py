@@ -1,4 +1,4 @@
-"""What a tool's process has written, as an outcome. All of it is tenant data: nothing in it is trusted.
+"""The output of a tool's process as an outcome. All of it is tenant data, and none of it is trusted.
 
 `Invocation` is a tool call as the sandbox gets it: the seam behind which isolation can be strengthened.
 """
@@ -26,12 +26,12 @@ class ToolInvocation(msgspec.Struct, frozen=True):
     """One call: source and arguments travel over a pipe, never pasted into code."""
 
     project_id: ProjectId
-    """Whose call it is: calls of two projects share no process."""
+    """The project of the call: calls of two projects share no process."""
     source_code: str
     function: str
     arguments: dict[str, Any]
     argument_schema: dict[str, Any] | None = None
-    """JSON Schema of the arguments, if the client has sent one. What it defines in `$defs` comes as objects."""
+    """JSON Schema of the arguments, if the client has sent one. Arguments that `$defs` describes become objects."""
     environment: dict[str, str] = {}
     """Variables that this tool may see; it sees no others."""
     agent: dict[str, Any] | None = None
@@ -49,7 +49,7 @@ class ToolInvocation(msgspec.Struct, frozen=True):
     """The run whose folder it shares with other calls, within `ToolSandbox.of_run`; None: it has no such folder."""
     timeout_s: float = 180.0
     limits: ToolLimits = ToolLimits()
-    """What the tool itself says, where that is less."""
+    """The tool's own limits, if they are lower."""
     return_char_limit: int = DEFAULT_RETURN_CHAR_LIMIT
 
     @property
@@ -59,13 +59,13 @@ class ToolInvocation(msgspec.Struct, frozen=True):
 
     @property
     def limited_by(self) -> str:
-        """What says `longest_s`: the tool, or the server's setting where the tool may take longer or says nothing."""
+        """The source of `longest_s`: the tool, or the server's setting if the tool has no limit or a longer one."""
         own = self.limits.timeout_s
         return "limits.timeout_s of the tool" if own is not None and own <= self.timeout_s else "HOLDFAST_TOOL_TIMEOUT"
 
 
 class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call may use. The kernel holds it to them."""
+    """The limits of one call, which the kernel enforces."""
 
     memory_bytes: int
     """Address space."""
@@ -76,14 +76,14 @@ class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Where a call has no user of its own, all threads of its user count, so this can only stop a runaway."""
 
     def narrowed(self, wanted: ToolLimits) -> "CallLimits":
-        """These, or what the tool says where that is less."""
+        """Returns these limits, or the tool's where they are lower."""
         memory_bytes = self.memory_bytes if wanted.memory_mb is None else min(self.memory_bytes, wanted.memory_mb << 20)
         processor_s = self.processor_s if wanted.cpu_s is None else min(self.processor_s, wanted.cpu_s)
         return msgspec.structs.replace(self, memory_bytes=memory_bytes, processor_s=processor_s)
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What the call came to. Tenant data: nothing in it is trusted."""
+    """The outcome of the call. It is tenant data, and none of it is trusted."""
 
     status: Literal["success", "error"]
     text: str
@@ -105,23 +105,24 @@ class ToolSandbox(Protocol):
         ...
 
     def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
-        """Calls of the run may share a folder during the block. Behind it the folder is gone."""
+        """Calls of the run may share a folder within the block. The folder is deleted at its end."""
         ...
 
     async def aclose(self) -> None:
-        """Ends every call that still runs and frees what the sandbox holds."""
+        """Ends every call that still runs and frees the sandbox's resources."""
         ...
 
 
-# Takes an agent's secrets out of what its tools return and print, before anybody sees it: the model, the people who
-# read the conversation, streams.
+# Removes an agent's secrets from its tools' results and output, before the model, readers of the conversation or
+# streams see them.
 #
-# It is for accidents: a program that prints its settings, an error that quotes a request with its key. It stops no tool
-# that means to give a secret away: one that is spelled backwards, in pieces or encoded is not recognized.
+# It is against accidents, such as a program that prints its settings or an error that quotes a request with its key. It
+# does not stop a tool that leaks a secret on purpose: one that is spelled backwards, in pieces or encoded is not
+# recognized.
 #
-# A tenant chooses how many secrets there are, what they are and what a tool says. So what one result may cost is
-# bounded: each spelling is looked for by itself, in a time that grows with the text alone, and of a text that is too
-# long for so many spellings the end is left out.
+# A tenant chooses the number and the text of secrets and the output of tools. So the cost of one result is bounded:
+# each spelling is looked for by itself, in a time that grows with the text alone, and of a text that is too long for so
+# many spellings the end is left out.
 
 
 SHORTEST = 8

@@ -75,11 +75,11 @@ FIX = (
 )
 
 _FOUND: dict[tuple[str, str, str, int], ZygotePlan] = {}
-"""What was found for a choice of settings: a machine does not change while a process lives."""
+"""The cached result for each choice of settings: a machine does not change while a process lives."""
 
 
 class SandboxChoice(msgspec.Struct, frozen=True):
-    """What the settings say of the walls around tools."""
+    """The settings for the walls around tools."""
 
     sandbox: str
     tool_user: str
@@ -150,7 +150,7 @@ def look_at(path: str) -> Interpreter:
 
 
 async def trial(plan: ZygotePlan) -> str | None:
-    """Makes a call behind these walls. None when they held, else what went wrong."""
+    """Makes a call behind these walls. Returns None if they held, otherwise the reason."""
     pool = ZygotePool(msgspec.structs.replace(plan, preload=False))
     limits = CallLimits(memory_bytes=512 << 20, processor_s=10, file_bytes=1 << 20)
     invocation = ToolInvocation(ProjectId("trial"), TRIAL, "tool", {}, timeout_s=TRIAL_S)

@@ -121,7 +121,7 @@ class _Removal:
         emptied = self._levels.pop()
         self._move_to(os.open("..", FOLDER, dir_fd=self._here))
         if _identity(self._here) != self._levels[-1].identity:
-            raise NotADirectoryError(emptied.name)  # somebody has moved the folder: what is above it is not ours
+            raise NotADirectoryError(emptied.name)  # another process has moved the folder: its parent is not ours
         with suppress(OSError):
             os.rmdir(emptied.name, dir_fd=self._here)
 
@@ -222,7 +222,7 @@ def is_too_full(directory: str, most_bytes: int) -> bool:
 
 
 def sizes(directory: str) -> Iterator[int]:
-    """Bytes on the disk of everything below it. What is removed meanwhile is passed over."""
+    """Bytes on the disk of everything below it. Ignores files that are removed meanwhile."""
     waiting = [directory]
     while waiting:
         for entry in listed(waiting.pop()):
@@ -355,7 +355,7 @@ def worker_folder(above: Path | None = None) -> Generator[Path]:
         folder.chmod(ENTERED)
         yield folder
     finally:
-        # Behind the removal, so that nobody else begins to remove it too.
+        # After the removal, so that no other process begins to remove it too.
         remove_tree(folder)
         os.close(lock)
 

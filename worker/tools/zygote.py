@@ -1,4 +1,4 @@
-"""A zygote seen from the worker: started, asked for calls, and gone. What it does is `child_zygote.py`."""
+"""A zygote seen from the worker: its start, its calls and its end. `child_zygote.py` is the zygote itself."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ RUN_FOLDERS, RUN_FOLDER = "/run-folders", "/run-folder"
 
 
 class ZygotePlan(msgspec.Struct, frozen=True):
-    """What a worker wants of its zygotes."""
+    """A worker's plan for its zygotes."""
 
     tier: SandboxTier
     interpreter: Interpreter
@@ -90,7 +90,7 @@ class ZygotePlan(msgspec.Struct, frozen=True):
         return [*self._bubblewrap(), *python, str(program), str(control), str(proc)]
 
     def program(self) -> bytes:
-        """What the bootstrap reads."""
+        """Returns the program that the bootstrap reads."""
         namespaces = self.tier is SandboxTier.ONE
         plan = {
             "namespaces": namespaces,
@@ -181,7 +181,7 @@ class ForkedCall:
         loop.add_reader(pidfd, self._died)
 
     def take_listening(self) -> socket.socket | None:
-        """The socket of the call's proxy, if it has a network; whoever takes it closes it."""
+        """Returns the socket of the call's proxy, if it has a network. The caller must close it."""
         taken, self._listening = self._listening, None
         return taken
 

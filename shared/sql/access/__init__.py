@@ -1,1 +1,1 @@
-"""Keys, who owns what for those that see single agents only, and the record of who did what."""
+"""API keys, the owner lookup for keys that see single agents only, and the audit log."""

@@ -20,7 +20,7 @@ from shared.sql.tables import agents, api_key_secrets, api_keys, conversations, 
 
 
 class FoundKey(NamedTuple):
-    """A key as it was found by one of its secrets, or by its id."""
+    """A key that a lookup found by one of its secrets or by its id."""
 
     key: ApiKey
     token_secret: bytes
@@ -28,7 +28,7 @@ class FoundKey(NamedTuple):
     """When the secret ends before its key does."""
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether this secret opens anything."""
+        """Whether this secret still authenticates."""
         return self.key.is_valid(now) and (self.valid_until is None or self.valid_until > now)
 
 
@@ -62,10 +62,10 @@ class ApiKeyStore:
         self, project_id: ProjectId | None, key_id: KeyId, secret: Secret, *, grace: timedelta, now: datetime,
         token_secret: bytes,
     ) -> ApiKey:  # fmt: skip
-        """Gives the key a new secret; earlier ones go on for `grace`. Without grace, the stream tokens that were made
-        with the key end, too: their secret is replaced by `token_secret`.
+        """Gives the key a new secret; earlier secrets stay valid for `grace`. Without grace, stream tokens made with
+        the key end too: `token_secret` replaces their secret.
 
-        Raises `NotFound`, and `Conflict` for a key that has ended.
+        Raises `NotFound`, and `Conflict` if the key has ended.
         """
         async with self._database.write() as connection:
             key = await _load(connection, project_id, key_id, lock=True)
@@ -87,7 +87,7 @@ class ApiKeyStore:
             return await _load(connection, project_id, key_id)
 
     async def revoke(self, project_id: ProjectId | None, key_id: KeyId, now: datetime) -> ApiKey:
-        """Ends the key for ever; its row stays. Raises `NotFound`."""
+        """Revokes the key for good; its row stays. Raises `NotFound`."""
         async with self._database.write() as connection:
             key = await _load(connection, project_id, key_id, lock=True)
             if key.revoked_at is None:
@@ -96,19 +96,19 @@ class ApiKeyStore:
             return await _load(connection, project_id, key_id)
 
     async def get(self, project_id: ProjectId | None, key_id: KeyId) -> ApiKey:
-        """One key of this project, or of any. Raises `NotFound`."""
+        """Returns a key of this project, or of any project. Raises `NotFound`."""
         async with self._database.read() as connection:
             return await _load(connection, project_id, key_id)
 
     async def list(self, project_id: ProjectId, page: Page) -> list[ApiKey]:
-        """A page of the project's keys, also of those that have ended."""
+        """Returns a page of the project's keys, ended ones included."""
         async with self._database.read() as connection:
             owner = (api_keys.c.project_id, project_id)
             rows = await rows_of_page(connection, api_keys, project_id, page, owner=owner)
             return [_key_of(row) for row in rows]
 
     async def list_all(self, project_id: ProjectId | None = None) -> Sequence[ApiKey]:
-        """Every key, oldest first; those of one project if it is given."""
+        """Returns every key, oldest first; with a project, only that project's keys."""
         query = sa.select(api_keys).order_by(api_keys.c.project_id, api_keys.c.number)
         if project_id is not None:
             query = query.where(api_keys.c.project_id == project_id)
@@ -116,12 +116,12 @@ class ApiKeyStore:
             return [_key_of(row) for row in (await connection.execute(query)).mappings()]
 
     async def has_any(self) -> bool:
-        """Whether there is a key, or has ever been one."""
+        """Whether a key exists or has ever existed."""
         async with self._database.read() as connection:
             return (await connection.execute(sa.select(sa.exists().select_from(api_keys)))).scalar_one()
 
     async def of_digest(self, digest: str) -> FoundKey | None:
-        """The key with a secret of this digest, whether or not it has ended."""
+        """Returns the key with a secret of this digest, even if the key has ended."""
         query = (
             sa.select(api_keys, api_key_secrets.c.digest, api_key_secrets.c.valid_until)
             .join(api_key_secrets, api_key_secrets.c.key_id == api_keys.c.id)
@@ -129,20 +129,21 @@ class ApiKeyStore:
         )
         async with self._database.read() as connection:
             row = (await connection.execute(query)).mappings().one_or_none()
-        # The index compares digests, which nobody chooses who sends a secret. This one takes the same time always.
+        # The index compares digests, and a client that sends a secret cannot choose its digest. This comparison takes
+        # constant time.
         if row is None or not hmac.compare_digest(row["digest"], digest):
             return None
         return FoundKey(_key_of(row), row["token_secret"], row["valid_until"])
 
     async def of_id(self, key_id: str) -> FoundKey | None:
-        """The key of this id, whether or not it has ended."""
+        """Returns the key of this id, even if it has ended."""
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(api_keys).where(api_keys.c.id == key_id))
             row = found.mappings().one_or_none()
         return None if row is None else FoundKey(_key_of(row), row["token_secret"])
 
     async def note_use(self, key_id: KeyId, now: datetime, *, every: timedelta) -> None:
-        """Records that the key was used, unless that was recorded less than `every` ago."""
+        """Records that the key was used, unless a use was recorded less than `every` ago."""
         is_due = sa.or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at <= now - every)
         async with self._database.write() as connection:
             await connection.execute(
@@ -201,11 +202,11 @@ class OwnerStore:
         self._database = database
 
     async def agents_of(self, project_id: ProjectId, object_id: str) -> frozenset[AgentId]:
-        """The agent to whose run, step, approval, conversation or message the id belongs. Empty: nothing of the project
-        has this id."""
+        """Returns the agents that own the run, step, approval, conversation or message with this id. Empty if the
+        project has nothing with this id."""
         if is_id(object_id, "message"):
-            # The calls and the approval requests of one stored answer may have an id each. The agent is to be one that
-            # the key names, and those are of its project.
+            # A stored answer may have two ids, one for its calls and one for its approval requests. No project is
+            # compared: the caller accepts only agents that its key names, and those belong to the key's project.
             query = sa.select(messages.c.agent_id).where(
                 sa.or_(messages.c.id == object_id, messages.c.sibling_id == object_id)
             )

@@ -1,9 +1,9 @@
-"""The audit log: which caller did what, when and from where. Acts of administration, and decisions.
+"""The audit log: which caller did what, when and from where. It has acts of administration and decisions on approvals.
 
-A store records an act in the act's own transaction: there is no act without its event, and none without its act. The
-store does not know who asks. Whoever lets a request in says so in `ASKER`, for as long as the request lasts; so does
-what decides for a person when time is over. What else the product does by itself is no act of a caller, and is not
-recorded. No text of a message, and no argument of a call.
+A store records an act in the act's own transaction: no act lacks its event, and no event lacks its act. The store does
+not know the caller. The code that accepts a request or a command sets `ASKER` while it lasts, and so does the code that
+decides overdue approvals. Other acts of the product itself are not recorded, because no caller asked for them. The log
+never has the text of a message or the argument of a call.
 """
 
 from collections.abc import Generator
@@ -25,7 +25,7 @@ from shared.sql.tables import audit_events
 
 @dataclass(frozen=True, kw_only=True)
 class Asker:
-    """Who asks for what is done now. The texts are as short as they are to be kept."""
+    """The caller of the current act. Its texts are already cut to the length that the log stores."""
 
     key_id: str
     key_name: str
@@ -41,7 +41,7 @@ ASKER: ContextVar[Asker | None] = ContextVar("asker", default=None)
 
 @contextmanager
 def asked_by(asker: Asker) -> Generator[None]:
-    """For the block, what is recorded was asked for by this caller."""
+    """Attributes every act that is recorded within the block to this caller."""
     token = ASKER.set(asker)
     try:
         yield
@@ -58,7 +58,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     key_name: str
     action: str
-    """The noun and what was done: `key.revoked`."""
+    """The noun and the verb, such as `key.revoked`."""
     object_id: str
     outcome: str
     """`done`, or `refused`."""
@@ -68,7 +68,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events a list shows. Everything that is given must hold."""
+    """Which events a list shows. All given conditions must hold."""
 
     action: str | None = None
     key_id: str | None = None
@@ -80,8 +80,8 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
 async def record(
     connection: Connection, project_id: ProjectId, action: str, *object_ids: str, outcome: str = "done"
 ) -> None:
-    """Records an act of the caller who asks, in the transaction of `connection`: one event per object. Nothing, when no
-    caller asks."""
+    """Records an act of the current caller in the transaction of `connection`, one event per object. Without a caller,
+    records nothing."""
     asker = ASKER.get()
     if asker is None or not object_ids:
         return
@@ -101,7 +101,7 @@ async def record(
 
 
 class AuditLog:
-    """Reads the log, and records what no other transaction belongs to."""
+    """Reads the log, and records acts that have no transaction of their own."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -112,7 +112,7 @@ class AuditLog:
             await record(connection, project_id, action, *object_ids, outcome=outcome)
 
     async def newest(self, project_id: ProjectId | None, wanted: AuditFilter, limit: int) -> list[AuditEvent]:
-        """The newest events of a project, or of all, oldest first."""
+        """Returns the newest events of a project, or of all projects, oldest first."""
         query = sa.select(audit_events).where(*_conditions(wanted)).order_by(audit_events.c.number.desc()).limit(limit)
         if project_id is not None:
             query = query.where(audit_events.c.project_id == project_id)
@@ -121,15 +121,15 @@ class AuditLog:
             return [_event_of(row) for row in reversed(found.mappings().all())]
 
     async def list(self, project_id: ProjectId, wanted: AuditFilter, page: Page) -> list[AuditEvent]:
-        """A page of the project's events."""
+        """Returns a page of the project's events."""
         async with self._database.read() as connection:
             owner = (audit_events.c.project_id, project_id)
             rows = await rows_of_page(connection, audit_events, project_id, page, *_conditions(wanted), owner=owner)
             return [_event_of(row) for row in rows]
 
     async def prune(self, before: datetime, limit: int) -> int:
-        """Deletes what is older among the first `limit` events; how many these were. Fewer than `limit`: what is left
-        is younger, but for what a clock that was set back has written in between."""
+        """Deletes the older ones among the first `limit` events and returns their number. If that is less than `limit`,
+        no older event is left, except those written in between while a clock was set back."""
         first = sa.select(audit_events.c.number, audit_events.c.at).order_by(audit_events.c.number).limit(limit)
         looked_at = first.subquery()
         old = sa.select(looked_at.c.number).where(looked_at.c.at < before)
@@ -138,7 +138,7 @@ class AuditLog:
             return deleted.rowcount
 
     async def count_before(self, before: datetime) -> int:
-        """How many events are older: what `prune` deletes in the end. It may take minutes."""
+        """Returns how many events are older, which repeated calls of `prune` would delete. It may take minutes."""
         query = sa.select(sa.func.count()).select_from(audit_events).where(audit_events.c.at < before)
         async with self._database.read() as connection:
             return (await connection.execute(query)).scalar_one()

@@ -32,22 +32,22 @@ from shared.sql.tables import (
     passages,
 )
 
-# The index of words: what is written into it with each passage, and the ranking that a query gets from it.
+# The word index: what each passage adds to it, and how a query ranks passages with it.
 #
-# Words are cut and folded before they get here (`shared/domain/searches.py`), so a database splits at spaces alone,
-# and a query has no operators but ours. A passage is found by any of the query's words; the more of them and the
-# rarer they are, the higher it ranks. A word of three letters and more also finds words that begin with it.
+# Words are split and folded before they get here (`shared/domain/searches.py`), so a database splits at spaces alone,
+# and a query has no operators but ours. A passage is found by any of the query's words; the more of them and the rarer
+# they are, the higher it ranks. A word of three letters and more also finds words that begin with it.
 
 
 SHORTEST_BEGINNING = 3
-"""Letters from which on a word stands for all words that begin with it."""
+"""A query word with at least so many letters also matches longer words that begin with it."""
 
 _ON_SQLITE = sa.table("passage_words", sa.column("rowid", sa.Integer), sa.column("words", sa.Text))
-"""Both kinds of the table on SQLite have a row id."""
+"""Both kinds of this table on SQLite have a row id."""
 
 
 class WordRank(msgspec.Struct, frozen=True):
-    """How a statement ranks passages by words: the index, which of its rows match, and the order, the best first."""
+    """How a statement ranks passages by words: the index, the condition for a match, and the order, best first."""
 
     index: sa.FromClause
     number: sa.ColumnElement[int]
@@ -59,7 +59,7 @@ async def index_words(connection: Connection, texts: Iterable[tuple[int, str]]) 
     """Adds passages to the index, by their numbers."""
     if connection.dialect.name == "sqlite":
         rows = [{"rowid": number, "words": f" {' '.join(words_of(text))} "} for number, text in texts]
-        # A plain table has the row id under the name of its key, and takes it by either.
+        # A plain table has the row id under the name of its key, and accepts either name.
         await connection.execute(sa.insert(_ON_SQLITE), rows)
         return
     words = sa.cast(sa.bindparam("lexemes", type_=sa.Text), postgresql.TSVECTOR)
@@ -68,7 +68,7 @@ async def index_words(connection: Connection, texts: Iterable[tuple[int, str]]) 
 
 
 async def forget_words(connection: Connection, numbers: sa.ScalarSelect[Any]) -> None:
-    """Takes the passages that the query names out of the index."""
+    """Removes the passages that the query selects from the index."""
     if connection.dialect.name == "sqlite":
         await connection.execute(sa.delete(_ON_SQLITE).where(_ON_SQLITE.c.rowid.in_(numbers)))
     else:
@@ -76,7 +76,7 @@ async def forget_words(connection: Connection, numbers: sa.ScalarSelect[Any]) ->
 
 
 async def word_ranking(connection: Connection, query: str) -> WordRank | None:
-    """The ranking by the words of the query; None when it has none."""
+    """Returns the ranking by the words of the query; None if the query has no words."""
     phrases = [phrase[:MOST_WORDS] for phrase in phrases_of(query)[:MOST_WORDS]]
     if not phrases:
         return None
@@ -107,7 +107,7 @@ def _word_by_word(phrases: Sequence[Sequence[str]]) -> WordRank:
 
 def _on_postgres(phrases: Sequence[Sequence[str]]) -> WordRank:
     """Postgres' own rank does not know which words are rare, and would prefer a text that has all of a question's small
-    words. So each phrase counts as BM25 has it, by how few of the passages that match have it."""
+    words. So each phrase is weighted as in BM25: the fewer of the matching passages have it, the more it counts."""
     words = passage_words.c.words
     queries = [_postgres_query(phrase) for phrase in phrases]
     found = [sa.cast(words.op("@@")(query), sa.Integer) for query in map(_as_query, queries)]
@@ -136,22 +136,22 @@ def _is_beginning(phrase: Sequence[str]) -> bool:
 
 
 def _lexemes(text: str) -> str:
-    """The text's words as Postgres writes a tsvector. Its own parser would cut them once more, by the locale."""
+    """The text's words as Postgres writes a tsvector. Postgres' own parser would split them again, by the locale."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for place, word in enumerate(words_of(text), start=1):
         places[word].append(str(place))
     return " ".join(f"'{word}':{','.join(where)}" for word, where in places.items())
 
 
-# Rows of passages and of what belongs to them, inside a caller's transaction.
+# Rows of passages and of their tags, words and vectors, inside a caller's transaction.
 
 
 STORER_EMBEDS_FOR = timedelta(minutes=1)
-"""For so long the process that stored a passage has it to itself to embed it; then upkeep does it."""
+"""The process that stored a passage has so long to embed it; after that, upkeep embeds it."""
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """What no query asks for, and what is shown in the order in which it was given."""
+    """Fields that no query filters by, and fields that keep the order in which the client gave them."""
 
     tags: list[str] = []
     metadata: dict[str, Any] = {}
@@ -176,12 +176,12 @@ _SHOWN = sa.select(
 
 
 def shown_passages() -> sa.Select[*tuple[Any, ...]]:
-    """The query for whole passages, with their numbers."""
+    """Returns the query for whole passages, with their numbers."""
     return _SHOWN
 
 
 def passage_of(row: RowMapping) -> Passage:
-    """The passage of a row of `shown_passages`."""
+    """Converts a row of `shown_passages` to a passage."""
     document = from_json(row["document"], _Document)
     columns = {name: value for name, value in row.items() if name not in ("number", "document")}
     return Passage(**columns, tags=document.tags, metadata=document.metadata)
@@ -196,11 +196,11 @@ async def insert_passages(
     *,
     embeds_itself: bool,
 ) -> list[Passage]:
-    """Stores passages in an archive that is locked; the passages as they are stored, in the order given.
+    """Stores passages in a locked archive and returns them as stored, in the order given.
 
-    One whose id is stored already stays as it is, so a caller that does it again stores nothing twice. `embeds_itself`:
-    whether the caller asks for the vectors, too; else upkeep does, as soon as it can. Raises `InvalidRequest` for a
-    text that cannot be stored, and `Conflict` for an id that the archive does not have and another has.
+    A passage whose id is stored already stays as it is, so a repeated call stores nothing twice. `embeds_itself` says
+    that the caller also requests the vectors; otherwise upkeep does so as soon as it can. Raises `InvalidRequest` for a
+    text that cannot be stored, and `Conflict` for an id that another archive has.
     """
     if not new:
         return []
@@ -234,7 +234,7 @@ async def _stored(
 
 
 async def delete_passages(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
-    """Deletes the passages that meet the condition, with their tags, words and vectors; how many there were."""
+    """Deletes the passages that meet the condition, with their tags, words and vectors. Returns their number."""
     numbers = sa.select(passages.c.number).where(condition).scalar_subquery()
     await forget_words(connection, numbers)
     await connection.execute(sa.delete(passage_tags).where(passage_tags.c.passage_number.in_(numbers)))
@@ -259,7 +259,7 @@ def _values(
 
 
 class ArchiveFilter(msgspec.Struct, frozen=True):
-    """Which archives of a project a list shows. Everything that is given must hold."""
+    """Which archives of a project a list shows. All given conditions must hold."""
 
     name: str | None = None
     agent_id: AgentId | None = None
@@ -283,7 +283,7 @@ class ArchiveStore:
             return await load_archive(connection, project_id, archive_id)
 
     async def list(self, project_id: ProjectId, wanted: ArchiveFilter, page: Page) -> list[Archive]:
-        """A page of the project's archives. Raises `NotFound` for an agent that the project does not have."""
+        """Returns a page of the project's archives. Raises `NotFound` for an agent that the project does not have."""
         conditions: list[sa.ColumnElement[bool]] = []
         if wanted.name is not None:
             conditions.append(archives.c.name == wanted.name)
@@ -297,7 +297,7 @@ class ArchiveStore:
     async def update(
         self, project_id: ProjectId, archive_id: ArchiveId, *, name: str | None, description: str | None, now: datetime
     ) -> Archive:
-        """Changes what is given. Raises `NotFound`."""
+        """Changes the given fields. Raises `NotFound`."""
         async with self._database.write() as connection:
             before = await load_archive(connection, project_id, archive_id, lock="update")
             archive = replace(
@@ -319,7 +319,7 @@ class ArchiveStore:
             await record(connection, project_id, "archive.deleted", archive_id)
 
     async def attach(self, project_id: ProjectId, agent_id: AgentId, archive_id: ArchiveId) -> None:
-        """Gives the agent an archive; one that it has already stays. Raises `NotFound`."""
+        """Attaches an archive to the agent; does nothing if it is attached already. Raises `NotFound`."""
         async with self._database.write() as connection:
             await agent_row(connection, project_id, agent_id, lock=True)
             await load_archive(connection, project_id, archive_id, lock="share")
@@ -329,7 +329,7 @@ class ArchiveStore:
                 await _link(connection, agent_id, archive_id, is_own=False)
 
     async def detach(self, project_id: ProjectId, agent_id: AgentId, archive_id: ArchiveId) -> None:
-        """Takes an archive from the agent; the archive itself stays. Raises `NotFound`."""
+        """Detaches an archive from the agent; the archive itself stays. Raises `NotFound`."""
         async with self._database.write() as connection:
             await agent_row(connection, project_id, agent_id)
             await load_archive(connection, project_id, archive_id)
@@ -341,7 +341,7 @@ class ArchiveStore:
 
 
 def archive_ids_of(project_id: ProjectId, agent_id: AgentId) -> sa.Select[*tuple[str]]:
-    """The query for the ids of the project's archives that the agent is attached to."""
+    """Returns the query for the ids of the project's archives that the agent is attached to."""
     ours = sa.select(agent_archives.c.archive_id).join(archives, archives.c.id == agent_archives.c.archive_id)
     return ours.where(agent_archives.c.agent_id == agent_id, archives.c.project_id == project_id)
 
@@ -349,8 +349,8 @@ def archive_ids_of(project_id: ProjectId, agent_id: AgentId) -> sa.Select[*tuple
 async def load_archive(
     connection: Connection, project_id: ProjectId, archive_id: ArchiveId, *, lock: str | None = None
 ) -> Archive:
-    """One archive of this project. Raises `NotFound`. With `lock`, nobody deletes it until the transaction ends; with
-    "update", nobody stores a passage in it either."""
+    """One archive of this project. Raises `NotFound`. With `lock`, no other transaction can delete it until this one
+    ends; with "update", none can store a passage in it either."""
     query = sa.select(archives).where(archives.c.id == archive_id, archives.c.project_id == project_id)
     if lock is not None:
         query = query.with_for_update(read=lock == "share")
@@ -363,7 +363,8 @@ async def load_archive(
 async def agent_row(
     connection: Connection, project_id: ProjectId, agent_id: AgentId, *, lock: bool = False
 ) -> RowMapping:
-    """Name and document of one agent of this project. Raises `NotFound`. With `lock`, one transaction at a time."""
+    """Returns name and document of an agent of this project. Raises `NotFound`. With `lock`, locks its row for this
+    transaction."""
     is_meant = sa.and_(agents.c.id == agent_id, agents.c.project_id == project_id)
     query = sa.select(agents.c.name, agents.c.document).where(is_meant)
     found = await connection.execute(query.with_for_update(key_share=True) if lock else query)
@@ -376,12 +377,12 @@ async def agent_row(
 async def archive_for_insert(
     connection: Connection, project_id: ProjectId, agent_id: AgentId, new_id: ArchiveId, now: datetime
 ) -> Archive:
-    """The archive that the agent's passages go to: the first that it was attached to, else a new one of its own, which
-    gets this id and the agent's embedding model. Raises `NotFound` for an agent that the project does not have."""
+    """Returns the archive for the agent's new passages: the first one attached to it, or else a new one with this id
+    and the agent's embedding model. Raises `NotFound` for an agent that the project does not have."""
     first = archive_ids_of(project_id, agent_id).order_by(agent_archives.c.number).limit(1)
     found = (await connection.execute(first)).scalar_one_or_none()
     if found is None:
-        # Of two first inserts at once, the second waits here, and finds the archive of the first.
+        # If two first inserts come at once, the second waits here and then finds the archive of the first.
         agent = await agent_row(connection, project_id, agent_id, lock=True)
         found = (await connection.execute(first)).scalar_one_or_none()
         if found is None:
@@ -412,14 +413,14 @@ async def _create_own(
 
 
 class _AgentDocument(msgspec.Struct):
-    """The one field of an agent that matters here."""
+    """The only field of an agent that this module reads."""
 
     embedding: str | None = None
 
 
 async def forget_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> None:
-    """Takes an agent that is about to be deleted from its archives. The one that was made for it alone goes with it,
-    unless another agent has it."""
+    """Detaches an agent that is about to be deleted from its archives. Also deletes the archive that was made for it,
+    unless another agent uses that archive."""
     own = archive_ids_of(project_id, agent_id).where(agent_archives.c.is_own)
     shared = sa.select(agent_archives.c.archive_id).where(agent_archives.c.agent_id != agent_id)
     found = await connection.execute(own.where(agent_archives.c.archive_id.not_in(shared)))
@@ -429,7 +430,8 @@ async def forget_agent(connection: Connection, project_id: ProjectId, agent_id: 
 
 async def _delete_archives(connection: Connection, ids: Sequence[str]) -> None:
     if ids:
-        # First the archive: who is about to store a passage in it waits for this transaction, and then finds none.
+        # The archive is deleted first: a transaction that wants to store a passage in it waits for this one, and then
+        # does not find the archive.
         await connection.execute(sa.delete(archives).where(archives.c.id.in_(ids)))
         await connection.execute(sa.delete(agent_archives).where(agent_archives.c.archive_id.in_(ids)))
         await delete_passages(connection, passages.c.archive_id.in_(ids))

@@ -41,19 +41,19 @@ from shared.sql.tables import archives, passage_tags, passage_vectors, passages
 
 
 class PassagePage(msgspec.Struct, frozen=True):
-    """A piece of an agent's passages, by the moments that they are from. `after` is about what is newer
-    than that passage and `before` about what is older, whatever the order."""
+    """Which page of an agent's passages to read, by their times. `after` selects passages newer than the cursor and
+    `before` older ones, in either order."""
 
     limit: int = 100
     after: str | None = None
     before: str | None = None
     ascending: bool = True
     search: str | None = None
-    """Part of the text, whatever the case."""
+    """Part of the text, in any case."""
 
 
 class StoredPassages(msgspec.Struct, frozen=True):
-    """What an insert left: the passages as they are now, and their archive."""
+    """The result of an insert: the passages as they are stored now, and their archive."""
 
     archive: Archive
     passages: Sequence[Passage]
@@ -69,10 +69,10 @@ async def insert_for_agent(
     now: datetime,
     embeds_itself: bool = False,
 ) -> StoredPassages:
-    """Stores a passage in the agent's archive, inside the caller's transaction. Again with the same id, it stores
+    """Stores a passage in the agent's archive, inside the caller's transaction. A repetition with the same id stores
     nothing.
 
-    The agent's first passage makes its archive, with `new_archive_id`. Raises `NotFound` and `InvalidRequest`.
+    The agent's first passage creates its archive, with `new_archive_id`. Raises `NotFound` and `InvalidRequest`.
     """
     archive = await archive_for_insert(connection, project_id, agent_id, new_archive_id, now)
     stored = await insert_passages(connection, project_id, archive, [passage], now, embeds_itself=embeds_itself)
@@ -94,7 +94,8 @@ class PassageStore:
         new_archive_id: ArchiveId,
         now: datetime,
     ) -> StoredPassages:
-        """As the function of this name, in a transaction of its own, for a caller that asks for the vector."""
+        """Like the function of this name, but in its own transaction and for a caller that requests the vector
+        itself."""
         async with self._database.write() as connection:
             return await insert_for_agent(
                 connection, project_id, agent_id, passage, new_archive_id=new_archive_id, now=now, embeds_itself=True
@@ -103,15 +104,15 @@ class PassageStore:
     async def insert_into_archive(
         self, project_id: ProjectId, archive_id: ArchiveId, new: Sequence[NewPassage], now: datetime
     ) -> StoredPassages:
-        """Stores passages, all or none, for a caller that asks for the vectors. Raises `NotFound`."""
+        """Stores all of the passages or none, for a caller that requests the vectors itself. Raises `NotFound`."""
         async with self._database.write() as connection:
             archive = await load_archive(connection, project_id, archive_id, lock="share")
             stored = await insert_passages(connection, project_id, archive, new, now, embeds_itself=True)
             return StoredPassages(archive, stored)
 
     async def list_of_agent(self, project_id: ProjectId, agent_id: AgentId, page: PassagePage) -> list[Passage]:
-        """A page of what is in the agent's archives. A cursor that the project does not have is passed over. Raises
-        `NotFound` for an agent that is not there."""
+        """Returns a page of the passages in the agent's archives. Ignores a cursor that the project does not have.
+        Raises `NotFound` if the agent does not exist."""
         async with self._database.read() as connection:
             await agent_row(connection, project_id, agent_id)
             query = shown_passages().where(_is_agents(project_id, agent_id)).limit(page.limit)
@@ -127,7 +128,7 @@ class PassageStore:
             return await made_of(found.mappings().all(), passage_of, "text")
 
     async def count_of_agent(self, project_id: ProjectId, agent_id: AgentId) -> int:
-        """How many passages are in the agent's archives."""
+        """Returns how many passages are in the agent's archives."""
         query = sa.select(sa.func.count()).select_from(passages).where(_is_agents(project_id, agent_id))
         async with self._database.read() as connection:
             return (await connection.execute(query)).scalar_one()
@@ -166,11 +167,11 @@ async def _delete(connection: Connection, passage_id: PassageId, is_there: sa.Co
         raise NotFound(f"Passage with ID {passage_id} {where} not found")
 
 
-# Searching passages: by words, by vectors, and by neither.
+# Search for passages: by words, by vectors, or by neither.
 
 
 MOST_COMPARED = 100_000
-"""Vectors whose signs one search compares, the newest passages first, where there is no pgvector."""
+"""Without pgvector, a search compares the signs of so many vectors at most, those of the newest passages first."""
 
 
 class _PgVector(UserDefinedType[Any]):
@@ -186,13 +187,13 @@ class _PgVector(UserDefinedType[Any]):
 
 
 class PassageSearchStore:
-    """Finds passages. Rankings are numbers of passages, the best first."""
+    """Finds passages. A ranking is a list of the passages' numbers, best first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def models_of(self, project_id: ProjectId, query: PassageQuery) -> list[str]:
-        """The embedding models of the archives that are asked. Raises `NotFound` for an agent or an archive that the
+        """Returns the embedding models of the searched archives. Raises `NotFound` for an agent or an archive that the
         project does not have."""
         async with self._database.read() as connection:
             if query.agent_id is not None:
@@ -209,7 +210,7 @@ class PassageSearchStore:
             return [handle for handle in found.scalars() if handle is not None]
 
     async def by_words(self, project_id: ProjectId, query: PassageQuery, most: int) -> list[int]:
-        """The ranking by the words of the query's text."""
+        """Returns the ranking by the words of the query's text."""
         async with self._database.read() as connection:
             ranking = await word_ranking(connection, query.text or "")
             if ranking is None:
@@ -227,7 +228,7 @@ class PassageSearchStore:
     async def by_vector(
         self, project_id: ProjectId, query: PassageQuery, model: str, vector: Vector, most: int
     ) -> list[int]:
-        """The ranking of the passages that this model has embedded, by their nearness to the vector."""
+        """Returns the ranking of the passages that this model has embedded, by their distance to the vector."""
         candidates = (
             sa.select(passages.c.number)
             .join(passage_vectors, passage_vectors.c.number == passages.c.number)
@@ -243,7 +244,7 @@ class PassageSearchStore:
                 return list(found.scalars())
             newest = candidates.add_columns(passage_vectors.c.signs).order_by(passages.c.number.desc())
             signs = [(row.number, row.signs) for row in await connection.execute(newest.limit(MOST_COMPARED))]
-        # The connection is not held meanwhile, and the event loop goes on.
+        # The computation holds no connection and does not block the event loop.
         numbers = [number for number, _ in signs]
         if len(numbers) > MOST_MULTIPLIED:
             numbers = await asyncio.to_thread(nearest_by_signs, vector, signs, MOST_MULTIPLIED)
@@ -257,7 +258,7 @@ class PassageSearchStore:
             return [(row.number, row.vector) for row in found]
 
     async def load(self, project_id: ProjectId, numbers: Sequence[int]) -> dict[int, Passage]:
-        """The project's passages with these numbers, by number; one that was deleted meanwhile is not among them."""
+        """Returns the project's passages with these numbers, by number, without those that were deleted meanwhile."""
         wanted = shown_passages().where(passages.c.number.in_(numbers), passages.c.project_id == project_id)
         async with self._database.read() as connection:
             found = await connection.execute(wanted)
@@ -265,7 +266,7 @@ class PassageSearchStore:
             return dict(zip((row["number"] for row in rows), await made_of(rows, passage_of, "text"), strict=True))
 
     async def oldest(self, project_id: ProjectId, query: PassageQuery) -> list[Passage]:
-        """What meets the query's conditions, whatever its text, the oldest first."""
+        """Returns the passages that meet the query's conditions other than its text, oldest first."""
         wanted = shown_passages().where(*_conditions(project_id, query)).limit(query.limit)
         async with self._database.read() as connection:
             found = await connection.execute(wanted.order_by(passages.c.created_at, passages.c.number))
@@ -304,7 +305,7 @@ async def _has_pgvector(connection: Connection) -> bool:
     return (await connection.execute(sa.text("SELECT to_regtype('vector') IS NOT NULL"))).scalar_one()
 
 
-# Vectors of passages, and the passages that still wait for theirs.
+# Vectors of passages, and passages that still wait for their vectors.
 
 
 class WaitingPassage(msgspec.Struct, frozen=True):
@@ -322,7 +323,7 @@ class VectorStore:
         self._database = database
 
     async def claim_due(self, now: datetime, *, until: timedelta, limit: int) -> list[WaitingPassage]:
-        """Passages that are due, for the caller alone: they are due again after `until`."""
+        """Claims due passages for the caller; other processes can claim them after `until`."""
         async with self._database.write() as connection:
             due = (
                 sa.select(passages.c.id, passages.c.text, archives.c.embedding)
@@ -339,7 +340,7 @@ class VectorStore:
             return found
 
     async def record(self, model: str, vectors: Sequence[tuple[PassageId, Vector]]) -> None:
-        """Stores vectors by the ids of their passages. One of a passage that was deleted meanwhile is dropped."""
+        """Stores vectors by the ids of their passages. Drops the vectors of passages that were deleted meanwhile."""
         async with self._database.write() as connection:
             ids = [passage_id for passage_id, _ in vectors]
             waiting = sa.select(passages.c.id, passages.c.number).where(

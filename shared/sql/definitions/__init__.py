@@ -1,1 +1,1 @@
-"""What clients define: agents, tools, memory blocks, conversations."""
+"""The nouns that clients define: agents, tools, memory blocks, conversations."""

@@ -1,4 +1,4 @@
-"""Agents: what they are made of and the head of their history."""
+"""Changes of agents, of their tools and blocks, and of the system message that heads their history."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,8 +62,8 @@ from shared.sql.tables import (
 
 
 class AgentEditor(AgentStore):
-    """Reads and changes agents. Whatever it stores, secrets are encrypted if there is a key: also those that were
-    stored before there was one."""
+    """Reads and changes agents. If a key is configured, every write encrypts the agent's secrets, also those that were
+    stored before there was a key."""
 
     def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
         super().__init__(database)
@@ -77,14 +77,14 @@ class AgentEditor(AgentStore):
         new_blocks: Sequence[Block] = (),
         first_messages: Sequence[NewMessage] = (),
     ) -> AgentDetails:
-        """Stores an agent, blocks that are made with it, its system message and the history's first messages; the agent
-        as it was stored, with what it has.
+        """Stores an agent, the blocks that are made with it, its system message and the history's first messages.
+        Returns the agent as stored, with its tools and blocks.
 
         Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
         `InvalidRequest` for a rule about a tool that the agent does not have.
         """
         async with self._database.write() as connection:
-            if agent.tool_ids or agent.block_ids:  # what nobody else can see yet is nobody's to change
+            if agent.tool_ids or agent.block_ids:  # no other transaction can see or change blocks that this one makes
                 await lock_definitions(connection, agent.project_id)
             if new_blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in new_blocks])
@@ -112,10 +112,10 @@ class AgentEditor(AgentStore):
     async def update(
         self, project_id: ProjectId, agent_id: AgentId, change: Callable[[Agent], Agent], now: datetime
     ) -> Agent:
-        """Changes the stored agent in one transaction; the agent as it is then. `change` must be quick and pure.
+        """Changes the stored agent in one transaction and returns the changed agent. `change` must be quick and pure.
 
-        Tools that are new to the agent bring their default approval rule. Raises `NotFound` and `Conflict` as `create`
-        does.
+        The agent gets the default approval rules of tools that are new to it. Raises `NotFound` and `Conflict` as
+        `create` does.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
@@ -123,7 +123,7 @@ class AgentEditor(AgentStore):
             agent = replace(change(before), updated_at=now)
             tools = await load_tools(connection, project_id, agent.tool_ids)
             await load_blocks(connection, project_id, agent.block_ids)
-            # Rules that the agent has already stay when their tool is taken away: attached again, it must not do more.
+            # A rule stays when its tool is detached: attached again, the tool must not get more rights.
             new_rules = [rule for rule in agent.tool_rules if rule not in before.tool_rules]
             refuse_foreign_rules(new_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, [tool for tool in tools if tool.id not in before.tool_ids])
@@ -136,7 +136,7 @@ class AgentEditor(AgentStore):
             return agent
 
     async def attach_tool(self, project_id: ProjectId, agent_id: AgentId, tool_id: ToolId, now: datetime) -> Agent:
-        """Gives the agent a tool; one that it has already stays. Raises `NotFound`."""
+        """Attaches a tool to the agent; does nothing if it is attached already. Raises `NotFound`."""
 
         def attach(agent: Agent) -> Agent:
             return agent if tool_id in agent.tool_ids else replace(agent, tool_ids=[*agent.tool_ids, tool_id])
@@ -144,7 +144,8 @@ class AgentEditor(AgentStore):
         return await self.update(project_id, agent_id, attach, now)
 
     async def detach_tool(self, project_id: ProjectId, agent_id: AgentId, tool_id: ToolId, now: datetime) -> Agent:
-        """Takes a tool from the agent. Rules that name it stay: attached again, it must not need less approval."""
+        """Detaches a tool from the agent. Rules that name it stay: attached again, the tool must not need less
+        approval."""
 
         def detach(agent: Agent) -> Agent:
             return replace(agent, tool_ids=[other for other in agent.tool_ids if other != tool_id])
@@ -152,7 +153,7 @@ class AgentEditor(AgentStore):
         return await self.update(project_id, agent_id, detach, now)
 
     async def attach_block(self, project_id: ProjectId, agent_id: AgentId, block_id: BlockId, now: datetime) -> Agent:
-        """Gives the agent a block. Raises `NotFound`, and `Conflict` when it has one of this label."""
+        """Attaches a block to the agent. Raises `NotFound`, and `Conflict` if the agent has a block of this label."""
 
         def attach(agent: Agent) -> Agent:
             return agent if block_id in agent.block_ids else replace(agent, block_ids=[*agent.block_ids, block_id])
@@ -160,7 +161,7 @@ class AgentEditor(AgentStore):
         return await self.update(project_id, agent_id, attach, now)
 
     async def detach_block(self, project_id: ProjectId, agent_id: AgentId, block_id: BlockId, now: datetime) -> Agent:
-        """Takes a block from the agent; the block itself stays."""
+        """Detaches a block from the agent; the block itself stays."""
 
         def detach(agent: Agent) -> Agent:
             return replace(agent, block_ids=[other for other in agent.block_ids if other != block_id])
@@ -170,7 +171,7 @@ class AgentEditor(AgentStore):
     async def set_approval_override(
         self, project_id: ProjectId, agent_id: AgentId, tool_name: str, *, required: bool, now: datetime
     ) -> Agent:
-        """Says whether the agent's calls of a tool wait for a person. Raises `NotFound` if it has no such tool."""
+        """Sets whether the agent's calls of a tool wait for approval. Raises `NotFound` if it has no such tool."""
         agent = await self.get(project_id, agent_id)
         [known] = await self.details([agent])
         if tool_name not in {tool.name for tool in known.tools}:
@@ -197,8 +198,9 @@ class AgentEditor(AgentStore):
 
 
 def _acts(before: Agent, after: Agent) -> Iterator[tuple[str, Sequence[str]]]:
-    """What of a change decides which code runs for the agent, with which secrets, and whether a person is asked. The
-    audit log has these; the rest of an agent is in its answer. Tools go by their own ids, the rest by the agent's."""
+    """Returns the audit actions for the parts of a change that decide which code runs for the agent, with which
+    secrets, and whether calls need approval. Other changes of an agent are not audited. Tools go by their own ids, the
+    rest by the agent's."""
     yield "tool.attached", [tool_id for tool_id in after.tool_ids if tool_id not in before.tool_ids]
     yield "tool.detached", [tool_id for tool_id in before.tool_ids if tool_id not in after.tool_ids]
     for action, old, new in (
@@ -244,7 +246,7 @@ async def link_new_agent(connection: Connection, agent: Agent) -> None:
 
 
 async def link_agent(connection: Connection, agent: Agent) -> None:
-    """Makes the stored tools, blocks and tags those of `agent`."""
+    """Replaces the stored links to tools, blocks and tags by those of `agent`."""
     await set_links(connection, agent_tools, "tool_id", agent.id, agent.tool_ids)
     await set_links(connection, agent_blocks, "block_id", agent.id, agent.block_ids)
     await connection.execute(sa.delete(agent_tags).where(agent_tags.c.agent_id == agent.id))
@@ -277,7 +279,8 @@ def begin_history(
 
 
 async def render_again(connection: Connection, changed: Iterable[Agent]) -> None:
-    """Brings the stored system messages to what the agents and their blocks say now. Raises `Conflict` (labels)."""
+    """Renders the stored system messages again from the agents and their blocks as they are now. Raises `Conflict`
+    (labels)."""
     by_id = {agent.id: agent for agent in changed}
     blocks = await blocks_of_agents(connection, by_id.keys())
     for agent in by_id.values():
@@ -293,14 +296,14 @@ async def render_again(connection: Connection, changed: Iterable[Agent]) -> None
 
 
 async def render_agents_of(connection: Connection, block_id: BlockId) -> None:
-    """`render_agents` for every agent that has this block."""
+    """Calls `render_agents` for every agent that has this block."""
     linked = sa.select(agent_blocks.c.agent_id).where(agent_blocks.c.block_id == block_id)
     found = await connection.execute(linked)
     await render_agents(connection, list(found.scalars()))
 
 
 async def render_agents(connection: Connection, agent_ids: Sequence[AgentId]) -> None:
-    """`render_again` for agents that are known by their ids."""
+    """Like `render_again`, for agents by their ids."""
     found = await connection.execute(sa.select(agents).where(agents.c.id.in_(agent_ids)))
     await render_again(connection, await agents_of(connection, list(found.mappings())))
 
@@ -308,7 +311,7 @@ async def render_agents(connection: Connection, agent_ids: Sequence[AgentId]) ->
 def system_message(
     agent: Agent, blocks: Sequence[Block], conversation_id: ConversationId | None = None
 ) -> SystemMessage:
-    """What heads a history. Raises `Conflict` for two blocks of one label."""
+    """Returns the first message of a history. Raises `Conflict` for two blocks of one label."""
     labels = [block.label for block in blocks]
     for label in labels:
         if labels.count(label) > 1:
@@ -316,7 +319,7 @@ def system_message(
     return SystemMessage(render_system(agent, blocks, conversation_id))
 
 
-# Agents that come from somewhere else: all of them are stored, with what belongs to them, or nothing is.
+# Imported agents. One transaction stores all of them with their tools, blocks and histories, or nothing.
 
 
 TOOLS_AT_ONCE = 100
@@ -324,14 +327,14 @@ TOOLS_AT_ONCE = 100
 
 
 class BroughtAgentStore:
-    """Stores agents that were made elsewhere."""
+    """Stores imported agents."""
 
     def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
         self._database = database
         self._secret_keys = secret_keys
 
     async def store(self, project_id: ProjectId, brought: ImportedAgents) -> ImportReport:
-        """Stores tools, blocks, agents and their histories in one transaction; what became of the tools.
+        """Stores tools, blocks, agents and their histories in one transaction. Returns the outcome for each tool.
 
         A base tool of the project is never replaced. Raises `Conflict` for an agent with two blocks of one label, and
         `InvalidRequest` for a text that cannot be stored.
@@ -340,7 +343,7 @@ class BroughtAgentStore:
             await lock_definitions(connection, project_id)
             wanted = {one.new.name for one in brought.tools}.union(*(one.tool_names for one in brought.agents))
             own = await _tools_by_name(connection, project_id, wanted)
-            # What a file makes of a tool is read from the sources of both, and a file has thousands.
+            # Each tool is compared with the project's by the source of both, and a file may have thousands.
             met = await asyncio.to_thread(_met, brought, own)
             await _store_tools(connection, project_id, met)
             if brought.blocks:
@@ -357,15 +360,15 @@ async def _tools_by_name(connection: Connection, project_id: ProjectId, names: s
 
 
 class _Met(NamedTuple):
-    """What becomes of the project's tools when a file's come to them."""
+    """The project's tools merged with those of a file."""
 
     present: dict[str, Tool]
-    """What the project has then, by name."""
+    """The project's tools after the import, by name."""
     created: list[Tool]
     replaced: list[Tool]
     guarded: list[str]
     kept: list[str]
-    """Names of those that were kept although they differ."""
+    """Names of the project's tools that stay although the file's differ."""
 
 
 def _met(brought: ImportedAgents, own: Mapping[str, Tool]) -> _Met:

@@ -62,16 +62,16 @@ _LOCK = sa.select(
 async def lock_definitions(connection: Connection, project_id: ProjectId) -> None:
     """One change of a project's agents, tools and blocks at a time, until the transaction ends.
 
-    An agent's stored instructions are made of its own text and of its blocks': of two changes at once, each would see
-    half. On SQLite the write lock does it already.
+    An agent's stored instructions are made of its own text and of its blocks': two concurrent changes would each see
+    only half. On SQLite the write lock does this already.
     """
     if connection.dialect.name == "postgresql":
         await connection.execute(_LOCK, {"of_project": project_id})
 
 
 def tool_of(row: RowMapping) -> Tool:
-    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id. What only a newer
-    release knows of a tool is passed over."""
+    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id. Fields that only a
+    newer release knows are ignored."""
     document = from_json(row["document"], dict[str, Any])
     known = {name: value for name, value in document.items() if name in _FIELDS}
     for name, kind in _STRUCTS.items():
@@ -181,15 +181,15 @@ async def set_links(
 async def add_links(
     connection: Connection, links: sa.Table, target: str, agent_id: AgentId, new: Sequence[str]
 ) -> None:
-    """Links the agent with what it has no link to yet, in this order."""
+    """Adds the links that the agent does not have yet, in this order."""
     rows = [{"agent_id": agent_id, target: row_id} for row_id in dict.fromkeys(new)]
     if rows:
         await connection.execute(sa.insert(links), rows)
 
 
-# When an agent or a conversation was last at work. Its runs know; nothing is stored beside them.
+# When an agent or a conversation last worked. The rows of its runs show this; no other column stores it.
 #
-# Runs beside every conversation do not count, for a client asked for what they do, and not the agent.
+# Runs beside every conversation do not count, because a client started them, and not the agent.
 
 
 LastRunOrder = Literal["last_run_completion", "last_message_at"]
@@ -222,7 +222,7 @@ def _last_runs() -> sa.Select[*tuple[Any, ...]]:
 def last_run_keys(
     connection: Connection, order: LastRunOrder, owner: sa.Column[str], rows: sa.Table, *, ascending: bool
 ) -> list[sa.ColumnElement[Any]]:
-    """The keys that order `rows` by their last run: a column of runs names them. Rows without a run come last."""
+    """The keys that order `rows` by their last run: a column of runs names the rows. Rows without a run come last."""
     by = runs.c.completed_at if order == "last_run_completion" else runs.c.created_at
     newest = _newest(by, owner, rows.c.id, has_ended=order == "last_run_completion")
     return [nulls_last(newest, ascending=ascending), rows.c.number]
@@ -318,11 +318,11 @@ def _unlinked(row: RowMapping) -> Agent:
 
 
 class AgentFilter(msgspec.Struct, frozen=True):
-    """Which agents of a project a list shows. Everything that is given must hold."""
+    """Which agents of a project a list shows. All given conditions must hold."""
 
     name: str | None = None
     query_text: str | None = None
-    """Part of the name, whatever the case."""
+    """Part of the name, in any case."""
     tags: Sequence[str] = ()
     match_all_tags: bool = False
     last_stop_reason: str | None = None
@@ -335,13 +335,13 @@ class AgentFilter(msgspec.Struct, frozen=True):
 
 
 EVERY_SHOWN = AgentFilter()
-"""All but the hidden ones."""
+"""All agents but the hidden ones."""
 
 AgentOrder = Literal["created_at", "updated_at", "last_run_completion"]
 
 
 class EquippedAgent(NamedTuple):
-    """What a run needs of its agent. Tools and blocks are in the order in which they were attached."""
+    """The parts of an agent that a run needs. Tools and blocks are in the order in which they were attached."""
 
     agent: Agent
     """Without its links and its tags."""
@@ -350,13 +350,13 @@ class EquippedAgent(NamedTuple):
 
 
 class AgentDetails(msgspec.Struct, frozen=True):
-    """An agent with what its links lead to."""
+    """An agent with its tools, blocks and message ids."""
 
     agent: Agent
     tools: list[Tool]
     blocks: list[Block]
     message_ids: list[MessageId]
-    """The ids of the messages in its default context, as clients are shown them."""
+    """The ids of the messages in its default context, as clients see them."""
     last_run: LastRun | None = None
 
 
@@ -372,12 +372,13 @@ class AgentStore:
             return await load_agent(connection, project_id, agent_id)
 
     async def without_links(self, project_id: ProjectId, agent_id: AgentId) -> Agent:
-        """One agent of this project without its tools, blocks and tags: for who only sends to it. Raises `NotFound`."""
+        """Returns an agent of this project without its tools, blocks and tags, for callers that only send to it. Raises
+        `NotFound`."""
         async with self._database.read() as connection:
             return _unlinked(await _row_of(connection, _AGENT, project_id, agent_id))
 
     async def equipped(self, project_id: ProjectId, agent_id: AgentId) -> EquippedAgent:
-        """One agent of this project with what it works with. Raises `NotFound`."""
+        """Returns an agent of this project with its tools and blocks. Raises `NotFound`."""
         async with self._database.read() as connection:
             row = await _row_of(connection, _AGENT_TO_EQUIP, project_id, agent_id)
             tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if row["has_tools"] else []
@@ -447,7 +448,7 @@ def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def _kept_conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
-    """What is asked of the fields that are only kept and given back."""
+    """The conditions on fields that the server only stores and returns."""
 
     def kept(name: str) -> Any:
         return field_of_document(agents, ("extra", name))

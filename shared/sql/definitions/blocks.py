@@ -37,21 +37,21 @@ from shared.sql.tables import agent_blocks, agent_tags, agents, blocks, from_jso
 
 
 class BlockFilter(msgspec.Struct, frozen=True):
-    """Which blocks of a project a list shows. Everything that is given must hold."""
+    """Which blocks of a project a list shows. All given conditions must hold."""
 
     label: str | None = None
     agent_id: AgentId | None = None
     label_search: str | None = None
     description_search: str | None = None
     value_search: str | None = None
-    """Parts of the texts, whatever the case."""
+    """Parts of the texts, in any case."""
     tags: Sequence[str] = ()
     match_all_tags: bool = False
-    """The block needs all of the tags, or else one of them."""
+    """If true, a block must have all of the tags; otherwise one of them."""
     agents_more_than: int | None = None
     agents_less_than: int | None = None
     agents_exactly: Sequence[int] | None = None
-    """How many agents have the block: one of these numbers."""
+    """The number of agents that have the block must be one of these."""
 
 
 class BlockStore:
@@ -161,9 +161,9 @@ def _by_number_of_agents(wanted: BlockFilter) -> Iterator[sa.ColumnElement[bool]
 # An agent's memory as a run sees it and edits it: its blocks, the edits of its memory tools, and the passages that its
 # tools store.
 #
-# An edit is one transaction. It is worked out on the blocks as they are then, and what it came to is stored beside
-# them, in the row that says that the call was started. So it happens once: a call that is made again, because the
-# answer to its commit or its worker was lost, gets the result that is stored.
+# An edit is one transaction. It is computed from the blocks as the transaction sees them, and its result is stored with
+# them, in the row that records the call's start. So it happens once: if the answer to the commit or the worker was lost
+# and the call is repeated, the repetition gets the stored result.
 
 
 Edit = Callable[[Sequence[Block]], EditedMemory]
@@ -176,13 +176,14 @@ class MemoryStore:
         self._database = database
 
     async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> FinishedEdit:
-        """Makes the edit of a call, or finds that it was made.
+        """Applies the edit of a call, or returns the stored result if it was applied before.
 
         `edit` must be quick and pure. Raises `RefusedEdit` when nothing was changed, `StaleFence` when the run
         has a new owner.
         """
         async with self._database.write(CrashPoint.EDIT_MEMORY) as connection:
-            # In this order everywhere: who deletes an agent locks its runs after the project's definitions.
+            # All transactions lock in this order: the deletion of an agent locks the project's definitions and then the
+            # agent's runs.
             await lock_definitions(connection, run.project_id)
             await lock_owned(connection, run.id, run.fence)
             done = await finished_edit(connection, run.id, call.id)
@@ -203,7 +204,7 @@ class MemoryStore:
     ) -> ToolReturn:
         """Stores the passage of a call in the agent's archive, or finds that it was stored; the result for the model.
 
-        Its vector comes with the upkeep. Raises `StaleFence` when the run has a new owner.
+        The upkeep computes its vector later. Raises `StaleFence` when the run has a new owner.
         """
         async with self._database.write(CrashPoint.REMEMBER) as connection:
             await lock_definitions(connection, run.project_id)
@@ -222,7 +223,7 @@ class MemoryStore:
 
 
 async def _store(connection: Connection, agent_id: AgentId, edited: EditedMemory, now: datetime) -> None:
-    """Stores what an edit came to, and the instructions of every agent that it changes. Raises `Conflict` (labels)."""
+    """Stores the result of an edit, and the instructions of every agent that it changes. Raises `Conflict` (labels)."""
     if edited.detached:
         is_link = sa.and_(agent_blocks.c.agent_id == agent_id, agent_blocks.c.block_id.in_(edited.detached))
         await connection.execute(sa.delete(agent_blocks).where(is_link))
@@ -232,7 +233,7 @@ async def _store(connection: Connection, agent_id: AgentId, edited: EditedMemory
     for block in edited.made:
         await connection.execute(sa.insert(blocks).values(block_values(block)))
         await connection.execute(sa.insert(agent_blocks).values(agent_id=agent_id, block_id=block.id))
-    # Behind all writes: between two of them, two blocks may have one label.
+    # This check comes after all writes, because between two of them two blocks may share a label.
     for block in edited.changed:
         await render_agents_of(connection, block.id)
     if edited.made or edited.detached:
@@ -249,7 +250,7 @@ class TagStore:
         self._database = database
 
     async def list(self, project_id: ProjectId, page: Page, text: str | None = None) -> list[str]:
-        """A page of the tags by name, each once; its cursors are tags. With `text`, those that have it in them."""
+        """A page of the tags by name, each once; its cursors are tags. With `text`, only tags that contain it."""
         tags = await self._all(project_id)
         if text:
             tags = {tag for tag in tags if text.casefold() in tag.casefold()}
@@ -261,7 +262,7 @@ class TagStore:
 
     async def _all(self, project_id: ProjectId) -> set[str]:
         of_agents = sa.select(agent_tags.c.tag).join(agents, agents.c.id == agent_tags.c.agent_id)
-        # Few blocks have tags: only the documents of those are read.
+        # Few blocks have tags, so the query reads only the documents of those.
         has_tags = sa.not_(blocks.c.document.contains('"tags":[]'))
         async with self._database.read() as connection:
             found = await connection.execute(of_agents.where(agents.c.project_id == project_id).distinct())

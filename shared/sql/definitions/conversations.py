@@ -37,7 +37,7 @@ class ConversationFilter(msgspec.Struct, frozen=True):
 
 
 class ConversationDetails(msgspec.Struct, frozen=True):
-    """A conversation with what its runs have brought: the ids of the messages in its context, and the last request."""
+    """A conversation with data of its runs: the ids of the messages in its context, and the last request."""
 
     conversation: Conversation
     message_ids: list[MessageId]
@@ -59,8 +59,8 @@ class ConversationStore:
     ) -> Conversation:
         """Stores a conversation with its system message; `copies` are the messages that follow it, by turn.
 
-        The system message is what the agent and its blocks say now. It stays so until it is asked for anew: whoever
-        reads the conversation sees how it began. Then the model gets what they say.
+        The system message is rendered from the agent and its blocks as they are now. It stays so until a client renders
+        it again, so readers of the conversation see how it began. Runs send the model the current text.
 
         Raises `NotFound` when the project does not have its agent.
         """
@@ -83,7 +83,7 @@ class ConversationStore:
         return conversation
 
     async def render_again(self, project_id: ProjectId, conversation_id: ConversationId) -> None:
-        """Brings the system message to what the agent and its blocks say now. Raises `NotFound`."""
+        """Renders the system message again from the agent and its blocks as they are now. Raises `NotFound`."""
         async with self._database.write() as connection:
             conversation = await _load(connection, project_id, conversation_id, lock=True)
             agent = await load_agent(connection, project_id, conversation.agent_id)
@@ -128,7 +128,7 @@ class ConversationStore:
             return [_conversation_of(row) for row in rows]
 
     async def details(self, some: Sequence[Conversation]) -> Sequence[ConversationDetails]:
-        """The conversations with what their runs have brought, in one query for each."""
+        """Returns the conversations with the data of their runs, in one query for each kind of data."""
         wanted = [conversation.id for conversation in some]
         async with self._database.read() as connection:
             ids = await ids_in_context(connection, wanted)

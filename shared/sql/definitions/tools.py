@@ -28,18 +28,18 @@ from shared.sql.tables import agent_tools, agents, tools
 
 
 class ToolFilter(msgspec.Struct, frozen=True):
-    """Which tools of a project a list shows. Everything that is given must hold."""
+    """Which tools of a project a list shows. All given conditions must hold."""
 
     name: str | None = None
     names: Sequence[str] | None = None
     ids: Sequence[str] | None = None
     search: str | None = None
-    """Part of the name, whatever the case."""
+    """Part of the name, in any case."""
     agent_id: AgentId | None = None
     types: Sequence[str] | None = None
     other_types_than: Sequence[str] = ()
     base_tools: bool | None = None
-    """Only those of the product's own, or only the others."""
+    """True: only the product's own tools; False: only the others."""
 
 
 def _as_it_is(tool: Tool) -> Tool:
@@ -53,7 +53,7 @@ class ToolStore:
         self._database = database
 
     async def upsert(self, tool: Tool, change: Callable[[Tool], Tool] = _as_it_is) -> Tool:
-        """Stores a new tool, or changes the project's tool of this name; the tool as stored.
+        """Stores a new tool, or changes the project's tool of this name. Returns the stored tool.
 
         `change` must be quick and pure, and leave the name as it is.
         """
@@ -74,8 +74,8 @@ class ToolStore:
             return changed
 
     async def add_base_tools(self, project_id: ProjectId, wanted: Sequence[Tool]) -> list[Tool]:
-        """Stores those of the product's own tools whose names the project does not use, and replaces older forms of
-        them; the project's tools of all these names."""
+        """Stores those of the product's own tools whose names the project does not use, and replaces older versions of
+        them. Returns the project's tools of all these names."""
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             names = [tool.name for tool in wanted]
@@ -122,7 +122,7 @@ class ToolStore:
         return [ids[name] for name in listed if name in ids]
 
     async def names(self, project_id: ProjectId, ids: Sequence[str]) -> Sequence[str]:
-        """The names of those of these tools that the project has, in order."""
+        """Returns the names of these tools, in order, without those that the project lacks."""
         if not ids:
             return []
         async with self._database.read() as connection:
@@ -179,7 +179,7 @@ class ToolStore:
 
 
 async def _record_change(connection: Connection, before: Tool, changed: Tool) -> None:
-    """Records it, if there is one: scripts send their tools each time they start."""
+    """Records a change only if something changed, because scripts send their tools each time they start."""
     if replace(changed, updated_at=before.updated_at) != before:
         await record(connection, changed.project_id, "tool.changed", changed.id)
 
@@ -220,7 +220,7 @@ def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
     return conditions
 
 
-# Agents' secrets as they are stored, of all projects: for changing the key that they are encrypted with.
+# Agents' secrets as they are stored, of all projects. The command that changes the encryption key uses this.
 
 
 _FIELD = "tool_environment"
@@ -230,14 +230,14 @@ class StoredSecrets(msgspec.Struct, frozen=True):
     """The secrets of one agent, and the document that they were read from."""
 
     number: int
-    agent_id: AgentId
+    owner_id: AgentId
     project_id: ProjectId
     document: str
     secrets: dict[str, str]
 
     def with_secrets(self, secrets: dict[str, str]) -> str:
-        """The document with these secrets. Everything else in it stays as it is written, also what this version does
-        not know."""
+        """The document with these secrets. Everything else in it stays as it was written, also fields that this release
+        does not know."""
         fields = msgspec.json.decode(self.document, type=dict[str, msgspec.Raw])
         fields[_FIELD] = msgspec.Raw(msgspec.json.encode(secrets))
         return msgspec.json.encode(fields).decode()
@@ -250,17 +250,17 @@ class StoredSecretStore:
         self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
-        """Agents that have secrets, in the order in which they were made; those behind the number `after`."""
+        """Agents that have secrets, in the order in which they were made; starting after the number `after`."""
         columns = (agents.c.number, agents.c.id, agents.c.project_id, agents.c.document)
-        # A cheap look for most of the agents that have none; what it lets pass by mistake has no secrets below.
+        # A cheap filter for most agents without secrets; the check below removes those that it misses.
         wanted = sa.select(*columns).where(agents.c.number > after, agents.c.document.contains(f'"{_FIELD}":{{"'))
         async with self._database.read() as connection:
             found = await connection.execute(wanted.order_by(agents.c.number).limit(limit))
             return [_stored(*row) for row in found]
 
     async def newest(self, agents_at_most: int) -> Sequence[StoredSecrets]:
-        """Those of so many agents that were made last, which have secrets. Few rows are looked at, however many agents
-        there are."""
+        """Returns the agents with secrets among the newest `agents_at_most` agents. It reads few rows however many
+        agents there are."""
         columns = (agents.c.number, agents.c.id, agents.c.project_id, agents.c.document)
         last = sa.select(*columns).order_by(agents.c.number.desc()).limit(agents_at_most).subquery()
         wanted = sa.select(last).where(last.c.document.contains(f'"{_FIELD}":{{"'))
@@ -268,14 +268,15 @@ class StoredSecretStore:
             return [_stored(*row) for row in await connection.execute(wanted)]
 
     async def replace(self, before: StoredSecrets, secrets: dict[str, str]) -> bool:
-        """Stores other texts for the same secrets. False, and nothing is stored, when the agent was changed since, or
+        """Stores other texts for the same secrets. Returns False and stores nothing if the agent was changed since, or
         deleted."""
         async with self._database.write() as connection:
-            # A change of the agent reads its document first and writes it whole.
+            # A change of an agent reads its document first and then writes all of it. This lock keeps the two writes
+            # apart.
             await lock_definitions(connection, before.project_id)
             done = await connection.execute(
                 sa.update(agents)
-                .where(agents.c.id == before.agent_id, agents.c.document == before.document)
+                .where(agents.c.id == before.owner_id, agents.c.document == before.document)
                 .values(document=before.with_secrets(secrets))
             )
             return done.rowcount == 1

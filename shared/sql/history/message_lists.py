@@ -1,4 +1,4 @@
-"""Lists of messages, as clients page through them: of a thread, a run, a step, an agent or a project; and a search."""
+"""Lists of messages that clients page through, of a thread, a run, a step, an agent or a project; and a search."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
@@ -23,21 +23,22 @@ LEAST_AGAIN = 1000
 """Rows of a second read."""
 
 MOST_AT_ONCE = 20_000
-"""Rows of one read, where most of them may turn out not to be wanted. The database puts all rows in order for each
-read, so a long list is read in few of them."""
+"""The most rows of one read, of which a filter may drop most. The database sorts all rows for each read, so a long list
+takes few reads."""
 
 LONGEST_PAGE = 32_000_000
 """Characters of the messages on one page, and of one read. A message alone may be longer."""
 
 MOST_AT_FIRST = 200
-"""Rows of the first read, of which nobody knows how long they are."""
+"""The most rows of the first read, whose lengths are still unknown."""
 
 GROWTH = 4
-"""How many times as long as the last one the next read is."""
+"""The factor by which each read is longer than the one before."""
 
 
 class MessageFilter(msgspec.Struct, frozen=True):
-    """Which of a project's messages a list shows. Everything that is given must hold; of an agent, all histories."""
+    """Which of a project's messages a list shows. All given conditions must hold; an agent means all of its
+    histories."""
 
     project_id: ProjectId
     thread_id: ThreadId | None = None
@@ -54,7 +55,7 @@ class MessageFilter(msgspec.Struct, frozen=True):
 
 
 class MessageLists:
-    """Lists and searches messages. What was rolled back is in no list."""
+    """Lists and searches messages. Lists leave out messages that were rolled back."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -71,9 +72,8 @@ class MessageLists:
     ) -> list[Message]:
         """A page, listed oldest first. `desc` takes the newest that fit, `asc` the oldest.
 
-        `after` means newer than, `before` older than, whatever the order; a cursor that the list does not have is
-        passed over. The page has `limit` messages that are wanted, if there are as many, and they are not too long
-        together.
+        `after` means newer than, `before` older than, in either order; a cursor that is not in the list is ignored. The
+        page has `limit` matching messages, unless there are fewer or they are too long together.
         """
         async with self._database.read() as connection:
             query, keys = _query(await _narrowed(connection, of))
@@ -97,16 +97,16 @@ class MessageLists:
         start: datetime | None = None,
         end: datetime | None = None,
     ) -> list[Message]:
-        """The project's messages with all the words, in any order and whatever their case; newest first.
+        """Returns the project's messages that contain all the words, in any order and in any case; newest first.
 
         A word may be part of a longer one. Without words: all messages of these roles. Words beyond `MOST_WORDS` are
         left out. `start` and `end` belong to the time that is searched.
         """
         wanted_words, wanted_roles = list(dict.fromkeys(words))[:MOST_WORDS], frozenset(roles)
         conditions = [is_listed(), sa.or_(*map(_is_of_role, sorted(wanted_roles)))]
-        # Every message that has the words has these parts of them, however it is stored. The rest is not left to the
-        # database: SQLite takes only the letters of ASCII for the same in both cases, and a quote is stored as two.
-        # A word may have many parts, and each is a condition: the first ones narrow the search enough.
+        # Every message that has the words has these parts of them, however it is stored. Python checks the rest: SQLite
+        # ignores the case of ASCII letters only, and a quote is stored as two. A word may have many parts, and each is
+        # a condition: the first ones narrow the search enough.
         parts = dict.fromkeys(part for word in wanted_words for part in plain_parts(word))
         conditions += [contains(messages.c.body, part) for part in list(parts)[:MOST_WORDS]]
         if start is not None:
@@ -136,8 +136,8 @@ Query = sa.Select[*tuple[Any, ...]]
 def _query(of: MessageFilter) -> tuple[Query, Keys]:
     """The messages, and what orders them.
 
-    Turns of several histories are ordered by when they began. What a turn consists of stays together, so that no clock
-    can put an answer before its question.
+    Turns of several histories are ordered by when they began. The messages of a turn stay together, so that clock
+    differences cannot put an answer before its question.
     """
     query: Query = sa.select(messages)
     if of.thread_id is not None:
@@ -157,7 +157,8 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
 
 
 async def _narrowed(connection: Connection, of: MessageFilter) -> MessageFilter:
-    """The same list, as that of one thread where it is one: such a page costs the same however long the history is.
+    """Narrows the filter to one thread if the list is of one thread: a page of it costs the same however long the
+    history is.
 
     To order several histories, all of the agent's messages are looked at.
     """
@@ -200,7 +201,7 @@ async def _collect(
     *,
     ascending: bool,
 ) -> list[Message]:
-    """The first messages that are wanted, as many as `limit` and as fit into a page, in the order of the keys."""
+    """Returns the first matching messages in the order of the keys, at most `limit` and as many as fit into a page."""
     ordered = query.order_by(*(key if ascending else key.desc() for key in keys))
     ordered = ordered.add_columns(*(key.label(f"key_{number}") for number, key in enumerate(keys)))
     collected: list[Message] = []

@@ -53,7 +53,7 @@ _PLACES = sa.select(messages.c.id, messages.c.position).where(
 
 
 async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Appends messages to the run's turn, deferred. Those that the turn already has are left as they are."""
+    """Appends messages to the run's turn, deferred. Messages that the turn already has stay as they are."""
     if not new or run.turn is None:
         return
     places = await connection.execute(_PLACES, {"of_thread": run.thread_id, "of_turn": run.turn})
@@ -63,7 +63,7 @@ async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMes
 
 
 def insert_into_new_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Begins the run's turn, which nobody has begun before, with these messages; deferred."""
+    """Begins the run's turn with these messages; deferred. The turn must not have begun before."""
     insert_of_run(connection, run, new, after=0)
 
 
@@ -92,8 +92,8 @@ def insert_into_thread(
     turn: int,
     after: int,
 ) -> list[dict[str, Any]]:
-    """Appends messages to a turn of a thread, deferred; their rows. `after` is the last position that is taken
-    there."""
+    """Appends messages to a turn of a thread, deferred. Returns their rows. `after` is the last used position of the
+    turn."""
     if not new:
         return []
     thread = {"agent_id": agent_id, "thread_id": thread_id, "conversation_id": conversation_id, "run_id": run_id}
@@ -119,8 +119,8 @@ def _values(message: NewMessage) -> dict[str, Any]:
 
 
 async def insert_brought_history(connection: Connection, agent_id: AgentId, history: Sequence[ImportedMessage]) -> None:
-    """Fills the default history of an agent that has its system message and nothing else. What is out of the context
-    counts as compacted."""
+    """Fills the default history of an agent that has its system message and nothing else. Messages outside the context
+    count as compacted."""
     if not history:
         return
     last = {FIRST_TURN: SYSTEM_POSITION}
@@ -138,7 +138,7 @@ _IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTE
 
 
 async def clear_context(connection: Connection, thread_id: ThreadId) -> None:
-    """Takes everything but the system message out of a thread's context."""
+    """Removes everything but the system message from a thread's context."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
@@ -147,7 +147,7 @@ async def clear_context(connection: Connection, thread_id: ThreadId) -> None:
 
 
 def is_of(project_id: ProjectId | sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether the message is one of the project's agents."""
+    """Whether the message belongs to one of the project's agents."""
     return sa.exists().where(agents.c.id == messages.c.agent_id, agents.c.project_id == project_id)
 
 
@@ -174,9 +174,9 @@ class ContextOfRun(NamedTuple):
     """What a run has to answer."""
 
     messages: Sequence[Message]
-    """Those in the context of its thread, in order, without the turns behind its own."""
+    """The messages in the context of its thread, in order, without the turns after its own."""
     has_input: bool
-    """Whether messages wait for their delivery to the run. Where there are no messages, nobody has looked."""
+    """Whether messages wait for their delivery to the run. Not checked if there are no messages."""
 
 
 class MessageStore:
@@ -201,8 +201,8 @@ class MessageStore:
         return ContextOfRun(history, rows[0]["has_input"] if rows else True)
 
     async def is_empty(self, project_id: ProjectId, thread_id: ThreadId) -> bool:
-        """Whether the context of one of the project's threads has nothing but its system message, and nothing is on its
-        way there."""
+        """Whether the context of one of the project's threads has only its system message, and no run of the thread is
+        in progress."""
         async with self._database.read() as connection:
             known = await connection.execute(
                 sa.select(messages.c.id)
@@ -215,7 +215,7 @@ class MessageStore:
             return active is None
 
     async def list_of_run(self, run: Run) -> list[Message]:
-        """A run's messages in order, those that were rolled back left out."""
+        """Returns a run's messages in order, without those that were rolled back."""
         async with self._database.read() as connection:
             found = await connection.execute(
                 sa.select(messages)
@@ -225,8 +225,8 @@ class MessageStore:
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def list_of_turn(self, run: Run) -> list[Message]:
-        """The messages of a run's turn in order, also those that have left the context; those that were rolled back
-        left out."""
+        """Returns the messages of a run's turn in order, also those that have left the context, without those that were
+        rolled back."""
         is_there = (messages.c.thread_id == run.thread_id, messages.c.turn == (run.turn or 0), is_listed())
         async with self._database.read() as connection:
             found = await connection.execute(
@@ -235,7 +235,7 @@ class MessageStore:
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def find(self, project_id: ProjectId, message_ids: Collection[MessageId]) -> list[Message]:
-        """Those messages of this project that have one of these ids, each by either of its own."""
+        """Returns the messages of this project with one of these ids; a message may have two ids."""
         is_wanted = sa.or_(messages.c.id.in_(message_ids), messages.c.sibling_id.in_(message_ids))
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
@@ -272,8 +272,8 @@ class MessageStore:
     async def reset(self, project_id: ProjectId, thread_id: ThreadId) -> None:
         """Empties the context of one of the project's threads, but for its system message.
 
-        Raises `NotFound`, and `Conflict` while a run of the thread has not ended: the results that it asked for would
-        lack their question.
+        Raises `NotFound`, and `Conflict` while a run of the thread has not ended: its results would then lack the calls
+        that they answer.
         """
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             ours = sa.select(messages.c.id).where(messages.c.thread_id == thread_id, is_of(project_id))
@@ -288,12 +288,12 @@ class MessageStore:
 
 
 def is_listed() -> sa.ColumnElement[bool]:
-    """Whether clients are shown the message: what was rolled back is kept, and never listed."""
+    """Whether lists show the message: a message that was rolled back stays stored, and no list shows it."""
     return sa.or_(messages.c.in_context, messages.c.left_because != "rolled_back")
 
 
-# The ids of the messages in a context. They are derived from the rows: a list that was stored beside them could
-# disagree.
+# The ids of the messages in a context. They are derived from the rows: a separately stored list could disagree with
+# them.
 
 
 _IDS = (
@@ -309,7 +309,7 @@ _IDS = (
 
 
 async def ids_in_context(connection: Connection, thread_ids: Collection[str]) -> dict[str, list[MessageId]]:
-    """The ids per thread, in the order in which clients are shown the messages; some rows are two of them."""
+    """Returns the ids per thread, in the order in which clients see the messages; some rows are two messages."""
     found = await connection.execute(_IDS, {"thread_ids": list(thread_ids)})
     rows = found.all()
     return await beside(partial(_by_thread, rows), len(rows) * CHARACTERS_OF_AN_ID)
@@ -328,7 +328,7 @@ def _by_thread(rows: Iterable[Sequence[Any]]) -> dict[str, list[MessageId]]:
 
 
 def ids_of(new: Sequence[NewMessage]) -> list[MessageId]:
-    """The same, of messages that nobody has stored yet."""
+    """Returns the same ids for messages that are not stored yet."""
     ids = list[MessageId]()
     for message in new:
         assistant = message.body if isinstance(message.body, AssistantMessage) else None
@@ -344,7 +344,7 @@ def _shown(message_id: MessageId, sibling_id: MessageId | None, body: AssistantM
 
 
 def _begins_with_sibling(body: AssistantMessage) -> bool:
-    """Whether the second id comes first. Clients are shown calls before approval requests, and the second id is for the
+    """Whether the second id comes first. Clients see calls before approval requests, and the second id belongs to the
     kind that the model named second."""
     return body.sibling_holds == "calls" and not body.text and body.reasoning is None
 
@@ -356,9 +356,9 @@ _ONE_ROW = sa.select(sa.literal(1)).subquery("one_row")
 
 
 def with_turn(*asked: sa.ColumnElement[Any]) -> sa.Select[*tuple[Any, ...]]:
-    """What else is asked, with the messages of a turn: the parameters `of_thread` and `of_turn` name it."""
+    """Joins a query with the messages of a turn, which the parameters `of_thread` and `of_turn` name."""
     in_turn = (messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn"))
-    # There is an answer to what is asked even if the turn has no message.
+    # The query returns a row even if the turn has no message.
     each = sa.outerjoin(_ONE_ROW, messages, sa.and_(*in_turn))
     return sa.select(*asked, messages).select_from(each).order_by(messages.c.position)
 
@@ -373,23 +373,22 @@ async def messages_of_turn(connection: Connection, run: Run) -> list[RowMapping]
 
 
 def in_turn(rows: Sequence[RowMapping]) -> list[RowMapping]:
-    """Those among the rows of a query of `with_turn` that are messages."""
+    """Returns the messages among the rows of a query of `with_turn`."""
     return [row for row in rows if row["id"] is not None]
 
 
 def add_to_turn(
     connection: Connection, run: Run, rows: Sequence[RowMapping], new: Sequence[NewMessage]
 ) -> list[Message]:
-    """Appends messages to the run's turn, which has these rows, deferred; those that it has already are left as they
-    are. All messages of the turn that are in the context, in order."""
+    """Appends messages to the run's turn, which has these rows, deferred; messages that it already has stay as they
+    are. Returns all messages of the turn that are in the context, in order."""
     known = {row["id"] for row in rows}
     fresh = [message for message in new if message.id not in known]
     added = insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
     return [message_of(row) for row in [*(row for row in rows if row["in_context"]), *added]]
 
 
-# Summaries that take the place of messages, and how a run's part of a history is taken back. Inside a caller's
-# transaction.
+# Summaries that replace messages, and the rollback of a run's part of a history. Inside a caller's transaction.
 
 
 IDS_AT_ONCE = 500
@@ -397,7 +396,7 @@ IDS_AT_ONCE = 500
 
 
 def compacted_by(run_id: RunId) -> str:
-    """Why a message has left the context: a summary of this run has taken its place."""
+    """The reason why a message has left the context: a summary of this run replaced it."""
     return f"compacted by {run_id}"
 
 
@@ -413,7 +412,7 @@ async def has_compacted_its_own(connection: Connection, run_id: RunId) -> bool:
 
 
 async def replace_by_summary(connection: Connection, run: Run, compaction: Compaction) -> None:
-    """Takes messages out of the context and puts a summary before those that stay. A repetition changes nothing."""
+    """Removes messages from the context and puts a summary before those that stay. A repetition changes nothing."""
     known = await connection.execute(sa.select(messages.c.id).where(messages.c.id == compaction.summary.id))
     if known.one_or_none() is not None:
         return
@@ -445,7 +444,7 @@ async def replace_by_summary(connection: Connection, run: Run, compaction: Compa
 
 async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
     """The messages of the run's turn leave the context and every list; the rows stay. Its summaries stay, too: they
-    stand for other turns."""
+    replace messages of other turns."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)
@@ -454,8 +453,8 @@ async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
 
 
 async def roll_back(connection: Connection, run: Run) -> None:
-    """The history is as it was before the run: its messages leave the context and every list, its summaries too, and
-    what those stood for comes back."""
+    """Restores the history to its state before the run: the run's messages and summaries leave the context and every
+    list, and the messages that those summaries replaced return."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.thread_id == run.thread_id, messages.c.left_because == compacted_by(run.id))

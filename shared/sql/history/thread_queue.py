@@ -35,7 +35,7 @@ _LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))
 
 
 def thread_lock(thread_id: ThreadId) -> Filled:
-    """What a transaction locks to let one submission or end of this thread happen at a time, until it ends."""
+    """Returns the lock that lets one transaction at a time submit or end a run of this thread."""
     return Filled(_LOCK_THREAD, {"thread_id": thread_id})
 
 
@@ -48,7 +48,7 @@ def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
     """No run of a thread comes before a certain one: none is running or parked, and none was submitted earlier. The
     parameters `of_thread`, `of_run` and `of_number` say which run.
 
-    The continuation of a parked run goes before the runs that were queued while the decision was waited for.
+    The continuation of a parked run precedes the runs that were queued while the decision was pending.
     """
     other = runs.alias("other")
     earlier = other.c.number < sa.bindparam("of_number")
@@ -124,7 +124,7 @@ def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
 
 async def next_dispatches(connection: Connection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:
     """Gives runs that have not ended their next dispatch. `seen` has each with the number of its dispatch and the fence
-    that the caller has seen. A run that was dispatched or claimed since is left as it is."""
+    that the caller has seen. Leaves a run as it is if it was dispatched or claimed since."""
     is_as_seen = sa.tuple_(runs.c.id, runs.c.dispatch, runs.c.fence).in_(seen)
     # SQLite finds rows by an index for a list of ids, and not for a list of tuples.
     is_seen = runs.c.id.in_([run_id for run_id, _, _ in seen])

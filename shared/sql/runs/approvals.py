@@ -20,7 +20,7 @@ from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
 
 MOST_CALL_IDS = 1_000
-"""A call's id is not given again until so many later calls of its thread were decided."""
+"""A call's id is not used again until so many later calls of its thread were decided."""
 
 
 def approval_of(row: RowMapping) -> Approval:
@@ -63,7 +63,7 @@ async def waiting_on(
 
 
 async def refuse_if_waiting(connection: Connection, thread_id: ThreadId) -> None:
-    """Raises `PendingApproval` when a person must decide before the thread can go on."""
+    """Raises `PendingApproval` if a person must decide before the thread can continue."""
     waiting = waiting_calls(await waiting_on(connection, thread_id))
     if waiting is not None:
         raise PendingApproval(waiting)
@@ -100,7 +100,7 @@ class ApprovalStore:
             return await requests_of(connection, run.id)
 
     async def followed_by(self, run: Run) -> list[Approval]:
-        """The requests whose decisions this run follows: those of the run that it continues."""
+        """Returns the requests whose decisions this run follows, which are those of the run that it continues."""
         async with self._database.read() as connection:
             return [] if run.continues is None else await requests_of(connection, run.continues)
 
@@ -119,7 +119,7 @@ class ApprovalStore:
             return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
 
     async def waiting_of_runs(self, some: Sequence[Run]) -> dict[RunId, WaitingCalls]:
-        """What each of these runs that is parked waits for. Asks nothing when none is."""
+        """Returns the requests that each parked run among these waits for. Makes no query if none is parked."""
         parked = [run.id for run in some if run.status is RunStatus.AWAITING_APPROVAL]
         if not parked:
             return {}
@@ -174,7 +174,7 @@ class ApprovalStore:
             return await made_of(rows, approval_of, "arguments")
 
     async def expired(self, now: datetime, limit: int = 100) -> list[Approval]:
-        """Requests that were not decided in time and whose policy is to act."""
+        """Returns the overdue requests whose policy decides them automatically."""
         query = _waiting().where(approvals.c.expires_at <= now, approvals.c.on_expiry != "keep")
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.expires_at).limit(limit))

@@ -1,8 +1,8 @@
-"""Budgets: what is set aside for a call before it is made, and what a run's usage takes out of its accounts.
+"""Budgets: the amount that a worker reserves before a call, and the usage that is charged to the run's accounts.
 
-A run has one reservation at most, in its own row. Whatever writes the run's usage counts it in the same transaction,
-and frees what was set aside. So a worker that dies in a call leaves a reservation that the next owner's takes the place
-of, or that the run's end frees; what was used is counted once.
+A run has one reservation at most, in its own row. Each transaction that writes the run's usage also charges it to the
+accounts and frees the reservation. So if a worker dies in a call, the next owner's reservation replaces its own, or the
+run's end frees it; usage is charged once.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from shared.sql.tables import to_json
 
 
 class AccountTotal(NamedTuple):
-    """What an account has used on a day, and what is set aside."""
+    """The usage of an account on a day, and the reserved amount."""
 
     account: str
     project_id: ProjectId
@@ -35,7 +35,7 @@ _IS_IDLE = (budget_totals.c.reserved_tokens == 0, budget_totals.c.reserved_nano_
 
 
 class BudgetStore:
-    """The accounts that calls of models are paid from."""
+    """The accounts that pay for model calls."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -43,8 +43,8 @@ class BudgetStore:
     async def reserve(
         self, run: Run, accounts: Sequence[Account], amount: Amount, now: datetime, *, prompt: Amount = NOTHING
     ) -> None:
-        """Sets the amount aside in each of the accounts, in place of what was set aside for the run's call before. A
-        repetition changes nothing. `prompt` is the part of it that is for what the call asks.
+        """Reserves the amount in each of the accounts, in place of the run's earlier reservation. A repetition changes
+        nothing. `prompt` is the part of the amount for the call's prompt.
 
         Raises `BudgetExceeded` when one of the accounts has too little left, `StaleFence` when the run has a new owner.
         Nothing is changed then.
@@ -78,8 +78,8 @@ class BudgetStore:
             ]
 
     async def prune(self, before: datetime, limit: int) -> int:
-        """Deletes up to `limit` accounts of days that ended before a moment; how many. An account in which something
-        is set aside stays: the run that has it is not over."""
+        """Deletes up to `limit` accounts of days that ended before a moment. Returns their number. An account with a
+        reservation stays, because the run of the reservation has not ended."""
         totals = budget_totals.c
         old = sa.select(totals.account, totals.day).where(totals.day < day_of(before), *_IS_IDLE).limit(limit)
         async with self._database.write() as connection:
@@ -98,8 +98,8 @@ class BudgetStore:
 
 
 async def count_usage(connection: Connection, run_id: RunId, locked: LockedRun, usage: Usage) -> None:
-    """Counts what the run has used since its usage was written last, and frees what was set aside. The caller has
-    locked the run's row, and writes this usage to it."""
+    """Charges the usage since the last write of the run's usage, and frees the reservation. The caller has locked the
+    run's row, and writes this usage to it."""
     if locked.reservation is None:
         return
     used = amount_of(usage).since(amount_of(locked.usage))
@@ -108,7 +108,7 @@ async def count_usage(connection: Connection, run_id: RunId, locked: LockedRun, 
 
 
 async def has_accounts(connection: Connection, project_id: ProjectId) -> bool:
-    """Whether calls of the project's models are paid from accounts."""
+    """Whether accounts pay for the project's model calls."""
     of_project = sa.exists().where(budget_totals.c.project_id == project_id)
     return (await connection.execute(sa.select(of_project))).scalar_one()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
@@ -20,21 +20,52 @@ CLAIM_HOLDS = timedelta(seconds=60)
 """How long one process may take for an attempt before another one tries."""
 
 IS_OPEN = sa.or_(callbacks.c.next_attempt_at.is_not(None), callbacks.c.given_up_at.is_not(None))
-"""It waits, or was given up. As the index of these says it."""
+"""The callback waits or was given up. It must be spelled as in the partial index."""
 
-_NOW = sa.bindparam("now", type_=callbacks.c.claimed_until.type)
-_ANY_DUE = (
-    sa.select(callbacks.c.number)
-    .where(
-        callbacks.c.next_attempt_at <= _NOW,
-        callbacks.c.claimed_until.is_(None) | (callbacks.c.claimed_until < _NOW),
+
+def any_due(table: sa.Table) -> sa.Select[tuple[int]]:
+    """Whether the outbox in this table has something whose attempt is due at `now`. It is asked every second, and there
+    is seldom one."""
+    now = sa.bindparam("now", type_=table.c.claimed_until.type)
+    is_free = table.c.claimed_until.is_(None) | (table.c.claimed_until < now)
+    return sa.select(table.c.number).where(table.c.next_attempt_at <= now, is_free).limit(1)
+
+
+async def claim_rows(
+    connection: Connection,
+    table: sa.Table,
+    now: datetime,
+    limit: int,
+    columns: Sequence[sa.Column[Any]],
+    but_not_of: Collection[ProjectId],
+) -> Sequence[sa.Row[Any]]:
+    """Claims rows of the outbox whose attempt is due, those that wait longest first; these columns of them."""
+    is_others = [table.c.project_id.not_in(but_not_of)] if but_not_of else []
+    free = table.c.claimed_until.is_(None) | (table.c.claimed_until < now)
+    due = (
+        sa.select(table.c.number)
+        .where(table.c.next_attempt_at <= now, free, *is_others)
+        .order_by(table.c.next_attempt_at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
     )
-    .limit(1)
-)
+    numbers = (await connection.execute(due)).scalars().all()
+    if not numbers:
+        return []
+    claimed = await connection.execute(
+        sa.update(table)
+        .where(table.c.number.in_(numbers))
+        .values(claimed_until=now + CLAIM_HOLDS, attempts=table.c.attempts + 1)
+        .returning(*columns)
+    )
+    return claimed.all()
+
+
+_ANY_DUE = any_due(callbacks)
 
 
 class Callback(NamedTuple):
-    """A callback whose turn has come; `attempts` counts those that were made."""
+    """A callback that is due; `attempts` counts the attempts so far."""
 
     run_id: RunId
     url: str
@@ -43,7 +74,7 @@ class Callback(NamedTuple):
 
 
 class CallbackStore:
-    """Reads and settles what is in the outbox."""
+    """Reads the outbox and records the outcomes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,32 +84,14 @@ class CallbackStore:
     ) -> list[Callback]:
         """Callbacks whose attempt is due. No other process gets them for `CLAIM_HOLDS`."""
         async with self._database.read() as connection:
-            # It is asked every second, and there is seldom one.
             if (await connection.execute(_ANY_DUE, {"now": now})).one_or_none() is None:
                 return []
-        is_others = [callbacks.c.project_id.not_in(but_not_of)] if but_not_of else []
-        free = callbacks.c.claimed_until.is_(None) | (callbacks.c.claimed_until < now)
+        columns = (callbacks.c.run_id, callbacks.c.url, callbacks.c.attempts, callbacks.c.project_id)
         async with self._database.write() as connection:
-            due = (
-                sa.select(callbacks.c.number)
-                .where(callbacks.c.next_attempt_at <= now, free, *is_others)
-                .order_by(callbacks.c.next_attempt_at)
-                .limit(limit)
-                .with_for_update(skip_locked=True)
-            )
-            numbers = (await connection.execute(due)).scalars().all()
-            if not numbers:
-                return []
-            claimed = await connection.execute(
-                sa.update(callbacks)
-                .where(callbacks.c.number.in_(numbers))
-                .values(claimed_until=now + CLAIM_HOLDS, attempts=callbacks.c.attempts + 1)
-                .returning(callbacks.c.run_id, callbacks.c.url, callbacks.c.attempts, callbacks.c.project_id)
-            )
-            return [Callback(*row) for row in claimed]
+            return [Callback(*row) for row in await claim_rows(connection, callbacks, now, limit, columns, but_not_of)]
 
     async def postpone(self, run_id: RunId, until: datetime) -> None:
-        """Gives back a callback that was claimed and not attempted."""
+        """Releases a callback that was claimed and not attempted."""
         async with self._database.write() as connection:
             await connection.execute(
                 sa.update(callbacks)
@@ -89,7 +102,8 @@ class CallbackStore:
     async def record_attempt(
         self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
-        """What came of an attempt. `next_at` None: delivered, or given up when there is an error.
+        """Records the outcome of an attempt. If `next_at` is None, the callback was delivered, or given up if there is
+        an error.
 
         The run has `callback_sent_at` only once its receiver has taken it.
         """

@@ -32,8 +32,8 @@ from shared.sql.runs.rows import LockedRun, input_of, lock_owned, lock_run, upda
 from shared.sql.runs.steps import first_token, insert_events, packed_blocks, upsert_step
 from shared.sql.tables import from_json, microseconds, to_json
 
-# What is known of a run's tool calls before their results are in the history: that a tool was about to start, and the
-# result itself of a call that was answered in one transaction with its effect, or beside others of the same answer.
+# The state of a run's tool calls before their results enter the history: the intent to start a tool, and the result of
+# a call that was stored with the call's effect, or before other calls of the same answer had ended.
 
 
 _INSERT_INTENT = sa.insert(tool_intents)
@@ -66,7 +66,7 @@ async def insert_intents(connection: Connection, run_id: RunId, calls: Sequence[
 
 
 def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
-    """Stores what calls whose intents are stored have come to; deferred. The run's row is locked."""
+    """Stores the results of calls whose intents are stored; deferred. The run's row is locked."""
     if results:
         connection.defer(
             _INSERT_RESULT,
@@ -75,8 +75,8 @@ def insert_results(connection: Connection, run_id: RunId, results: Sequence[Tool
 
 
 async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
-    """Deletes what is known of calls with these ids: some servers number the calls of every answer anew, so an earlier
-    answer may have had a call of the same id."""
+    """Deletes the intents and results of calls with these ids: some servers number the calls of every answer anew, so
+    an earlier answer may have had a call of the same id."""
     if call_ids:
         await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
 
@@ -104,7 +104,7 @@ async def finish_intent(connection: Connection, run_id: RunId, finished: Finishe
 
 
 async def finished_edit(connection: Connection, run_id: RunId, call_id: str) -> FinishedEdit | None:
-    """What a call has come to; None for a call that was not finished with its effect."""
+    """Returns the result of a call; None if none was stored with the call's effect."""
     found = await connection.execute(
         sa.select(tool_intents.c.result).where(
             tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id == call_id, tool_intents.c.result.is_not(None)
@@ -136,7 +136,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     shown_at: int = 0
     """When the first piece of an answer was shown that SQL may not know of; Unix milliseconds, 0: none was."""
     body_state: bytes | None = None
-    """What the run's body keeps of its own. None: as it is stored."""
+    """The body's own state. None leaves the stored one."""
 
     def columns(self, run_id: RunId, last_seq: Seq) -> dict[str, Any]:
         """The run's columns after the checkpoint; `last_seq` is the last event that SQL has then."""
@@ -174,7 +174,7 @@ class CheckpointStore:
         """Stores a compaction in the middle of a run, with the events that show it. A repetition changes nothing.
         `shown_at` is as in `Checkpoint`: the next owner does not see that piece any more.
 
-        The run's next owner goes on behind those events. This is no progress of the run: it has finished no step.
+        The run's next owner continues after those events. This does not count as progress, because no step has ended.
         """
         async with self._database.write(CrashPoint.COMPACT) as connection:
             locked, last_seq = await _lock_and_store(connection, run, tail)
@@ -186,14 +186,14 @@ class CheckpointStore:
     async def record_intents(
         self, run: Run, calls: Sequence[ToolCall], now: datetime, *, results: Sequence[ToolReturn] = ()
     ) -> None:
-        """Stores that the tools of these calls are about to be started, and what those before them came to."""
+        """Stores that the tools of these calls are about to be started, and the results of earlier calls."""
         async with self._database.write(CrashPoint.INTENT) as connection:
             await lock_owned(connection, run.id, run.fence)
             insert_results(connection, run.id, results)
             await insert_intents(connection, run.id, calls, now)
 
     async def record_results(self, run: Run, results: Sequence[ToolReturn]) -> None:
-        """Stores what calls came to that others of the same answer go on beside. A result that is stored stays."""
+        """Stores the results of calls while other calls of the same answer still run. A stored result stays."""
         async with self._database.write(CrashPoint.RESULT) as connection:
             await lock_owned(connection, run.id, run.fence)
             insert_results(connection, run.id, results)
@@ -230,9 +230,9 @@ class CheckpointStore:
         waits_until: datetime | None = None,
         in_model_call: bool = False,
     ) -> None:
-        """Stores the events of an unfinished step for the worker that continues it, if it is to wait so long. The
-        present worker lives, so the claims so far do not count as attempts without progress. `in_model_call`: the
-        provider was asked, and the next owner will ask again."""
+        """Stores the events of an unfinished step for the worker that continues it, if the wait is long enough to need
+        this. The present worker is alive, so the claims so far do not count as attempts without progress.
+        `in_model_call`: a model call was in progress, and the next owner will repeat it."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             values = {"last_seq": last_seq, "attempts_without_progress": 0, "waits_until": waits_until}
@@ -264,7 +264,7 @@ class CheckpointStore:
             return await intents_of(connection, run_id)
 
     async def body_state(self, run: Run) -> bytes | None:
-        """What the run's body has stored of its own: this run's, else that of the parked run which it continues."""
+        """Returns the stored state of the run's body: this run's, or else that of the parked run that it continues."""
         async with self._database.read() as connection:
             of_run: RunId | None = run.id
             while of_run is not None:
@@ -285,13 +285,13 @@ ADD_EVENTS = (
     " WHERE id = :run AND fence = :fence AND status = :running AND last_seq < :first",
     "INSERT INTO event_blocks (run_id, first_seq, last_seq, data) VALUES (:run_id, :first_seq, :last_seq, :data)",
 )
-"""As `store_tail`, for SQLite."""
+"""Like `store_tail`, for SQLite."""
 
 
 def _add_events(
     run: Run, tail: LogTail, blocks: Sequence[Mapping[str, Any]], now: datetime, connection: sqlite3.Connection
 ) -> bool:
-    """Stores entries of which SQL has none, in these blocks. False when the run is not the caller's or SQL has some of
+    """Stores entries in these blocks. Returns False if the caller does not own the run or SQL already has some of
     them."""
     update, insert = ADD_EVENTS
     values = {"run": run.id, "fence": run.fence, "running": RunStatus.RUNNING, "first": tail.first, "last": tail.last}
@@ -302,7 +302,7 @@ def _add_events(
 
 
 async def store_tail(connection: Connection, run: Run, tail: LogTail) -> Seq:
-    """Locks the run and stores the entries that SQL lacks; the last number that SQL has then.
+    """Locks the run and stores the entries that SQL lacks. Returns the last number in SQL.
 
     Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
     """
@@ -312,12 +312,12 @@ async def store_tail(connection: Connection, run: Run, tail: LogTail) -> Seq:
 async def _lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
     locked = await lock_owned(connection, run.id, run.fence)
     await insert_events(connection, run.id, tail.behind(locked.last_seq))
-    # An owner without entries has shown nothing: the log ends where it did.
+    # An owner without entries has shown nothing, so the log's end stays where it was.
     return locked, max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
 async def store_step(connection: Connection, run: Run, checkpoint: Checkpoint) -> None:
-    """Stores what a checkpoint has beside its events. The run's row is locked."""
+    """Stores all of a checkpoint but its events. The run's row is locked."""
     await forget_intents(connection, run.id, _called_in(checkpoint.messages))
     await insert_messages(connection, run, checkpoint.messages)
     if checkpoint.step is not None:
@@ -328,7 +328,7 @@ def _called_in(messages: Sequence[NewMessage]) -> list[str]:
     return [call.id for new in messages if isinstance(new.body, AssistantMessage) for call in new.body.tool_calls]
 
 
-# What a run that makes one call of a tool leaves behind: the result of the call, in the row of its intent.
+# The result of a run that makes one call of a tool is in the row of the call's intent.
 
 
 class ToolRunStore:
@@ -338,7 +338,7 @@ class ToolRunStore:
         self._database = database
 
     async def result(self, run: Run) -> ToolReturn | None:
-        """What the call of a run that has ended came to; None when retention has deleted it."""
+        """Returns the result of an ended run's call; None if retention has deleted it."""
         is_ours = sa.exists().where(runs.c.id == tool_intents.c.run_id, runs.c.project_id == run.project_id)
         query = sa.select(tool_intents.c.result).where(
             tool_intents.c.run_id == run.id, tool_intents.c.result.is_not(None), is_ours
@@ -356,10 +356,10 @@ async def close_tool_run(
     ids: IdMaker,
     now: datetime,
 ) -> NewMessage:
-    """Stores what the run's call came to, in the transaction that settles the run, whoever ends it; the message that
-    shows it in the log, which enters no history.
+    """Stores the result of the run's call in the transaction that settles the run, whichever process ends it. Returns
+    the message that shows the result in the log; it enters no history.
 
-    `known` are the results that the run's owner has. A result that was stored with the call's effect holds beside them.
+    `known` are the results that the run's owner has. A result that was stored with the call's effect counts as well.
     """
     call = asked_call(await input_of(connection, run_id)).call
     intents = await intents_of(connection, run_id)

@@ -27,8 +27,8 @@ from shared.sql.tables import to_json
 
 
 class AskedBy(NamedTuple):
-    """The run whose calls are decided. `continued_by` is its continuation when they were decided before and that run is
-    still active."""
+    """The run whose calls are decided. `continued_by` is its continuation, if the calls were decided before and that
+    continuation is still active."""
 
     run_id: RunId
     fence: Fence
@@ -55,7 +55,7 @@ class DecisionStore:
         """Decides all calls that a thread waits for, and stores `run`, which continues the parked one.
 
         The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that are not
-        decided yet. A repetition while the continuation is active gives that run again; `again` is as in
+        decided yet. A repetition while the continuation is active returns that run again; `again` is as in
         `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, `NameTaken`, or `Conflict`
         when another caller decided otherwise.
         """
@@ -69,7 +69,7 @@ class DecisionStore:
             return Submitted(await _start_continuation(connection, run, given, asked_by, keys), is_new=True)
 
     async def decide(self, asked: Approval, decision: Decision, *, by: str, now: datetime) -> Decided:
-        """Decides one request. A repetition of the same decision gives the result of the first.
+        """Decides one request. A repetition of the same decision returns the result of the first.
 
         Raises `Conflict` when it was decided otherwise or its run is being cancelled, `NotFound` when it is gone.
         """
@@ -90,8 +90,8 @@ class DecisionStore:
             return Decided(await _get(connection, asked.id), run)
 
     def _continuation(self, parked: Run, now: datetime) -> Run:
-        """The continuation after decisions that came one by one. No client's request stands behind it, so it has the
-        options of the parked run."""
+        """The continuation after decisions that came one by one. No client's request starts it, so it has the options
+        of the parked run."""
         return Run(
             id=self._ids.run(),
             project_id=parked.project_id,
@@ -135,7 +135,7 @@ async def _start_continuation(
     """Closes a parked run whose calls are all decided, and stores its continuation.
 
     Some decisions may have come earlier, one by one. So the `ApprovalResponse` that `given` begins with is replaced by
-    one with all decisions on the answer. It goes on in the trace of the run that asked.
+    one with all decisions on the answer. It continues the trace of the run that asked.
     """
     now = run.created_at
     closed = {"continued_by": run.id, "decided_at": now}

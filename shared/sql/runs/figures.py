@@ -1,5 +1,5 @@
-"""Figures of a project's runs and callbacks, for who looks at how it does. Cheap at a million runs: what is active has
-an index of its own, the last hour is found by its moments, and waits are taken from a few runs of each minute.
+"""Statistics of a project's runs and callbacks for operators. They are cheap even with a million runs: active runs have
+an index of their own, an index by time finds the last hour, and waits are sampled from a few runs of each minute.
 """
 
 from collections import Counter, defaultdict
@@ -14,12 +14,12 @@ from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.operations import MINUTE, CallbackFigures, Minute, RunFigures, minutes_until, percentiles
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.run_tables import callbacks, has_one_of, runs
+from shared.sql.run_tables import callbacks, has_one_of, runs, webhook_deliveries
 from shared.sql.runs.callbacks import IS_OPEN
 from shared.sql.tables import EPOCH
 
 SAMPLE = 30
-"""Runs of one minute whose waits are looked at: the first ones."""
+"""How many runs of a minute are sampled for their waits: the first ones."""
 
 _US_PER_MINUTE = 60_000_000
 
@@ -64,7 +64,7 @@ class RunFigureStore:
 
     async def of_callbacks(self, project_id: ProjectId) -> CallbackFigures:
         """The project's callbacks that wait or failed."""
-        # One that is claimed counts the attempt that is under way.
+        # A claimed callback already counts the attempt in progress.
         under_way = sa.case((callbacks.c.claimed_until.is_not(None), 1), else_=0)
         has_failed = sa.or_(callbacks.c.given_up_at.is_not(None), callbacks.c.attempts > under_way)
         query = sa.select(
@@ -75,16 +75,20 @@ class RunFigureStore:
         return CallbackFigures(waiting=waiting, failing=failing)
 
     async def of_deployment(self) -> "DeploymentCounts":
-        """What there is of all projects together, as far as it goes on: the database must show all of them."""
+        """Counts the active work of all projects together. The database must show the rows of all projects."""
         by_status = sa.select(runs.c.status, sa.func.count()).where(has_one_of(runs, ACTIVE)).group_by(runs.c.status)
-        waiting = sa.select(sa.func.count()).where(callbacks.c.next_attempt_at.is_not(None))
+        outboxes = (callbacks, webhook_deliveries)
+        each = [
+            sa.select(sa.func.count()).where(box.c.next_attempt_at.is_not(None)).scalar_subquery() for box in outboxes
+        ]
+        waiting = sa.select(each[0] + each[1])
         async with self._database.read() as connection:
             active = {row[0]: row[1] for row in await connection.execute(by_status)}
             return DeploymentCounts(active, (await connection.execute(waiting)).scalar_one())
 
     async def quietest(self, at_most: int) -> "list[QuietRun]":
-        """The running runs of all projects that SQL has heard nothing of for longest, these first. Runs that wait for
-        room in a budget are none of them."""
+        """Returns the running runs of all projects by their last write to SQL, the longest ago first. Runs that wait
+        for room in a budget are left out."""
         query = (
             sa.select(runs.c.id, runs.c.updated_at)
             .where(runs.c.status == RunStatus.RUNNING.value, runs.c.waits_until.is_(None))
@@ -96,14 +100,14 @@ class RunFigureStore:
 
 
 class QuietRun(NamedTuple):
-    """A running run, and when SQL has heard of it last."""
+    """A running run, and the time of its last write to SQL."""
 
     id: RunId
     heard_at: datetime
 
 
 class DeploymentCounts(NamedTuple):
-    """What a deployment has under way."""
+    """The active work of a deployment."""
 
     runs: Mapping[str, int]
     """Active ones, by status; a status that none has is missing."""
@@ -173,8 +177,8 @@ def _microseconds(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 def _minute(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-    """Minutes since 1970; both databases divide whole numbers without a rest. The text is the same each time, so that
-    Postgres sees that what is grouped is what is selected."""
+    """Minutes since 1970; both databases use integer division. The expression's text is the same each time, so that
+    Postgres recognises the selected column as the grouped one."""
     return _microseconds(moment).op("/")(sa.literal_column(str(_US_PER_MINUTE), sa.BigInteger))
 
 

@@ -43,14 +43,14 @@ class InboxStore:
     async def inject(
         self, run: Run, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: SubmissionKeys = NO_KEYS
     ) -> bool:
-        """Stores messages for a run that is running or will run. False when the keys were seen before: then nothing
-        changes.
+        """Stores messages for a run that is running or will run. Returns False and changes nothing if the keys were
+        seen before.
 
-        A client may inject the same messages again because the answer was lost. Raises `Conflict` when the run cannot
-        take them any more, `NameTaken` when something else was sent under one of the names.
+        A client may inject the same messages again if the answer was lost. Raises `Conflict` when the run cannot take
+        them any more, `NameTaken` if other content was sent under one of the names.
         """
         async with self._database.write(CrashPoint.INJECT) as connection:
-            # With the row locked, a settle and this transaction wait for each other.
+            # The locked row makes a settle and this transaction run one after the other.
             locked = await lock_run(connection, run.id)
             if await _is_stored(connection, messages):
                 return True
@@ -116,8 +116,8 @@ _LEFT_OVER = sa.select(injected_messages.c.number).where(
     injected_messages.c.delivered_at.is_(None),
     injected_messages.c.if_ended == "next",
     injected_messages.c.thread_id == sa.bindparam("of_thread", type_=sa.Text),
-    # Where SQLite returns something of a row that it has changed, columns stand without their tables. Here the
-    # innermost table that has a column of the name is meant each time.
+    # In SQLite's RETURNING, columns appear without their tables. Each name here means the innermost table that has such
+    # a column.
     sa.exists().where(_ENDED.c.id == injected_messages.c.run_id, _ENDED.c.status.in_(TERMINAL)),
 )
 _TAKE_LEFT_OVER = (
@@ -134,8 +134,8 @@ def has_left_over() -> sa.ColumnElement[bool]:
 
 
 async def take_left_over(connection: Connection, run: Run, now: datetime) -> list[NewMessage]:
-    """Messages that earlier runs of the thread were given and ended without, and that their senders want the next run
-    to have."""
+    """Takes the messages that earlier runs of the thread did not consume before their end and whose senders want the
+    next run to get them."""
     taken = await connection.execute(_TAKE_LEFT_OVER, {"of_thread": run.thread_id, "now": now})
     return [from_json(row.message, NewMessage) for row in sorted(taken, key=lambda row: row.number)]
 

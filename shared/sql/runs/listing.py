@@ -1,4 +1,4 @@
-"""Lists of runs: those that clients page through, and those that the sweeper and cancels need."""
+"""Lists of runs: lists that clients page through, and lists for the sweeper and for cancels."""
 
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
@@ -24,8 +24,8 @@ from shared.sql.tables import messages
 QUIET_PAGE = 500
 
 OUT_OF_ORDER = timedelta(minutes=10)
-"""Runs are numbered as they are stored, and their moments come from many machines' clocks. By no more than this does a
-run that was numbered later have an earlier moment."""
+"""Runs get their numbers when they are stored, and their times come from many machines' clocks. A run with a later
+number has a time that is earlier by at most this."""
 
 UNCLAIMED = frozenset({RunStatus.CREATED, RunStatus.AWAITING_APPROVAL})
 """Statuses of runs that no worker has."""
@@ -45,7 +45,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuietRun(NamedTuple):
-    """A run that SQL has heard nothing of for a while."""
+    """A run without a recent write to SQL."""
 
     run_id: RunId
     status: RunStatus
@@ -63,8 +63,8 @@ class RunListing:
         self._database = database
 
     async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
-        """A page in the order asked for; its cursors are run ids. It costs the same whatever the project has beside
-        what is wanted, by agent, conversation, status, stop reason and time."""
+        """A page in the order asked for; its cursors are run ids. With filters by agent, conversation, status, stop
+        reason and time, it costs the same however many other runs the project has."""
         found: dict[int, RowMapping] = {}
         async with self._database.read() as connection:
             times = await _times(connection, project_id, wanted)
@@ -98,7 +98,7 @@ class RunListing:
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
     ) -> Run | None:
         """The agent's newest run, of one thread or of all, if a client streamed it and it ended after `since`."""
-        # A call of a tool, whose thread is its own, is begun beside a run of which a client may think as the newest.
+        # A tool call runs in its own thread beside other runs, so a client may consider another run the newest.
         is_in_history = runs.c.thread_id != runs.c.id
         query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id, is_in_history)
         owner = (runs.c.agent_id, agent_id)
@@ -115,7 +115,7 @@ class RunListing:
 
     async def of_otid(self, project_id: ProjectId, thread_id: ThreadId, otid: str) -> Run:
         """The project's newest run whose submission had a message with this otid. Raises `NotFound`."""
-        if len(otid) > MAX_OTIDS_CHARS:  # no key holds it, and the database would be asked for megabytes
+        if len(otid) > MAX_OTIDS_CHARS:  # no key is so long, and the query would have megabytes
             raise NotFound(f"No run found for an otid of {len(otid)} characters")
         async with self._database.read() as connection:
             found = await connection.execute(
@@ -137,10 +137,10 @@ class RunListing:
     async def quiet(
         self, since: datetime, now: datetime, after: QuietRun | None = None, limit: int = QUIET_PAGE
     ) -> list[QuietRun]:
-        """Runs that a worker should execute, or could, and that SQL has heard nothing of since `since`; a page of them
-        after `after`.
+        """Returns a page, after `after`, of the runs that a worker should or could execute and that have no write to
+        SQL since `since`.
 
-        Runs whose last news lie in the future count as well: the clock was set back, and to wait for it could take
+        Runs whose last write lies in the future count as well: the clock was set back, and waiting for it could take
         long.
         """
         earlier = runs.alias("earlier")
@@ -155,7 +155,7 @@ class RunListing:
             runs.c.status.in_([RunStatus.CREATED, RunStatus.RUNNING]),
             sa.or_(runs.c.updated_at < since, runs.c.updated_at > now),
             sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
-            # What waits for room in a budget is left alone, unless it is to be cancelled.
+            # Runs that wait for room in a budget are left out, unless a cancel of them is recorded.
             sa.or_(runs.c.waits_until.is_(None), runs.c.waits_until <= now, runs.c.cancel_requested_at.is_not(None)),
         )
         if after is not None:
@@ -188,11 +188,12 @@ class RunListing:
             counted = await connection.execute(sa.select(sa.func.count()).select_from(waiting.subquery()))
             return counted.scalar_one()
 
-    async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
-        """Deletes a run that has ended, with its log. Its messages stay in the history. Raises `NotFound`."""
+    async def delete(self, project_id: ProjectId, run_id: RunId, *, with_thread: bool = False) -> None:
+        """Deletes a run that has ended, with its log. Its messages stay in the history, unless the run began a thread
+        of its own and that is to go as well. Raises `NotFound`."""
         async with self._database.write() as connection:
-            # The run's row first and then what hangs on it, as retention does: otherwise the two could wait for each
-            # other.
+            # Deletes the run's row first and then the rows that belong to it, as retention does: otherwise the two
+            # could deadlock.
             known = await connection.execute(
                 sa.select(runs.c.id).where(runs.c.id == run_id, runs.c.project_id == project_id).with_for_update()
             )
@@ -200,6 +201,8 @@ class RunListing:
                 raise not_found(run_id)
             for table in OF_A_RUN:
                 await connection.execute(sa.delete(table).where(table.c.run_id == run_id))
+            if with_thread:
+                await connection.execute(sa.delete(messages).where(messages.c.thread_id == run_id))
             await connection.execute(sa.update(messages).where(messages.c.run_id == run_id).values(run_id=None))
             await remember_place(connection, runs, run_id)
             await connection.execute(sa.delete(runs).where(runs.c.id == run_id))
@@ -207,11 +210,12 @@ class RunListing:
 
 
 Way = tuple[tuple[sa.Column[str], str], list[sa.ColumnElement[bool]]]
-"""How a page is read: by an index that begins with this column, or ends with it and the number; and what else holds."""
+"""How a page is read: by an index that begins with this column, or ends with it and the number; and the other
+conditions."""
 
 
 def _ways(project_id: ProjectId, wanted: RunFilter) -> Iterator[Way]:
-    """The ways that together find what is wanted, each by an index that has little else in it."""
+    """Returns the ways that together find the matching runs, each by an index that has few other rows."""
     conditions = _conditions(wanted)
     if wanted.thread_id is not None:
         if wanted.stop_reason is not None:
@@ -237,7 +241,7 @@ def _has_status(statuses: Collection[RunStatus] | None) -> list[sa.ColumnElement
 
 
 def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
-    """What is wanted, but for status, stop reason, thread and time."""
+    """Returns the conditions of the filter except status, stop reason, thread and time."""
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.agent_ids is not None:
         is_one = len(wanted.agent_ids) == 1
@@ -287,7 +291,7 @@ async def delete_histories(connection: Connection, owner: Literal["agent_id", "t
     A worker that still executes one of the runs learns it from its next fenced write, which finds no row.
     """
     of_owner = sa.select(runs.c.id).where(runs.c[owner] == owner_id)
-    # As in `RunListing.delete`: the runs first, then what hangs on them.
+    # As in `RunListing.delete`: the runs first, then the rows that belong to them.
     await connection.execute(sa.select(sa.func.count()).select_from(of_owner.with_for_update().subquery()))
     for table in OF_A_RUN:
         await connection.execute(sa.delete(table).where(table.c.run_id.in_(of_owner)))

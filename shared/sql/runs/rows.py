@@ -32,8 +32,8 @@ from shared.sql.run_tables import run_inputs, runs, submission_keys
 from shared.sql.tables import from_json, to_json
 
 RUN_COLUMNS = [column for column in runs.c if column.name not in ("reservation", "body_state")]
-"""The columns that are read of a run. Only a write that locks the run reads what is set aside for its call, and its
-body alone what it keeps."""
+"""The columns that are read of a run. Only a write that locks the run reads the reservation for its call, and only the
+body reads the body's state."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
@@ -77,7 +77,7 @@ def run_of(row: RowMapping) -> Run:
 
 
 def not_found(run_id: str) -> NotFound:
-    """The error for a run that is not there. Programs look for these words."""
+    """The error for a missing run. Programs look for these words."""
     return NotFound(f"Run not found with id='['{run_id}']'")
 
 
@@ -144,8 +144,8 @@ async def apply(
     now: datetime,
     values: dict[str, Any] | None = None,
 ) -> Run:
-    """Applies a trigger to a run with this fence, together with what was deferred; the run as it is then. `values` are
-    further columns to set.
+    """Applies a trigger to a run with this fence, together with the deferred writes, and returns the changed run.
+    `values` are further columns to set.
 
     Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move, `NotFound`
     when it is gone. Nothing is changed then.
@@ -179,9 +179,9 @@ async def lock_run(connection: Connection, run_id: RunId) -> LockedRun:
 
 
 async def lock_run_and_thread(connection: Connection, run_id: RunId) -> LockedRun:
-    """Locks the run's thread, and then its row: in this order, as every transaction that takes both. What it gives is
-    the row as it is when both are locked. Raises `NotFound`."""
-    # Postgres computes the columns of what it has found, and with them the lock of the thread, before it locks the row.
+    """Locks the run's thread and then its row, in the same order as every transaction that takes both. Returns the row
+    as it is when both are locked. Raises `NotFound`."""
+    # Postgres computes the selected columns, which include the lock of the thread, before it locks the row.
     return await _locked(connection, _LOCK_RUN_AND_THREAD, run_id)
 
 
@@ -242,15 +242,15 @@ def cancel_mode_of(text: str) -> CancelMode:
         return CancelMode.INTERRUPT
 
 
-# The keys of submissions, inside a caller's transaction, which has the thread locked.
+# The keys of submissions, inside a caller's transaction that has the thread locked.
 
 
 async def run_of_keys(
     connection: Connection, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys
 ) -> RunId | None:
-    """The run of an earlier submission of the project that this one repeats; None for a new one.
+    """Returns the run of the project's earlier submission that this one repeats; None if this one is new.
 
-    Raises `NameTaken` when something else was sent under one of its names.
+    Raises `NameTaken` if other content was sent under one of its names.
     """
     body = keys.body
     looked_for = [*keys.names]
@@ -288,7 +288,8 @@ _INSERT_NAME = sa.insert(submission_keys)
 
 
 def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
-    """Stores the keys of a new submission; deferred. Of equal bodies, the one that was sent last is found."""
+    """Stores the keys of a new submission; deferred. Among equal bodies, `run_of_keys` finds the one that was sent
+    last."""
     of_run = {"thread_id": thread_id, "run_id": run_id}
     for name in dict.fromkeys(keys.names):
         connection.defer(_INSERT_NAME, {**of_run, "key": name, "content": keys.content})
@@ -313,8 +314,8 @@ async def insert_run(
     connection: Connection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
 ) -> InsertedRun:
     """Stores a new run with its input, and the keys by which a repeated submission is recognised."""
-    # A list of runs says how each begins, and must not read the inputs for that. A continuation that brings decisions
-    # alone goes on with what the run before was asked.
+    # A list of runs shows how each begins, and must not read the inputs for that. A continuation with only decisions
+    # has the first words of the run before.
     words = first_words(given) or run.options.first_words
     run = msgspec.structs.replace(run, options=msgspec.structs.replace(run.options, first_words=words))
     inserted = await connection.execute(
@@ -345,7 +346,7 @@ async def insert_run(
             "of_run": run.id,
         },
     )
-    # Behind the run, because the policies of these tables ask for it.
+    # After the run, because the policies of these tables look it up.
     if given:
         connection.defer(_INSERT_INPUT, {"run_id": run.id, "input": to_json(list(given))})
     store_keys(connection, run.keys_thread_id, run.id, keys)

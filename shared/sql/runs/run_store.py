@@ -38,7 +38,15 @@ from shared.sql.history.thread_queue import (
     thread_lock,
     turn_after_all,
 )
-from shared.sql.run_tables import RETAINED_FOR_A_WHILE, callbacks, has_one_of, injected_messages, run_inputs, runs
+from shared.sql.run_tables import (
+    RETAINED_FOR_A_WHILE,
+    callbacks,
+    has_one_of,
+    injected_messages,
+    run_inputs,
+    runs,
+    webhook_deliveries,
+)
 from shared.sql.runs.approvals import refuse_if_waiting
 from shared.sql.runs.inbox import has_left_over, take_left_over
 from shared.sql.runs.listing import QuietRun
@@ -76,8 +84,8 @@ _WAITING = (
 
 
 async def waiting_run(connection: Connection, run_id: RunId) -> tuple[Run, list[NewMessage]]:
-    """A run that is to be claimed, with its input if nobody has claimed it before. Another process that ends or claims
-    a run of its thread waits from here on. Raises `NotFound`."""
+    """Returns a run to be claimed, with its input if this is its first claim. From here on, other processes that end or
+    claim a run of its thread wait. Raises `NotFound`."""
     row = (await connection.execute(_WAITING, {"run_id": run_id})).mappings().one_or_none()
     if row is None:
         raise not_found(run_id)
@@ -89,14 +97,14 @@ def _claim(*columns: str, continues: bool) -> ReturningUpdate[Any]:
     may_be_claimed = (runs.c.dispatch == sa.bindparam("of_dispatch"), is_next_in_queue(continues=continues))
     claimed = move_of(RunTrigger.CLAIM, *columns).where(*may_be_claimed)
     turn = sa.func.coalesce(runs.c.turn, turn_after_all())
-    # The thread was locked before this statement begins, so it sees what every earlier run of it was left with.
+    # The thread was locked before this statement begins, so it sees the final state of every earlier run of the thread.
     return claimed.values(turn=turn).returning(*RUN_COLUMNS, has_left_over().label("has_left_over"))
 
 
 async def claim_run(
     connection: Connection, waiting: Run, given: list[NewMessage], dispatch: int, owner: str, now: datetime
 ) -> Run:
-    """Claims a run that `waiting_run` gave, with its input. Raises `LifecycleError` when the run is not to be claimed
+    """Claims a run that `waiting_run` returned, with its input. Raises `LifecycleError` if the run must not be claimed
     now, or not by this dispatch."""
     fence = Fence(waiting.fence + 1)
     values = {
@@ -132,13 +140,13 @@ async def _begin_turn(
     """Puts the input of the first run of a turn into the history."""
     if run.options.clears_context:
         await clear_context(connection, run.thread_id)
-    # Messages that were left for the next run go to one that answers.
+    # Left-over messages go only to a run that answers messages.
     takes_more = has_left_over and run.answers_messages
     left_over = await take_left_over(connection, run, now) if takes_more else []
     insert_into_new_turn(connection, run, [*left_over, *placed])
 
 
-# Retention: deleting what runs that ended long ago have left behind. The run itself stays, and so do its end, its
+# Retention deletes the rows that runs of long ago have left behind. The run itself stays, and so do its end, its
 # messages and the decisions on its calls.
 
 
@@ -158,7 +166,7 @@ class RetentionStore:
         processes hold the locks of all that are."""
         first = _prunable(before).order_by(runs.c.completed_at).limit(limit)
         async with self._database.write() as connection:
-            # Two who prune at once take different runs, and nobody is waited for.
+            # Two concurrent prunes take different runs, and neither waits.
             found = await connection.execute(first.with_for_update(skip_locked=True))
             run_ids = found.scalars().all()
             if not run_ids:
@@ -171,7 +179,8 @@ class RetentionStore:
             return pruned
 
     async def count(self, before: datetime) -> AsyncGenerator[tuple[str, int]]:
-        """What pruning would delete, table by table, as `prune` counts it; the runs come first. It may take minutes."""
+        """Returns the number of rows that pruning would delete, by table, as `prune` counts them; the runs come first.
+        It may take minutes."""
         of_the_runs = _prunable(before)
         async with self._database.read() as connection:
             counted = await connection.execute(sa.select(sa.func.count()).select_from(of_the_runs.subquery()))
@@ -183,8 +192,13 @@ class RetentionStore:
 
 def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     """Runs that ended before then and were not pruned yet, unless something of them is still to be delivered: their
-    callback, or a message that the next run of the thread is to get."""
-    calls_back = sa.exists().where(callbacks.c.run_id == runs.c.id, callbacks.c.next_attempt_at.is_not(None))
+    callback, what a webhook endpoint is to hear, or a message that the next run of the thread is to get."""
+    calls_back = sa.or_(
+        *(
+            sa.exists().where(outbox.c.run_id == runs.c.id, outbox.c.next_attempt_at.is_not(None))
+            for outbox in (callbacks, webhook_deliveries)
+        )
+    )
     # Others that wait for ever are those that were to be dropped with the end of the run.
     is_awaited = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
     leaves_messages = sa.exists().where(injected_messages.c.run_id == runs.c.id, *is_awaited)
@@ -247,7 +261,7 @@ LOGS_AT_ONCE = 1000
 
 class Submitted(NamedTuple):
     """A stored submission. `is_new` is False when its keys were seen before: then `run` is the run of the first
-    time."""
+    submission."""
 
     run: Run
     is_new: bool
@@ -277,7 +291,7 @@ class RunStore:
         again: bool = False,
         place: Place = ANYWHERE,
     ) -> Submitted:
-        """Stores a run with its input. The same keys on one thread give the first run again.
+        """Stores a run with its input. With the same keys on one thread, returns the first run again.
 
         `again` says that an earlier try may have stored this very run and lost its answer. Raises `PendingApproval`
         when a person must decide first, `Busy` when `refuse_if_busy` and a run is active, `HistoryWentOn` when the
@@ -328,8 +342,9 @@ class RunStore:
         return await self.input_of(run.id)
 
     async def waiting_input(self, run: Run) -> list[Message]:
-        """The messages that the run will add to its history when it begins, as they will be there; oldest first. For a
-        run that has no turn yet. Of a run that asks a model one question, which has no history, the question."""
+        """Returns the messages that the run will add to its history when it begins, in the form that they will have
+        there, oldest first. The run must not have a turn yet. For a run that asks a model one question and has no
+        history, returns the question."""
         async with self._database.read() as connection:
             stored = await input_of(connection, run.id)
         given = input_to_place(run, stored) if run.options.generation is None else stored
@@ -354,8 +369,8 @@ class RunStore:
         """Makes `owner` the run's owner, with a new fence. None when this dispatch may not execute the run, or not yet.
 
         A claim is refused while another run of the thread is running, waits for a person, or is earlier in the queue.
-        The first claim puts the run's input into the history. `owner` is made up for this claim, so a repeated claim by
-        the same owner happens once.
+        The first claim puts the run's input into the history. Each claim uses a new `owner`, so a repeated claim by the
+        same owner happens once.
 
         Raises `MustRunAlone`, and changes nothing, when `limits` demand that the run is executed alone.
         """
@@ -393,7 +408,7 @@ class RunStore:
             return msgspec.structs.replace(current, fence=fence, owner=owner, follows_lost_owner=is_lost)
 
     async def request_cancel(self, run: Run, request: CancelRequest) -> Run:
-        """Records that a cancel was asked for; the run as it is then. A stronger mode replaces `after_step`."""
+        """Records a cancel request and returns the run as it is then. A stronger mode replaces `after_step`."""
         values = {
             "cancel_requested_at": request.requested_at,
             "cancel_actor": request.actor,
@@ -445,15 +460,15 @@ class RunStore:
 
 
 def _claimed_before(run: Run) -> Run | None:
-    """The run as its owner has claimed it. How the owner before left it is not known any more: most that are followed
-    were lost."""
+    """The run as its owner has claimed it. The row no longer shows how the previous owner left it; most claims that
+    follow another come after a lost worker."""
     if run.status is not RunStatus.RUNNING:
         return None
     return msgspec.structs.replace(run, follows_lost_owner=run.fence > 1)
 
 
 async def submitted_before(connection: Connection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:
-    """The run of the same keys, or the run itself."""
+    """Returns the stored run with the same keys, or the run itself."""
     if again:
         found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run.id))
         row = found.mappings().one_or_none()

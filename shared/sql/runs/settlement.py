@@ -48,7 +48,8 @@ from shared.sql.history.thread_queue import (
     next_turn,
     thread_lock,
 )
-from shared.sql.run_tables import approvals, callbacks
+from shared.sql.portable import PositionOf
+from shared.sql.run_tables import approvals, callbacks, webhook_deliveries
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage, has_accounts
 from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
@@ -71,10 +72,10 @@ from shared.sql.runs.steps import (
     read_events,
     upsert_step,
 )
-from shared.sql.tables import agents, to_json
+from shared.sql.tables import agents, to_json, webhook_endpoints
 
-# What the end of a run changes beside the run, inside the transaction that ends it: its agent, the outbox of callbacks
-# and the approvals that it waited for.
+# Other rows that the end of a run changes in its transaction: its agent, the outbox of callbacks and the approvals that
+# it waited for.
 
 
 _STOPPED = (
@@ -103,6 +104,33 @@ async def enqueue_callback(connection: Connection, run: Run, now: datetime) -> N
         )
 
 
+_OF_THE_END = {
+    "project_id": sa.bindparam("of_project", type_=sa.Text),
+    "run_id": sa.bindparam("of_run", type_=sa.Text),
+    "outcome": sa.bindparam("came_to", type_=sa.Text),
+    "created_at": sa.bindparam("now", type_=webhook_deliveries.c.created_at.type),
+    "next_attempt_at": sa.bindparam("now", type_=webhook_deliveries.c.created_at.type),
+    "attempts": sa.literal_column("0", sa.Integer),
+}
+_TELL_ENDPOINTS = sa.insert(webhook_deliveries).from_select(
+    ["endpoint_id", *_OF_THE_END],
+    sa.select(webhook_endpoints.c.id, *_OF_THE_END.values()).where(
+        webhook_endpoints.c.project_id == sa.bindparam("of_project", type_=sa.Text),
+        webhook_endpoints.c.dialect == sa.bindparam("of_dialect", type_=sa.Text),
+        PositionOf(webhook_endpoints.c.outcomes, sa.bindparam("listed", type_=sa.Text)) > 0,
+    ),
+)
+
+
+def enqueue_webhooks(connection: Connection, run: Run, end: RunEnd, now: datetime) -> None:
+    """Puts the end of a background run into the outbox, once for each of the project's endpoints that wants to hear of
+    it; deferred. At most once in a run's life: a parked run that ends later has had its event."""
+    if not run.options.background:
+        return
+    given = {"of_project": run.project_id, "of_run": run.id, "of_dialect": run.options.dialect, "now": now}
+    connection.defer(_TELL_ENDPOINTS, {**given, "came_to": end.outcome, "listed": to_json(end.outcome)})
+
+
 async def deny_pending(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
     """Denies every call of the run that waits for a person. `cause`: why the run ends."""
     denial = Decision(tool_call_id="", approve=False, reason=reason)
@@ -118,7 +146,7 @@ async def deny_pending(connection: Connection, run: Run, *, reason: str, cause: 
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored when a run ends. The caller has the run's fence."""
+    """The data that is stored when a run ends. The caller has the run's fence."""
 
     end: RunEnd
     now: datetime
@@ -130,7 +158,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     them, and with that price, because an API process knows no prices."""
     step_count: int = 0
     messages: list[NewMessage] = []
-    """The final answer, or what was shown of the one that was cut off."""
+    """The final answer, or the shown part of an answer that was cut off."""
     step: Step | None = None
     shown_at: int = 0
     """As in `Checkpoint`."""
@@ -144,7 +172,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settled(NamedTuple):
-    """What the settle did: the run in its final state, the entries that Redis should get, and the next run of the
+    """The result of a settle: the run in its final state, the entries that Redis should get, and the next run of the
     thread."""
 
     run: Run
@@ -157,8 +185,7 @@ _SEEN = with_turn(
     has_next_in_queue().label("has_next"),
     count_small_blocks().label("small_blocks"),
 )
-"""What the end of a run looks at when it has its locks: this statement begins after them, and so sees all that was
-written before."""
+"""The query at the end of a run. It begins after the locks are taken, so it sees all earlier writes."""
 
 
 class SettlementStore:
@@ -172,8 +199,8 @@ class SettlementStore:
         """Ends a run whose fence the caller has. Raises `StaleFence`, `IllegalTransition` or `MoreInput`, and changes
         nothing."""
         async with self._database.write(CrashPoint.SETTLE) as connection:
-            # Before its messages, so that the second of two that end it gets `StaleFence` instead of a clash with the
-            # first one's rows.
+            # Before its messages, so that the second of two processes that end it gets `StaleFence` instead of a
+            # conflict with the first one's rows.
             locked = await lock_run_and_thread(connection, run.id)
             if locked.fence == run.fence and locked.status in TERMINAL:
                 return await _settled_before(connection, run, settlement.tail.first)
@@ -191,9 +218,9 @@ class SettlementStore:
     async def store_refused(
         self, run: Run, given: Sequence[NewMessage], settlement: Settlement, *, again: bool = False
     ) -> Run:
-        """Stores a run that never begins, and its end, whatever its thread waits for; the run in its final state. It
-        was never in the thread's queue, so no run is next because of it, and its agent did not stop by it. `again` says
-        that an earlier try may have stored this very run and lost its answer."""
+        """Stores a run that never begins, together with its end, whatever its thread waits for. Returns the run in its
+        final state. It was never in the thread's queue, so its end starts no next run and does not change the agent's
+        last stop reason. `again` says that an earlier try may have stored this very run and lost its answer."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED, thread_lock(run.thread_id)) as connection:
             seen = await submitted_before(connection, run, NO_KEYS, again=again)
             if seen is not None:
@@ -203,7 +230,7 @@ class SettlementStore:
             return (await self._settle(connection, stored, locked, settlement, [], has_begun=False)).run
 
     async def park(self, run: Run, checkpoint: Checkpoint, asked: Sequence[Approval]) -> LogTail:
-        """Stores the answer and its approval requests and parks the run; the entries that end its stream.
+        """Stores the answer and its approval requests and parks the run. Returns the entries that end its stream.
 
         Raises `StaleFence`. Raises `CancelRequested`, and stores nothing, when a cancel was recorded in the meantime: a
         parked run has no worker that would see it.
@@ -229,6 +256,7 @@ class SettlementStore:
             await apply(connection, run.id, RunTrigger.PARK, fence=run.fence, now=checkpoint.now, values=values)
             await insert_approvals(connection, asked)
             await enqueue_callback(connection, run, checkpoint.now)
+            enqueue_webhooks(connection, run, PARKED, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
             return tail
 
@@ -275,6 +303,8 @@ class SettlementStore:
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         if run.status is RunStatus.AWAITING_APPROVAL:
             await deny_pending(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)
+        else:
+            enqueue_webhooks(connection, run, end, now)
         await enqueue_callback(connection, run, now)
         await count_usage(connection, run.id, locked, settlement.usage)
         return Settled(settled, tail, None)
@@ -282,7 +312,7 @@ class SettlementStore:
     async def _close(
         self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]
     ) -> list[NewMessage]:
-        """Stores what the run leaves behind; what the log has to show of that before it ends."""
+        """Stores the results of the run. Returns those that the log must show before it ends."""
         if run.options.tool_name is not None:
             returns, end = settlement.known_returns, settlement.end
             return [await close_tool_run(connection, run.id, returns, end, self._ids, settlement.now)]
@@ -293,8 +323,8 @@ class SettlementStore:
     async def _close_conversation(
         self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]
     ) -> list[NewMessage]:
-        """Stores the messages that the run adds to its turn; gives back those that had to be added so that the
-        conversation is valid."""
+        """Stores the messages that the run adds to its turn; returns those that had to be added to make the
+        conversation valid."""
         # All of the input of a run that was claimed is in the history, unless it came with a decision.
         is_placed = run.fence > 0 and run.continues is None
         given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
@@ -331,7 +361,8 @@ class SettlementStore:
 
 
 async def _settled_before(connection: Connection, run: Run, first: Seq) -> Settled:
-    """What the first commit of this end did; its answer was lost. The next run may be dispatched twice."""
+    """Returns the result of the first commit of this end, whose answer was lost. The next run may be dispatched
+    twice."""
     settled = await get_run(connection, run.id)
     was_parked = run.status is RunStatus.AWAITING_APPROVAL
     tail = _nothing_to_send(run) if was_parked else await _stored_from(connection, run, first)

@@ -31,7 +31,7 @@ MOST_OF_A_RUN = 10_000
 _COLUMNS = (steps.c.document, steps.c.feedback, steps.c.tags)
 
 _HAS_OPINION = steps.c.feedback.is_not(None) | steps.c.tags.is_not(None)
-"""As `ix_steps_opinions` says it: a database uses a partial index only for a condition that says the same."""
+"""As `ix_steps_opinions` says it: a database uses a partial index only for the same condition."""
 
 
 class StepFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class StepFilter(msgspec.Struct, frozen=True, kw_only=True):
     feedback: Feedback | None = None
     has_feedback: bool | None = None
     tags: list[str] | None = None
-    """One of these is enough."""
+    """A step must have one of these."""
 
 
 @cache
@@ -72,7 +72,7 @@ def upsert_step(connection: Connection, run: Run, step: Step) -> None:
 
 
 class StepStore:
-    """Reads steps, and stores what people think of them."""
+    """Reads steps, and stores people's feedback on them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -87,7 +87,7 @@ class StepStore:
         return _step_of(row)
 
     async def of_run(self, run: Run) -> list[Step]:
-        """The run's steps, in order, without what people think of them; the first ten thousand."""
+        """The run's steps, in order, without feedback; the first ten thousand."""
         query = sa.select(steps.c.document).where(steps.c.run_id == run.id).order_by(steps.c.number)
         async with self._database.read() as connection:
             found = await connection.execute(query.limit(MOST_OF_A_RUN))
@@ -107,7 +107,7 @@ class StepStore:
     async def give_feedback(
         self, project_id: ProjectId, step_id: StepId, *, feedback: Feedback | None, tags: Sequence[str]
     ) -> Step:
-        """Stores what a person thinks of a step, in place of what was stored. Raises `NotFound`, and `InvalidRequest`
+        """Stores a person's feedback on a step, in place of earlier feedback. Raises `NotFound`, and `InvalidRequest`
         for a tag that cannot be stored."""
         is_it = (steps.c.id == step_id, steps.c.project_id == project_id)
         values = {"feedback": feedback, "tags": document_of({"tags": tags}) if tags else None}
@@ -145,11 +145,11 @@ def _conditions(wanted: StepFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def first_token(run_id: RunId, step: Step | None, shown_at: int) -> dict[str, Any]:
-    """The run's column for the first piece of an answer, as far as it is known; what is written first stays.
+    """Returns the run's column for the time of the first piece of an answer, if it is known; the first write stays.
 
     The step has the times of the worker that finished it. An earlier worker may have shown a piece before: `shown_at`,
     in Unix milliseconds, 0 for none. The step with which a continuation begins is that of the parked run, whose model
-    had answered before this run was there.
+    had answered before this run existed.
     """
     came_at = 0 if step is None or step.run_id != run_id else step.timing.first_token_at
     known = [at for at in (came_at, shown_at) if at]
@@ -180,28 +180,29 @@ BLOCK_BYTES = 1_000_000
 """Bytes of a block's entries, unless one alone is longer."""
 
 TIMES_SMALLER = 10
-"""So many times as long as its block is a log, more or less."""
+"""The approximate ratio of a log's size to the size of its compressed blocks."""
 
 BLOCKS_AT_ONCE = 64
 FIRST_BLOCKS = 4
-"""For who wants a page, which is in one block or two of a long log, and in many of one whose steps are short."""
+"""The blocks of the first read. A page lies in one or two blocks of a long log, and in many blocks of a log with short
+steps."""
 
 SMALL_BYTES = 1 << 12
 
 SMALL_BLOCK = 100
 SMALL_BLOCK_BYTES = 50_000
-"""As it is stored."""
+"""Compressed bytes."""
 WORTH_MERGING = 8
 """The end of a run puts its small blocks together when it has so many of them."""
 
 
 async def insert_events(connection: Connection, run_id: RunId, tail: LogTail) -> None:
-    """Stores entries, deferred. The caller has locked the run's row, and has left out what SQL has."""
+    """Stores entries, deferred. The caller has locked the run's row, and has left out the entries that SQL has."""
     connection.defer(_INSERT_BLOCKS, *await packed_blocks(run_id, tail))
 
 
 async def packed_blocks(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
-    """`blocks_of`, however much is to be packed."""
+    """Like `blocks_of`, but off the event loop if there is much to pack."""
     return await beside(partial(blocks_of, run_id, tail), sum(map(len, tail.entries)))
 
 
@@ -219,7 +220,7 @@ def blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
 
 
 def _parts(entries: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Where the entries of each block begin and end."""
+    """Returns where the entries of each block begin and end."""
     start = size = 0
     for place, entry in enumerate(entries):
         size += len(entry)
@@ -316,7 +317,7 @@ def _bytes_of(entries: Entries) -> int:
 
 def _packed(entries: Sequence[bytes]) -> bytes:
     data = b"\n".join(entries)
-    # zlib clears a quarter of a megabyte first, unless it is told that there is little to come.
+    # zlib clears a quarter of a megabyte first, unless the window size is set for short input.
     window, memory = (10, 1) if len(data) < SMALL_BYTES else (15, 8)
     packer = zlib.compressobj(1, zlib.DEFLATED, window, memory)
     return packer.compress(data) + packer.flush()

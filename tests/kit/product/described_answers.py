@@ -52,7 +52,9 @@ class DescribedAnswers:
             is_whole = bool(begun) and begun[0]["status"] < 300 and len(body) <= MOST_LOOKED_AT
             if is_whole and isinstance(route, APIRoute) and route.include_in_schema:
                 media_type = dict(begun[0]["headers"]).get(b"content-type", b"").decode().partition(";")[0]
-                self._wrong.extend(flaws((scope["method"].lower(), route.path), media_type, bytes(body)))
+                self._wrong.extend(
+                    flaws((scope["method"].lower(), getattr(route, "path_format", route.path)), media_type, bytes(body))
+                )
 
 
 @contextmanager

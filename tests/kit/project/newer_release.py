@@ -37,7 +37,8 @@ class NewerRelease:
         for name in PACKAGES:
             (folder / name).symlink_to(ROOT / name)
         self.revision = newest_revision()
-        for number, statements in enumerate(migrations, start=2):
+        following = int(self.revision.partition("_")[0]) + 1
+        for number, statements in enumerate(migrations, start=following):
             before, self.revision = self.revision, f"{number:04}_of_a_newer_one"
             text = MIGRATION.format(revision=self.revision, before=before, statements=list(statements))
             (folder / "shared/sql/migrations/versions" / f"{self.revision}.py").write_text(text)

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from arq.connections import ArqRedis
 
-from shared.concurrency import PATIENCE_S
+from shared.concurrency import PATIENCE_S, Patience
 from shared.domain.errors import LogClosed, ShutdownRequested
 from shared.domain.events import TextChunk
 from shared.domain.ids import MessageId, RunId, StepId
@@ -18,6 +18,8 @@ from shared.domain.runs import AttemptLimits
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.sql.runs.budgets import BudgetStore
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
@@ -98,11 +100,12 @@ class Owner:
         """As `RunExecutor.execute_run`."""
         far, stores, around = self._far, self._around.stores, self._around
         log = far(EventLog(around.redis, ttl_s=LOG_TTL_S, owner=self.party.name.split()[0]))
+        patience = Patience(PATIENCE_S, around.clock)
         services = RunServices(
             messages=far(stores.messages),
-            runs=far(stores.runs),
+            runs=patience.applied_to(far(stores.runs), RunStore.claim),
             checkpoints=far(stores.checkpoints),
-            settlements=far(stores.settlements),
+            settlements=patience.applied_to(far(stores.settlements), SettlementStore.settle),
             events=far(stores.events),
             inbox=far(stores.inbox),
             event_log=log,

@@ -133,6 +133,9 @@ class _Far:
         self._trips = trips
         self._party = party
 
+    def __copy__(self) -> "_Far":
+        return _Far(self._service, self._trips, self._party)
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._service, name)
         if not inspect.iscoroutinefunction(method):

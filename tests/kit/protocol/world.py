@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, cast
 
+from shared.concurrency import PATIENCE_S, Patience
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode, HoldfastError
 from shared.domain.events import is_end
@@ -17,6 +18,8 @@ from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import OrphanedRuns
+from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.settlement import SettlementStore
 from tests.kit.protocol.owner import LOG_TTL_S, Owner, Surroundings
 from tests.kit.protocol.round_trips import Party, Passing
 from tests.kit.protocol.witness import KnownRun
@@ -117,13 +120,13 @@ class ProtocolWorld:
         await self._orphans(party).cancel(run, cause="user", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_CANCEL)
 
     def _orphans(self, party: Party) -> OrphanedRuns:
-        stores, far = self.around.stores, self.trips.to
+        stores, far, patience = self.around.stores, self.trips.to, Patience(PATIENCE_S, self.around.clock)
         return OrphanedRuns(
-            runs=far(stores.runs, party),
+            runs=patience.applied_to(far(stores.runs, party), RunStore.take_over),
             agents=far(stores.agents, party),
             messages=far(stores.messages, party),
             checkpoints=far(stores.checkpoints, party),
-            settlements=far(stores.settlements, party),
+            settlements=patience.applied_to(far(stores.settlements, party), SettlementStore.settle),
             events=far(stores.events, party),
             event_log=far(EventLog(self.around.redis, ttl_s=LOG_TTL_S, owner=party.name), party),
             queue=far(self._queue, party),

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from shared.domain.approvals import Approval, hash_of
 from shared.domain.ids import IdMaker, Seq, ThreadId
@@ -22,7 +22,8 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.runs import CancelRequest, Run, SubmissionKeys, Usage
-from shared.domain.settling import RunEnd
+from shared.domain.settling import RunEnd, RunOutcome
+from shared.domain.webhooks import WebhookEndpoint
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.engine import Database
@@ -144,6 +145,23 @@ def ending(trigger: RunTrigger, run: Run, **fields: Any) -> Settlement:
         "tail": LogTail(next_seq(run), ()),
     }
     return Settlement(**(defaults | fields))
+
+
+def some_endpoint(**fields: Any) -> WebhookEndpoint:
+    """A webhook endpoint that wants to hear of everything."""
+    defaults: dict[str, Any] = {
+        "id": IDS.webhook(),
+        "project_id": PROJECT,
+        "dialect": "openai.responses",
+        "name": "mine",
+        "url": "http://127.0.0.1/events",
+        "outcomes": list(get_args(RunOutcome)),
+        "secret": "whsec_AAAA",
+        "secret_hint": "AAAA",
+        "created_at": NOW,
+        "updated_at": NOW,
+    }
+    return WebhookEndpoint(**(defaults | fields))
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ async def one_of_everything(client: httpx.AsyncClient, project: str, secret: str
         await made.run(f"/v1/agents/{asking}", {"turns": [{"calls": [_call(f"launch_{secret}")]}]}),
     ]
     messages = await made.ids_of("/v1/messages", limit=100)
+    hears = {"name": f"for {secret}", "url": f"http://127.0.0.1:60999/{secret}", "event_types": ["response.failed"]}
+    webhook = await made.post("/openai/v1/webhook_endpoints", json=hears)
     approvals = (await client.get("/v1/approvals")).json()
     assert approvals, "no call waits for a person"
     agent_file = (await client.get(f"/v1/agents/{agent}/export")).text
@@ -124,6 +126,7 @@ async def one_of_everything(client: httpx.AsyncClient, project: str, secret: str
         "otids": made.otids,
         "keys": made.keys,
         "tokens": [token],
+        "webhooks": [webhook],
         "files": [agent_file],
         "projects": [project],
     }

@@ -31,6 +31,7 @@ IN_PATHS = {
     "step_id": "steps",
     "tool_id": "tools",
     "tool_name": "tool_names",
+    "webhook_id": "webhooks",
 }
 CURSOR = ("",)
 """A row of the list that is asked for: which kind of row that is, the path says."""
@@ -50,6 +51,7 @@ LISTED = {
     "steps": "steps",
     "tags": "tags",
     "tools": "tools",
+    "webhook_endpoints": "webhooks",
 }
 """By the last part of a list's path. Other lists are always empty."""
 
@@ -204,6 +206,8 @@ _TOOL: list[Body] = [
     lambda _, other: {"source_code": f"def {other['tool_names']}(x: str) -> str:\n    '''Says.'''\n    return x\n"}
 ]
 
+_HEARS = {"name": "mine", "url": "http://127.0.0.1:60999/", "event_types": ["response.completed"]}
+
 BODIES: Mapping[str, list[Body]] = {
     "POST /v1/agents": [
         lambda _, other: {"model": "builtin/echo", "tool_ids": [other["tools"]]},
@@ -269,6 +273,12 @@ BODIES: Mapping[str, list[Body]] = {
     ],
     "POST /openai/v1/conversations/{conversation_id}": [lambda _, __: {"metadata": {"about": "new"}}],
     "POST /openai/v1/conversations/{conversation_id}/items": [lambda _, __: {"items": [_ITEM]}],
+    "POST /openai/v1/webhook_endpoints": [lambda _, __: _HEARS],
+    "POST /openai/v1/webhook_endpoints/{webhook_id}": [lambda _, __: {"name": "new"}],
+    "POST /openai/v1/webhook_endpoints/{webhook_id}/rotate_secret": [
+        lambda _, __: {"keep_old_secret_active_for_24_hours": True}
+    ],
+    "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
     "POST /v1/runs/{run_id}/stream": [lambda _, __: {}],
     "POST /v1/runs/{run_id}/stream-token": [lambda _, __: {}],
     "POST /v1/runs/{run_id}/cancel": [lambda _, __: {}],

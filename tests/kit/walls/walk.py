@@ -24,6 +24,8 @@ CHANGES = (
     (re.compile(r'("(?:created|completed)_at"): ?\d+\b'), r"\1: <number>"),
     (re.compile(r'(_ns"|"created"|"expires_at"): ?"?\d+'), r"\1: <number>"),
     (re.compile(r'"(token|key|key_hint|hint|prefix)": ?"[^"]+"'), r'"\1": "<secret>"'),
+    (re.compile(r'"signing_secret(_hint)?": ?"[^"]+"'), '"signing_secret": "<secret>"'),
+    (re.compile(r'"(created|updated)_at": ?\d+'), '"at": <number>'),
     (re.compile(r'"tool_hash": ?"[^"]+"'), '"tool_hash": "<hash of the source>"'),
 )
 """What differs between any two answers."""

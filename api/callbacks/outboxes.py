@@ -1,0 +1,222 @@
+"""What waits to be delivered, and what is said in it: the callbacks that submissions asked for, and the events of
+webhook endpoints. `delivery` sends both in the same way."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
+
+from api.callbacks.signing import key_of_project, signed_headers, signing_key
+from shared.domain.approvals import WaitingCalls
+from shared.domain.ids import ProjectId, RunId
+from shared.domain.messages import Message
+from shared.domain.runs import Run
+from shared.domain.webhooks import RunEvent, WebhookEndpoint
+from shared.secret_keys import SecretKeys
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.callbacks import Callback, CallbackStore
+from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
+
+
+class Letter(NamedTuple):
+    """What is sent."""
+
+    message_id: str
+    """The same at each attempt."""
+    body: bytes
+    keys: Sequence[bytes | None]
+
+    def headers(self, now: datetime) -> dict[str, str]:
+        """Those that say which letter this is, and who has signed it now."""
+        return signed_headers(*self.keys, message_id=self.message_id, timestamp=int(now.timestamp()), body=self.body)
+
+
+class Withdrawn(Exception):
+    """What was to be sent is not to be sent any more."""
+
+
+class Due(Protocol):
+    """What is to be sent to one receiver, claimed from its outbox."""
+
+    @property
+    def run_id(self) -> RunId: ...
+    @property
+    def project_id(self) -> ProjectId: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def attempts(self) -> int:
+        """How many were made, this one among them."""
+        ...
+
+    async def letter(self, run: Run, now: datetime) -> Letter:
+        """What is sent. Raises `Withdrawn` and `UnreadableSecret`."""
+        ...
+
+    async def postpone(self, until: datetime) -> None:
+        """Gives it back without an attempt."""
+        ...
+
+    async def record_attempt(
+        self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
+    ) -> None:
+        """What came of the attempt. `next_at` None: delivered, or given up when there is an error."""
+        ...
+
+
+class Outbox(Protocol):
+    """What waits, in the database."""
+
+    async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> Due | None:
+        """What has waited longest, of those whose attempt is due. No other process gets it meanwhile."""
+        ...
+
+
+def written(told: dict[str, Any]) -> bytes:
+    """A body as it is signed and sent."""
+    return json.dumps(told, ensure_ascii=False).encode()
+
+
+# Callbacks: each submission names its receiver.
+
+
+CallbackShape = Callable[[Run, Sequence[Message], WaitingCalls | None], dict[str, Any]]
+"""How a dialect tells a receiver what became of a run: with the run's messages, and the calls that wait in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackOutbox:
+    """The callbacks of all projects."""
+
+    store: CallbackStore
+    messages: MessageStore
+    approvals: ApprovalStore
+    shapes: Mapping[str, CallbackShape]
+    """By the names of the dialects. The first one serves runs of a dialect that is not among them: a newer release may
+    have stored one."""
+    key: bytes | None
+    """The keys that sign what is sent, one for each project, are made of it; None: unsigned."""
+
+    async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueCallback | None":
+        """As `Outbox.claim`."""
+        claimed = await self.store.claim_due(now, limit=1, but_not_of=but_not_of)
+        return DueCallback(self, claimed[0]) if claimed else None
+
+
+@dataclass(frozen=True)
+class DueCallback:
+    """As `Due`."""
+
+    outbox: CallbackOutbox
+    callback: Callback
+
+    @property
+    def run_id(self) -> RunId:
+        return self.callback.run_id
+
+    @property
+    def project_id(self) -> ProjectId:
+        return self.callback.project_id
+
+    @property
+    def url(self) -> str:
+        return self.callback.url
+
+    @property
+    def attempts(self) -> int:
+        return self.callback.attempts
+
+    async def letter(self, run: Run, now: datetime) -> Letter:
+        outbox = self.outbox
+        waiting = await outbox.approvals.waiting_of_runs([run])
+        shape = outbox.shapes.get(run.options.dialect) or next(iter(outbox.shapes.values()))
+        told = shape(run, await outbox.messages.list_of_run(run), waiting.get(run.id))
+        return Letter(run.id, written(told), [key_of_project(outbox.key, run.project_id)])
+
+    async def postpone(self, until: datetime) -> None:
+        await self.outbox.store.postpone(self.run_id, until)
+
+    async def record_attempt(
+        self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
+    ) -> None:
+        await self.outbox.store.record_attempt(
+            self.run_id, now=now, status_code=status_code, error=error, next_at=next_at
+        )
+
+
+# Webhook endpoints: each project has its own, with their own secrets.
+
+
+EventShape = Callable[[RunEvent], dict[str, Any]]
+"""How a dialect tells an endpoint what a run has come to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookOutbox:
+    """The events that endpoints of all projects are to hear of."""
+
+    store: WebhookDeliveryStore
+    shapes: Mapping[str, EventShape]
+    """By the names of the dialects that have endpoints, as in `CallbackOutbox`."""
+    secret_keys: SecretKeys
+
+    async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueEvent | None":
+        """As `Outbox.claim`."""
+        claimed = await self.store.claim_due(now, limit=1, but_not_of=but_not_of)
+        return DueEvent(self, claimed[0]) if claimed else None
+
+
+@dataclass(frozen=True)
+class DueEvent:
+    """As `Due`."""
+
+    outbox: WebhookOutbox
+    delivery: WebhookDelivery
+
+    @property
+    def run_id(self) -> RunId:
+        return self.delivery.run_id
+
+    @property
+    def project_id(self) -> ProjectId:
+        return self.delivery.project_id
+
+    @property
+    def url(self) -> str:
+        return "" if self.delivery.endpoint is None else self.delivery.endpoint.url
+
+    @property
+    def attempts(self) -> int:
+        return self.delivery.attempts
+
+    async def letter(self, run: Run, now: datetime) -> Letter:
+        endpoint, shapes = self.delivery.endpoint, self.outbox.shapes
+        if endpoint is None:
+            raise Withdrawn("the webhook endpoint was deleted")
+        shape = shapes.get(endpoint.dialect) or next(iter(shapes.values()))
+        keys = keys_of_endpoint(endpoint, self.outbox.secret_keys, now)
+        return Letter(_id_at(endpoint.id, run.id), written(shape(self.delivery.event)), keys)
+
+    async def postpone(self, until: datetime) -> None:
+        await self.outbox.store.postpone(self.delivery, until)
+
+    async def record_attempt(
+        self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
+    ) -> None:
+        await self.outbox.store.record_attempt(
+            self.delivery, now=now, status_code=status_code, error=error, next_at=next_at
+        )
+
+
+def keys_of_endpoint(endpoint: WebhookEndpoint, secret_keys: SecretKeys, now: datetime) -> list[bytes | None]:
+    """What signs for the endpoint now. Raises `UnreadableSecret`."""
+    return [signing_key(secret) for secret in secret_keys.open_all(endpoint.id, endpoint.secrets_at(now)).values()]
+
+
+def _id_at(endpoint_id: str, run_id: str) -> str:
+    """Each endpoint has an id of its own for an event, so that a receiver behind two of them is not told that it has
+    had the second one."""
+    return f"wh_{sha256(f'{endpoint_id} {run_id}'.encode()).hexdigest()[:32]}"

@@ -1,0 +1,73 @@
+"""Webhook endpoints of projects, and what is on its way to them."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003_webhooks"
+down_revision = "0002_body_state"
+branch_labels = None
+depends_on = None
+
+NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite numbers rows by itself only for a column of type INTEGER."""
+
+IS_DUE_SOME_TIME = sa.text("next_attempt_at IS NOT NULL")
+
+SETTING = "current_setting('holdfast.project', true)"
+
+
+def upgrade() -> None:
+    _create_endpoints()
+    _create_deliveries()
+    if op.get_context().dialect.name == "postgresql":
+        for table in ("webhook_endpoints", "webhook_deliveries"):
+            _protect(table)
+
+
+def downgrade() -> None:
+    op.drop_table("webhook_deliveries")
+    op.drop_table("webhook_endpoints")
+
+
+def _create_endpoints() -> None:
+    op.create_table(
+        "webhook_endpoints",
+        sa.Column("number", NUMBER, autoincrement=True, nullable=False),
+        *(sa.Column(name, sa.Text, nullable=False) for name in ("id", "project_id", "dialect", "name", "url")),
+        *(sa.Column(name, sa.Text, nullable=False) for name in ("outcomes", "secret", "secret_hint")),
+        sa.Column("former_secret", sa.Text),
+        sa.Column("former_until", sa.BigInteger),
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("created_at", "updated_at")),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_webhook_endpoints")),
+        sa.UniqueConstraint("id", name=op.f("uq_webhook_endpoints_id")),
+    )
+    op.create_index("ix_webhook_endpoints_project_id_number", "webhook_endpoints", ["project_id", "number"])
+
+
+def _create_deliveries() -> None:
+    op.create_table(
+        "webhook_deliveries",
+        sa.Column("number", NUMBER, autoincrement=True, nullable=False),
+        *(sa.Column(name, sa.Text, nullable=False) for name in ("project_id", "run_id", "endpoint_id", "outcome")),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        *(sa.Column(name, sa.BigInteger) for name in ("next_attempt_at", "claimed_until", "given_up_at")),
+        sa.Column("last_status_code", sa.Integer),
+        sa.Column("last_error", sa.Text),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_webhook_deliveries")),
+        sa.UniqueConstraint("run_id", "endpoint_id", name=op.f("uq_webhook_deliveries_run_id_endpoint_id")),
+    )
+    op.create_index(
+        "ix_webhook_deliveries_next_attempt_at",
+        "webhook_deliveries",
+        ["next_attempt_at"],
+        sqlite_where=IS_DUE_SOME_TIME,
+        postgresql_where=IS_DUE_SOME_TIME,
+    )
+
+
+def _protect(table: str) -> None:
+    """As `0001_schema` protects a table with a column for the project."""
+    sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
+    op.execute(f"CREATE POLICY of_project ON {table} USING ({sees_all} OR project_id = (SELECT {SETTING}))")
+    op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")

@@ -1,0 +1,94 @@
+"""What is on its way to webhook endpoints. The transaction that ends a run writes a row for each endpoint that wants to
+hear of it (see `settlement`), and the API delivers it."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from shared.domain.ids import ProjectId, RunId, WebhookId
+from shared.domain.webhooks import RunEvent, WebhookEndpoint
+from shared.sql.access.webhooks import endpoint_of
+from shared.sql.engine import Database
+from shared.sql.run_tables import webhook_deliveries
+from shared.sql.runs.callbacks import any_due, claim_rows
+from shared.sql.tables import webhook_endpoints
+
+_ANY_DUE = any_due(webhook_deliveries)
+
+
+class WebhookDelivery(NamedTuple):
+    """A delivery whose turn has come; `attempts` counts those that were made."""
+
+    run_id: RunId
+    endpoint_id: WebhookId
+    project_id: ProjectId
+    attempts: int
+    event: RunEvent
+    endpoint: WebhookEndpoint | None
+    """As it is now; None: it was deleted since."""
+
+
+class WebhookDeliveryStore:
+    """Reads and settles what is on its way to endpoints."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim_due(
+        self, now: datetime, limit: int = 20, *, but_not_of: Collection[ProjectId] = ()
+    ) -> list[WebhookDelivery]:
+        """As `CallbackStore.claim_due`."""
+        table = webhook_deliveries
+        async with self._database.read() as connection:
+            if (await connection.execute(_ANY_DUE, {"now": now})).one_or_none() is None:
+                return []
+        async with self._database.write() as connection:
+            columns = (table.c.run_id, table.c.endpoint_id, table.c.project_id, table.c.attempts)
+            about = (table.c.outcome, table.c.created_at)
+            rows = await claim_rows(connection, table, now, limit, [*columns, *about], but_not_of)
+            ids = {row.endpoint_id for row in rows}
+            found = await connection.execute(sa.select(webhook_endpoints).where(webhook_endpoints.c.id.in_(ids)))
+            endpoints = {row["id"]: endpoint_of(row) for row in found.mappings()}
+        return [
+            WebhookDelivery(
+                run_id=row.run_id,
+                endpoint_id=row.endpoint_id,
+                project_id=row.project_id,
+                attempts=row.attempts,
+                event=RunEvent(row.run_id, row.outcome, row.created_at),
+                endpoint=endpoints.get(row.endpoint_id),
+            )
+            for row in rows
+        ]
+
+    async def postpone(self, delivery: WebhookDelivery, until: datetime) -> None:
+        """Gives back a delivery that was claimed and not attempted."""
+        attempts = webhook_deliveries.c.attempts - 1
+        await self._set(delivery, next_attempt_at=until, claimed_until=None, attempts=attempts)
+
+    async def record_attempt(
+        self,
+        delivery: WebhookDelivery,
+        *,
+        now: datetime,
+        status_code: int | None,
+        error: str | None,
+        next_at: datetime | None,
+    ) -> None:
+        """What came of an attempt. `next_at` None: delivered, or given up when there is an error."""
+        await self._set(
+            delivery,
+            next_attempt_at=next_at,
+            claimed_until=None,
+            given_up_at=now if next_at is None and error is not None else None,
+            last_status_code=status_code,
+            last_error=error,
+        )
+
+    async def _set(self, delivery: WebhookDelivery, **values: object) -> None:
+        columns = webhook_deliveries.c
+        is_it = (columns.run_id == delivery.run_id, columns.endpoint_id == delivery.endpoint_id)
+        async with self._database.write() as connection:
+            await connection.execute(sa.update(webhook_deliveries).where(*is_it).values(values))
