@@ -221,8 +221,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if watch is not None:
                 watch.cancel()
         if self._stream_watch is not None and isinstance(exc, TimeoutError):
-            # The kernel has the same limit, and may come to it first.
-            log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
+            log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)  # the kernel has the same limit
         self._forget_stream()
         for cycle in self._unanswered:  # uvicorn tells the last request alone
             _break_off(cycle)
@@ -493,8 +492,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _forget_vanished(connection: socket.socket | None, after_s: float) -> None:
-    """Has the kernel end the connection when its peer has acknowledged nothing of what it was sent for so long. A peer
-    that vanished without a word, as a telephone in a tunnel, would keep its place for some 15 minutes."""
+    """Has the kernel end the connection when its peer has acknowledged nothing for so long. One that vanished without a
+    word, as a telephone in a tunnel, would keep its place for some 15 minutes."""
     if connection is None or TCP_USER_TIMEOUT is None:
         return
     if connection.family in (socket.AF_INET, socket.AF_INET6):

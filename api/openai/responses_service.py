@@ -178,8 +178,11 @@ class ResponseService:
         scope = _scope(project_id, keys)
         if scope is not None and (keys.names or (keys.body is not None and keys.body.sent_since is not None)):
             seen = await self.runs.of_keys(project_id, scope, keys)
-            if seen is not None:
+            if seen is not None and not _was_left(seen):
                 return seen
+            if seen is not None:
+                # The first try ended with its connection. The client that tries again wants an answer.
+                keys, scope = NO_KEYS, None
         try:
             # What is not kept must not stay in a thread that others go on with.
             thread = await self.threads.find(project_id, request, given, forks=request.store is False)
@@ -294,6 +297,11 @@ def _begun(run: Run) -> dict[str, Any]:
     for _ in fold.take(FIRST_SEQ, RunCreated(unix_ms(run.created_at))):
         pass
     return fold.response()
+
+
+def _was_left(run: Run) -> bool:
+    """Whether a response in the foreground was cancelled because its client had gone away."""
+    return run.cancel is not None and run.cancel.reason == HUNG_UP
 
 
 def _scope(project_id: ProjectId, keys: SubmissionKeys) -> Any:

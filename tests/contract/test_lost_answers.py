@@ -314,7 +314,10 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
 NOT_REPEATED = {
     **dict.fromkeys(("BudgetStore.prune", "RetentionStore.prune"), "the next round prunes what is left"),
     **dict.fromkeys(("CallbackStore.retry", "StepStore.give_feedback"), "a person asks again, and it is so again"),
-    "CallbackStore.claim_due": "what was claimed is due again when the claim is over",
+    **dict.fromkeys(
+        ("CallbackStore.claim_due", "WebhookDeliveryStore.claim_due"),
+        "what was claimed is due again when the claim is over",
+    ),
     "CallbackStore.postpone": "a callback that was not put off is claimed again when its claim is over",
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",

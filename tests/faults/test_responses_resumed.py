@@ -125,6 +125,22 @@ async def test_a_client_that_goes_at_the_first_event_left_its_response_queued_fo
         assert (over.status, over.output_text) == ("completed", "All of it.")
 
 
+async def test_a_client_that_was_cut_off_and_asked_again_was_given_its_cancelled_response(
+    product: Product, processes: Processes, models: ModelServer
+) -> None:
+    """In the foreground a lost connection cancels the response, and SDKs send the same request again."""
+    await processes.worker()
+    models.play(Turn(silent_before_headers=3600.0), Turn(text="All of it."))
+    async with responses_client(product.base_url, max_retries=1) as openai:
+        name = {"Idempotency-Key": "again"}
+        asked = asyncio.ensure_future(created(openai, input="Hi", extra_headers=name))
+        [request] = await wait_until(lambda: models.requests, description="the model to be asked")
+        asked.cancel()
+        await wait_until(lambda: request.client_left, description="the first try to be cancelled")
+        answer = await created(openai, input="Hi", extra_headers=name)
+        assert (answer.status, answer.output_text) == ("completed", "All of it.")
+
+
 async def test_hanging_up_in_the_foreground_reaches_a_run_in_every_state(
     product: Product, processes: Processes, models: ModelServer
 ) -> None:
