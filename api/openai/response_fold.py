@@ -283,7 +283,7 @@ class ResponseFold:
         yield from self._close_all("incomplete")
         more = ended_fields(self._stop_reason, self._failure, at, was_filtered=self._was_filtered)
         if self._has_gap and more["status"] == "completed":
-            more = {"status": "incomplete", "incomplete_details": {"reason": "log_gap"}}
+            more |= {"status": "incomplete", "incomplete_details": {"reason": "log_gap"}, "completed_at": None}
         self.ended = self._snapshot(**more)
         status = more["status"]
         kind = "failed" if status == "cancelled" else status

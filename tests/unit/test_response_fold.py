@@ -158,7 +158,7 @@ def test_why_a_run_ended(reason: str, answer: Any, status: str, details: str | N
     fold, told = folded(text("Yes."), answered(reason=answer), *ended(reason))
     response = fold.response()
     assert response["status"] == status
-    assert (response["incomplete_details"] or {}).get("reason") == details
+    assert response["incomplete_details"] == (None if details is None else {"reason": details})
     assert (response["completed_at"] is not None) is (status == "completed")
     assert told[-1] == {
         "type": "response.failed" if status == "cancelled" else f"response.{status}",
