@@ -138,6 +138,7 @@ _WRITE: dict[Reach, Iterable[str]] = {
         f"POST {_OPENAI}/conversations",
         *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
         f"POST {_OPENAI_C}/items",
+        f"DELETE {_OPENAI_C}/items/{{item_id}}",
         *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
         f"DELETE {_W}/{{webhook_id}}",
     ),

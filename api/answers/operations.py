@@ -222,6 +222,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/openai/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
         "openai_conversations_items_retrieve", Item
     ),
+    ("delete", "/openai/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        "openai_conversations_items_delete", OpenAIConversation
+    ),
     ("get", "/openai/v1/models"): Operation("openai_models_list", OpenAIModels),
     ("get", "/openai/v1/models/{model}"): Operation("openai_models_retrieve", OpenAIModel),
     ("post", "/openai/v1/webhook_endpoints"): Operation("webhook_endpoints_create", WebhookEndpointWithSecret),

@@ -60,6 +60,7 @@ class RunMetadata(TypedDict):
     step_count: int
     prompt_tokens: int
     completion_tokens: int
+    dialect: NotRequired[str]
     first_words: NotRequired[str]
     tool_name: NotRequired[str]
     error: NotRequired[RunFailure]

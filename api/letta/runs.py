@@ -23,7 +23,17 @@ from shared.domain.ids import MAX_SEQ, RunId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision, Message
 from shared.domain.models import context_window_of, split_handle
-from shared.domain.runs import DEFAULT_SYSTEM, CancelRequest, Feedback, Generation, Run, RunError, Step, Usage
+from shared.domain.runs import (
+    DEFAULT_SYSTEM,
+    CancelRequest,
+    Feedback,
+    Generation,
+    Run,
+    RunError,
+    RunOptions,
+    Step,
+    Usage,
+)
 
 WIRE_STATUSES: dict[str, list[RunStatus]] = {
     "created": [RunStatus.CREATED],
@@ -33,6 +43,10 @@ WIRE_STATUSES: dict[str, list[RunStatus]] = {
     "cancelled": [RunStatus.CANCELLED],
 }
 """What a status of the wire means inside."""
+
+
+DIALECT = RunOptions().dialect
+"""The name of this dialect."""
 
 
 def wire_status(status: RunStatus) -> str:
@@ -47,7 +61,8 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
         "assistant_message_tool_name": "send_message",
         "assistant_message_tool_kwarg": "message",
         "include_return_message_types": run.options.shown_types,
-        **run.options.echoed,
+        # What another dialect keeps of its requests is in its own words.
+        **(run.options.echoed if run.options.dialect == DIALECT else {}),
     }
     return {
         "id": run.id,
@@ -179,6 +194,8 @@ def _metadata(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
         "prompt_tokens": run.usage.prompt_tokens,
         "completion_tokens": run.usage.completion_tokens,
     }
+    if run.options.dialect != DIALECT:
+        metadata["dialect"] = run.options.dialect
     if run.options.first_words is not None:
         metadata["first_words"] = run.options.first_words
     if run.options.tool_name is not None:

@@ -128,6 +128,14 @@ async def retrieve_conversation_item(
     return found
 
 
+@router.delete("/conversations/{conversation_id}/items/{item_id}")
+async def delete_conversation_item(
+    conversation_id: str, item_id: str, conversations: ConversationServiceDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Takes a message out of the conversation's context: the next response does not see it."""
+    return _shown(await conversations.take_out(project_id, _id_of(conversation_id), item_id))
+
+
 def _id_of(named: str) -> ConversationId:
     found = conversation_id_of(named)
     if found is None:

@@ -12,9 +12,9 @@ from api.openai.response_threads import ResponseThreads
 from api.openai.responses_input import read_input
 from shared.concurrency import Clock
 from shared.domain.conversations import Conversation
-from shared.domain.errors import InvalidRequest
+from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ConversationId, IdMaker, ProjectId, RunId, ThreadId
-from shared.domain.messages import NewMessage
+from shared.domain.messages import AssistantMessage, NewMessage, UserMessage
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.messages import FIRST_TURN, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -74,6 +74,23 @@ class ConversationService:
         """The items in its context, oldest first. Raises `NotFound`."""
         await self.conversations.get(project_id, conversation_id)
         return conversation_items(await self.messages.context(project_id, ThreadId(conversation_id)))
+
+    async def take_out(self, project_id: ProjectId, conversation_id: ConversationId, item_id: str) -> Conversation:
+        """Takes an item out of the conversation's context. Raises `NotFound`, and `InvalidRequest` for one that belongs
+        to a call: calls and their results stay together."""
+        conversation = await self.conversations.get(project_id, conversation_id)
+        thread_id = ThreadId(conversation_id)
+        for message in await self.messages.context(project_id, thread_id):
+            if item_id not in [item["id"] for item in items_of(message.run_id or RunId(thread_id), message)]:
+                continue
+            is_text = isinstance(message.body, UserMessage) or (
+                isinstance(message.body, AssistantMessage) and not message.body.tool_calls
+            )
+            if not is_text:
+                raise InvalidRequest("calls and their results cannot be deleted one by one", field="item_id")
+            await self.messages.take_out(project_id, thread_id, message.id)
+            return conversation
+        raise NotFound(f"Item with id '{item_id[:100]}' not found in the conversation.")
 
     async def add(
         self, project_id: ProjectId, conversation_id: ConversationId, items: Sequence[Mapping[str, Any]]

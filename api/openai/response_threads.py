@@ -1,6 +1,7 @@
 """Where a response goes on: in a thread of its own, where the response before it ended, or in a conversation."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,9 @@ from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 
 USUAL_PROVIDER = "openai"
 """The provider of a model's name without one."""
+
+_OF_OPENAI = re.compile(r"(?:gpt|chatgpt|codex|o\d|ft:|computer-use)", re.IGNORECASE)
+"""How the names of OpenAI's models begin."""
 
 UNASKED_MODEL = "openai/gpt-5-mini"
 """The hidden agent's own model, which nobody asks: each response names its own."""
@@ -110,6 +114,11 @@ class ResponseThreads:
         return (await self.of_model(project_id, agent_id)).agent
 
     def _handle(self, model: str) -> str:
+        if "/" not in model and not _OF_OPENAI.match(model):
+            raise InvalidRequest(
+                f"The model {model[:100]!r} does not exist: name an agent (agent-…) or <provider>/<model>",
+                field="model",
+            )
         named = model if "/" in model else f"{USUAL_PROVIDER}/{model}"
         handle = self.models.served(named) or named
         try:

@@ -70,6 +70,7 @@ REASONS = {
     **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),
     **dict.fromkeys((f"POST {_OPENAI_C}", f"POST {_OPENAI_C}/{{conversation_id}}/items"), _MADE),
     f"POST {_OPENAI_C}/{{conversation_id}}": _CONTEXT,
+    f"DELETE {_OPENAI_C}/{{conversation_id}}/items/{{item_id}}": _CONTEXT,
     **dict.fromkeys((f"POST {_C}/fork", "POST /v1/tools/add-base-tools", f"POST {_A}/archival-memory"), _MADE),
     **dict.fromkeys((f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")), _MADE),
     **dict.fromkeys((f"PATCH {_A}/core-memory/blocks/{part}/{{block_id}}" for part in ("attach", "detach")), _CONTEXT),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
+from uuid import UUID
 
 import pytest
 import pytest_asyncio
@@ -271,6 +272,23 @@ async def test_a_deleted_response_is_gone(product: Product, openai: AsyncOpenAI)
     assert (await openai.responses.retrieve(second.id)).output_text == "Two."
 
 
+async def test_a_response_is_a_run_of_lettas_api(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.say(WORDS)
+    agent = await product.agent()
+    response = await created(openai, model=agent.id, input="Hi", background=True, metadata={"a": "b"})
+    run_id = f"run-{UUID(response.id.removeprefix('resp_'))}"
+    run = await product.ended(run_id)
+    assert (run["status"], run["metadata"]["dialect"], run["background"]) == ("completed", "openai.responses", True)
+    assert set(run["request_config"]) == set((await letta_run(product, agent.id))["request_config"])
+    said = (await product.http.get(f"/v1/runs/{run_id}/messages")).json()
+    assert [one["content"] for one in said if one["message_type"] == "assistant_message"] == [WORDS]
+
+
+async def letta_run(product: Product, agent_id: str) -> dict[str, Any]:
+    run = await product.client.agents.messages.create_async(agent_id, input="Hi")
+    return await product.ended(run.id)
+
+
 async def test_a_run_of_letta_is_read_and_cancelled_as_a_response(product: Product, openai: AsyncOpenAI) -> None:
     product.models.say(WORDS)
     agent = await product.agent()
@@ -294,6 +312,7 @@ async def test_a_run_of_letta_is_read_and_cancelled_as_a_response(product: Produ
         ({"input": [output_of("call_9", "9")]}, "call_9"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}"}]}, "function call c"),
         ({"model": "nobody/knows"}, "nobody/knows"),
+        ({"model": "nix"}, "nix"),
         ({"background": True, "store": False}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"previous_response_id": "resp_0", "conversation": "conv_0"}, "exclude"),

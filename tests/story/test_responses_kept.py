@@ -60,6 +60,10 @@ async def test_a_conversation_keeps_its_items(product: Product, openai: AsyncOpe
     assert len([item async for item in openai.conversations.items.list(begun.id, limit=4)]) == 6
     one = await openai.conversations.items.retrieve(str(shown[0]["id"]), conversation_id=begun.id)
     assert one.to_dict() == shown[0]
+    await openai.conversations.items.delete(str(shown[3]["id"]), conversation_id=begun.id)
+    product.models.say("Good.")
+    await created(openai, input="Last.", conversation=begun.id)
+    assert "Aside." not in told(product)
     changed = await openai.conversations.update(begun.id, metadata={"of": "you"})
     assert (await openai.conversations.retrieve(begun.id)).metadata == changed.metadata == {"of": "you"}
     assert (await openai.conversations.delete(begun.id)).deleted
@@ -92,6 +96,9 @@ async def test_calls_of_a_conversation_are_answered_before_anything_is_added(
         await openai.conversations.items.create(begun.id, items=[{"role": "user", "content": "Aside."}])
     with pytest.raises(BadRequestError, match=call.call_id):
         await created(openai, input="And 4?", conversation=begun.id)
+    items = (await openai.conversations.items.list(begun.id)).data
+    with pytest.raises(BadRequestError, match="calls"):
+        await openai.conversations.items.delete(str(items[0].to_dict()["id"]), conversation_id=begun.id)
     answer = await created(openai, input=[output_of(call.call_id, "9")], conversation=begun.id)
     assert answer.output_text == "Nine."
 

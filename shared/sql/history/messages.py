@@ -269,6 +269,14 @@ class MessageStore:
                 after=0,
             )
 
+    async def take_out(self, project_id: ProjectId, thread_id: ThreadId, message_id: MessageId) -> None:
+        """Takes one message out of the context of one of the project's threads. The caller knows that no call, and no
+        result of one, is in it."""
+        is_it = (messages.c.thread_id == thread_id, messages.c.id == message_id)
+        async with self._database.write(None, thread_lock(thread_id)) as connection:
+            gone = sa.update(messages).where(*is_it, is_of(project_id)).values(in_context=False, left_because="reset")
+            await connection.execute(gone)
+
     async def reset(self, project_id: ProjectId, thread_id: ThreadId) -> None:
         """Empties the context of one of the project's threads, but for its system message.
 

@@ -76,6 +76,15 @@ function ShownRun({ runs, from, reload }) {
   `;
 }
 
+/** By the names of dialects. Letta's own is not named. */
+const DIALECTS = { "openai.chat": "OpenAI's Chat Completions", "openai.responses": "OpenAI's Responses" };
+
+/** @param {any} run */
+const dialectOf = (run) => {
+  const name = run.metadata?.dialect;
+  return name ? (DIALECTS[/** @type {keyof typeof DIALECTS} */ (name)] ?? name) : "Letta's API";
+};
+
 /** @param {any} run */
 const kindOf = (run) => KINDS[run.metadata?.run_type] ?? "";
 
@@ -86,6 +95,7 @@ function Facts({ run, firstTokenAt }) {
       <div><dt>Agent</dt><dd><${AgentName} id=${run.agent_id} /></dd></div>
       ${run.conversation_id && html`<div><dt>Conversation</dt><dd><${Id} id=${run.conversation_id} href=${`#/runs?conversation=${run.conversation_id}`} /></dd></div>`}
       ${kindOf(run) && html`<div><dt>Kind</dt><dd>${kindOf(run)}</dd></div>`}
+      <div><dt>Came by</dt><dd>${dialectOf(run)}</dd></div>
       <div><dt>Created</dt><dd><${Time} at=${run.created_at} /></dd></div>
       <div><dt>Duration</dt><dd><${Duration} ms=${durationOf(run)} since=${isActive(run) ? run.created_at : null} /></dd></div>
       <div><dt>Waited for a worker</dt><dd>${duration(queueWaitOf(run))}</dd></div>
