@@ -31,6 +31,8 @@ Key = tuple[str, ...]
 """By what an open item is known: its message and part, or its step and call."""
 
 _CUT = ("length", "content_filter")
+_CUT_OFF = (*(events.StopReason.CANCELLED, events.StopReason.FAILED), events.StopReason.MODEL_FAILED)
+"""Why a run stops whose last answer may not be whole."""
 
 
 class ResponseFold:
@@ -40,6 +42,8 @@ class ResponseFold:
         """`kept` is what stands for the log of a run whose log retention has deleted: its messages, as events."""
         self._kept = kept
         self._run_id, self._parent = run.id, run.continues
+        self._says_ends = run.options.item_events
+        """The log says when an answer is whole. One that was made for another dialect does not."""
         self._head: ResponseHead = head_of(run)
         self._of_client = frozenset(tool.name for tool in run.options.client_tools)
         self._next = 0
@@ -48,8 +52,12 @@ class ResponseFold:
         self._calls: dict[str, Item] = {}
         """Calls of this server's tools that have no result yet, by id."""
         self._void: set[int] = set()
+        self._gone: set[Key] = set()
+        """What was open before a gap: nobody knows how it went on."""
         self._wire_ids: set[str] = set()
+        self._ids: set[str] = set()
         self._began = self._has_begun = False
+        self._step_id: StepId | None = None
         self._last_seq = Seq(0)
         self._stop_reason: str = events.StopReason.ANSWERED
         self._was_filtered = self._has_gap = False
@@ -95,6 +103,8 @@ class ResponseFold:
             case events.RunCreated() | events.Unknown():
                 return
             case events.Gap():
+                self.is_contradicted = self.is_contradicted or event.first_missing <= self._last_seq
+                self._gone |= set(self._open)
                 yield from self._close_all("incomplete")
                 self._next += MOST_EVENTS * (seq - event.first_missing + 1)
                 kept, self._kept = self._kept, ()
@@ -155,8 +165,9 @@ class ResponseFold:
         key = (kind, event.message_id, str(event.part))
         item = self._open.get(key)
         if item is None:
-            if not event.text:
+            if not event.text or key in self._gone:
                 return
+            yield from self._close_earlier(event.step_id)
             if kind == "message" and not self.encrypts:
                 yield from self._close_reasoning()
             item_id = message_item_id(event.message_id, event.part, "msg" if kind == "message" else "rs")
@@ -175,13 +186,24 @@ class ResponseFold:
         key = ("call", str(event.step_id), event.call_id)
         item = self._open.get(key)
         if item is None:
+            if key in self._gone:
+                return
+            yield from self._close_earlier(event.step_id)
             by = event.answered_by or self._answered_by(event.name or "", needs_approval=event.needs_approval)
             item = self._new_call(by, event.step_id, event.call_id, event.name or "", event.message_id)
             self._open[key] = item
             yield from item.opened()
         yield from item.grown(event.arguments or "")
 
+    def _close_earlier(self, step_id: StepId) -> Iterator[Event]:
+        """Where the log does not say that an answer is whole, the next one says it."""
+        if not self._says_ends and step_id != self._step_id:
+            yield from self._close_answer("completed")
+        self._step_id = step_id
+
     def _whole_calls(self, event: events.ToolCalls) -> Iterator[Event]:
+        if event.step_id is not None:
+            yield from self._close_earlier(event.step_id)
         for call in event.calls:
             by = event.answered_by.get(call.id) or self._answered_by(call.name, needs_approval=event.needs_approval)
             item = self._new_call(by, event.step_id, call.id, call.name, event.message_id)
@@ -203,15 +225,23 @@ class ResponseFold:
         self._was_filtered = event.reason == "content_filter"
         for call in event.calls:
             key = ("call", str(event.step_id), call.call_id)
+            if key in self._gone:
+                continue
             if key not in self._open:
                 item = self._new_call(call.answered_by, event.step_id, call.call_id, call.name, event.message_id)
                 self._open[key] = item
                 yield from item.opened()
             yield from self._open[key].with_arguments(call.arguments)
+        yield from self._close_answer(status, event.signature)
+
+    def _close_answer(
+        self, status: Literal["completed", "incomplete"], signature: str | None = None
+    ) -> Iterator[Event]:
+        """Closes the items of an answer that is whole. Calls of this server's tools wait for their results."""
         for key, item in sorted(self._open.items(), key=lambda pair: pair[1].index):
             del self._open[key]
             if item.kind == "reasoning" and self.encrypts:
-                item.encrypted = event.signature
+                item.encrypted = signature
             if item.kind in ("function_call", "mcp_call", "mcp_approval_request"):
                 yield from self._close_call(item, key[2], status)
             else:
@@ -236,6 +266,8 @@ class ResponseFold:
         yield from item.with_arguments(None)
 
     def _results(self, event: events.ToolsReturned) -> Iterator[Event]:
+        if not self._says_ends:
+            yield from self._close_answer("completed")
         for result in event.returns:
             item = self._calls.pop(result.tool_call_id, None)
             if item is not None:
@@ -247,7 +279,12 @@ class ResponseFold:
         if not isinstance(event, events.StepRestarted):
             return
         gone = frozenset(event.void_message_ids)
-        voided = [item for item in self._items if item.message_id in gone and item.index not in self._void]
+        cut = frozenset(item.index for item in self._open.values())
+        voided = [
+            item
+            for item in self._items
+            if (item.message_id in gone or item.index in cut) and item.index not in self._void
+        ]
         for item in voided:
             self._void.add(item.index)
         yield from self._close_all("incomplete", among=self._void)
@@ -272,6 +309,8 @@ class ResponseFold:
         match event:
             case events.Stopped():
                 self._stop_reason = event.reason
+                if not self._says_ends and event.reason not in _CUT_OFF:
+                    yield from self._close_answer("completed")
             case events.UsageReported():
                 self._usage = event
             case events.Failed():
@@ -291,8 +330,8 @@ class ResponseFold:
 
     def _new(self, kind: ItemKind, item_id: str, message_id: MessageId, call_id: str = "", name: str = "") -> Item:
         # Reasoning that goes on behind text is an item of its own.
-        is_taken = any(one.id == item_id for one in self._items)
-        item_id = f"{item_id}_{len(self._items)}" if is_taken else item_id
+        item_id = f"{item_id}_{len(self._items)}" if item_id in self._ids else item_id
+        self._ids.add(item_id)
         item = Item(len(self._items), kind, item_id, message_id, call_id, name)
         self._items.append(item)
         return item

@@ -146,11 +146,13 @@ class Item:
     def with_arguments(self, last_word: str | None) -> Iterator[Event]:
         """The end of a call's arguments. `last_word`: the model has corrected them; None: they are as they were
         shown."""
-        if self.has_arguments or self.kind not in _OF_ARGUMENTS:
+        if self.has_arguments:
             return
         if last_word is not None:
             self.pieces = [last_word]
         self.has_arguments = True
+        if self.kind not in _OF_ARGUMENTS:
+            return
         named = {"name": self.name} if self.kind == "function_call" else {}
         yield {"type": f"{_OF_ARGUMENTS[self.kind]}.done", **self._place(), "arguments": self.text, **named}
 

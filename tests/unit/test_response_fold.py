@@ -17,7 +17,7 @@ from api.openai.response_items import approval_item_id
 from api.openai.response_object import DIALECT
 from shared.domain import events
 from shared.domain.ids import AgentId, IdMaker, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
-from shared.domain.messages import ToolReturn
+from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run, RunOptions
 from shared.domain.tools import ClientTool
 from tests.kit.product.responses_client import assert_sound
@@ -31,6 +31,7 @@ SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def run_of(*, background: bool = True, continues: RunId | None = None, **echoed: Any) -> Run:
+    says_ends = echoed.pop("says_ends", True)
     return Run(
         id=RunId("run-00000000-0000-4000-8000-000000000002"),
         project_id=ProjectId("default"),
@@ -38,7 +39,11 @@ def run_of(*, background: bool = True, continues: RunId | None = None, **echoed:
         thread_id=ThreadId("agent-1"),
         continues=continues,
         options=RunOptions(
-            dialect=DIALECT, background=background, client_tools=[ClientTool(name="mine")], echoed=echoed
+            dialect=DIALECT,
+            item_events=says_ends,
+            background=background,
+            client_tools=[ClientTool(name="mine")],
+            echoed=echoed,
         ),
         created_at=datetime(2026, 11, 1, tzinfo=UTC),
     )
@@ -229,6 +234,53 @@ def test_a_log_that_was_rewritten_behind_its_reader_contradicts_it() -> None:
     assert fold.is_contradicted
     fold, _ = folded(text("Hel"), events.LogContinued(AT, follows=Seq(2), attempt=2))
     assert not fold.is_contradicted
+
+
+def test_a_corrected_request_for_approval_was_shown_as_it_was_at_first() -> None:
+    """A person would have approved something else than what is made."""
+    corrected = events.AnsweredCall("c", "look", '{"a": 2}', answered_by="person")
+    fold, _ = folded(*called("c", by="person", said='{"a": 1}'), answered(corrected))
+    assert fold.response()["output"][0]["arguments"] == '{"a": 2}'
+    fold, _ = folded(answered(corrected))
+    assert fold.response()["output"][0]["arguments"] == '{"a": 2}'
+
+
+def test_a_run_of_another_dialect_had_incomplete_items() -> None:
+    """Its log does not say when an answer is whole."""
+    look = events.ToolCalls(AT, STEP, MESSAGE, [ToolCall("c", "look", "{}")])
+    log = [text("Let me see."), look, returned("c"), text("It is 42.", AGAIN, OTHER_STEP), *ended()]
+    fold, told = folded(*log, run=run_of(says_ends=False))
+    assert [(item["type"], item["status"]) for item in fold.response()["output"]] == [
+        ("message", "completed"),
+        ("mcp_call", "completed"),
+        ("message", "completed"),
+    ]
+    assert_sound(told)
+    fold, told = folded(text("Hel"), *ended("cancelled"), run=run_of(says_ends=False))
+    assert fold.response()["output"][0]["status"] == "incomplete"
+
+
+def test_a_call_that_a_gap_has_cut_was_shown_twice() -> None:
+    fold = fold_of(run_of())
+    begun = called("c", "mine", "client")[0]
+    whole = answered(events.AnsweredCall("c", "mine", "{}", answered_by="client"))
+    log = [(Seq(1), events.RunCreated(AT)), (Seq(2), begun), (Seq(5), events.Gap(AT, first_missing=Seq(3)))]
+    log += [(Seq(6 + number), event) for number, event in enumerate([whole, *ended("requires_approval")])]
+    for seq, event in log:
+        assert list(fold.take(seq, event)) is not None
+    assert len(fold.response()["output"]) == 1
+
+
+def test_a_reader_that_has_seen_what_is_missing_for_others_was_not_told() -> None:
+    fold, _ = folded(text("Hel"), text("lo"), events.Gap(AT, first_missing=Seq(3)))
+    assert fold.is_contradicted
+
+
+def test_a_step_that_begins_again_left_an_item_open_that_it_does_not_name() -> None:
+    again = events.StepRestarted(at=AT, attempt=2, follows=Seq(2), void_message_ids=[])
+    fold, told = folded(text("Hel"), again, text("Hello.", AGAIN, OTHER_STEP), answered(step=OTHER_STEP), *ended())
+    assert [item["content"][0]["text"] for item in fold.response()["output"]] == ["Hello."]
+    assert_sound(told)
 
 
 def test_a_log_without_an_end_ends_the_response() -> None:
