@@ -39,7 +39,7 @@ from shared.domain.errors import (
     WrongToolCalls,
 )
 from shared.domain.events import FIRST_SEQ, Event, RunCreated, decode
-from shared.domain.ids import ProjectId, RunId, Seq
+from shared.domain.ids import ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import (
     ApprovalResponse,
@@ -218,7 +218,7 @@ class ResponseService:
         given: ResponseInput,
         headers: SubmissionHeaders,
         keys: SubmissionKeys,
-        scope: Any,
+        scope: ThreadId | None,
     ) -> Command:
         instructions = request.instructions
         return Command(
@@ -304,9 +304,9 @@ def _was_left(run: Run) -> bool:
     return run.cancel is not None and run.cancel.reason == HUNG_UP
 
 
-def _scope(project_id: ProjectId, keys: SubmissionKeys) -> Any:
+def _scope(project_id: ProjectId, keys: SubmissionKeys) -> ThreadId | None:
     """Where a submission with these keys is found again. None: it has none."""
     if keys == NO_KEYS:
         return None
     named = keys.names or ([] if keys.body is None else [keys.body.key])
-    return "responses:" + hashlib.sha256("\n".join([project_id, *named]).encode()).hexdigest()
+    return ThreadId("responses:" + hashlib.sha256("\n".join([project_id, *named]).encode()).hexdigest())
