@@ -218,6 +218,7 @@ def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: Event
         clock=process.clock,
         ids=process.ids,
         tracer=process.tracer,
+        stores_first=process.is_embedded,
     )
 
 

@@ -483,6 +483,7 @@ def _orphans(process: ProcessContext, services: RunServices) -> OrphanedRuns:
         clock=process.clock,
         ids=process.ids,
         tracer=process.tracer,
+        stores_first=process.is_embedded,
     )
 
 

@@ -7,7 +7,8 @@ and a cursor (`starting_after`) holds for ever. Three rules keep that true:
 * A run keeps the version of the fold that it was submitted under (`FOLDS`). A change of what a log gives is a new
   version, and the old one stays as long as such runs can be read.
 * Where a part of the log is gone (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
-  they can have given. It is the only place where numbers are not contiguous.
+  they can have given. So it does where a worker and the log in Redis were lost together (`lost_events`): a reader may
+  have seen events that are stored nowhere. Numbers are contiguous everywhere else.
 
 What clients choke on decides the shapes (see `docs/openai.md`): no types of our own, no index twice, no item that stays
 open, `response.failed` with the status `cancelled` for a cancel.
@@ -99,6 +100,8 @@ class ResponseFold:
             return
         if not self._began:
             yield from self._begin()
+        if isinstance(event, events.StepRestarted | events.LogContinued) and event.lost_events:
+            self._next += MOST_EVENTS * (seq - event.follows)
         match event:
             case events.RunCreated() | events.Unknown():
                 return
@@ -288,7 +291,7 @@ class ResponseFold:
         for item in voided:
             self._void.add(item.index)
         yield from self._close_all("incomplete", among=self._void)
-        if voided:
+        if voided or event.lost_events:
             yield self._lifecycle("response.in_progress", "in_progress", with_void=True)
 
     def _close_all(self, status: Literal["completed", "incomplete"], among: set[int] | None = None) -> Iterator[Event]:

@@ -231,6 +231,9 @@ class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=
     """The last valid number before this one; events after it that a reader has seen are void."""
     lost_call: bool = False
     """The owner before was lost, and so was its call of the model, whether or not anything was shown of the answer."""
+    lost_events: bool = False
+    """The owner before was lost, and so was the log in Redis: readers may have seen events after `follows` that are
+    stored nowhere."""
 
 
 class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
@@ -244,6 +247,8 @@ class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=T
     attempt: int = 0
     """Fence of the worker that continues the answer; 0 if no model is called again."""
     lost_call: bool = False
+    """As in `StepRestarted`."""
+    lost_events: bool = False
     """As in `StepRestarted`."""
 
 

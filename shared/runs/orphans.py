@@ -47,15 +47,18 @@ class AdoptedLog(NamedTuple):
     """Redis still has the log's end, so readers have seen nothing after `follows`."""
 
 
-async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime) -> AdoptedLog:
-    """Shuts earlier owners out of a run's log, and stores what they have shown and SQL lacks.
+async def adopt_log(
+    run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime, *, stores_first: bool = False
+) -> AdoptedLog:
+    """Shuts earlier owners out of a run's log, and stores what they have shown and SQL lacks. With `stores_first`, SQL
+    has an event before readers see it, so the log is whole.
 
     A repetition does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
     `Unavailable`.
     """
     last = await event_log.open(run.id, run.fence)
     if last <= run.last_seq:
-        return AdoptedLog(run.last_seq, is_whole=last == run.last_seq)
+        return AdoptedLog(run.last_seq, is_whole=stores_first or last == run.last_seq)
     entries = await event_log.read(run.id, run.last_seq, limit=None)
     shown = unbroken(run.last_seq, entries)
     if len(shown) < len(entries):
@@ -63,7 +66,7 @@ async def adopt_log(run: Run, event_log: EventLog, checkpoints: CheckpointStore,
         await event_log.drop(run.id)
     if shown:
         await checkpoints.adopt(run, shown, now)
-    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=len(shown) == len(entries))
+    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=stores_first or len(shown) == len(entries))
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -84,6 +87,8 @@ class OrphanedRuns:
     clock: Clock
     ids: IdMaker
     tracer: Tracer = field(default_factory=NoTracer)
+    stores_first: bool = False
+    """As in `adopt_log`."""
 
     async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
         """Settles the run as cancelled. Returns the settled run.
@@ -93,9 +98,9 @@ class OrphanedRuns:
         shown, tail = ShownStep(), LogTail(first_seq_of(Fence(1)), ())
         if run.status is RunStatus.RUNNING:
             run = await self.runs.take_over(run, self.ids.claim(), self.clock.now())
-            follows = await self._adopt(run)
+            adopted = await self._adopt(run)
             shown = ShownStep(decode(entry) for _, entry in await self.events.read(run.id, run.checkpoint_seq, None))
-            tail = self._opening(run, follows)
+            tail = self._opening(run, adopted)
         now = self.clock.now()
         partial = shown.partial_answer(cut_by="cancel", model="", now=now)
         settlement = Settlement(
@@ -136,21 +141,25 @@ class OrphanedRuns:
         about = {**of_run(run), "holdfast.outcome": run.status.value, "holdfast.run.cause": run.cause}
         self.tracer.begin("settle", parent=run.options.traceparent, attributes=about, at_ms=unix_ms(began_at)).end()
 
-    async def _adopt(self, run: Run) -> Seq:
-        """Returns the number from which the log continues. While Redis is unavailable, no process knows what the lost
-        worker has shown and not stored. So that is void, and the log continues from what SQL has."""
+    async def _adopt(self, run: Run) -> AdoptedLog:
+        """Adopts the log. While Redis is unavailable, no process knows what the lost worker has shown and not stored.
+        So that is void, and the log continues from what SQL has."""
         try:
-            return (await adopt_log(run, self.event_log, self.checkpoints, self.clock.now())).follows
+            return await adopt_log(
+                run, self.event_log, self.checkpoints, self.clock.now(), stores_first=self.stores_first
+            )
         except LeaseLost as error:
             # The log in Redis is ahead of a database that was set back: the next fence is higher.
             raise StaleFence(run.id, run.fence, None) from error
         except Unavailable as error:
             log.warning("log_continued_without_redis", run_id=run.id, reason=str(error))
-            return (await self.runs.look_up(run.id)).last_seq
+            return AdoptedLog((await self.runs.look_up(run.id)).last_seq, is_whole=self.stores_first)
 
-    def _opening(self, run: Run, follows: Seq) -> LogTail:
+    def _opening(self, run: Run, adopted: AdoptedLog) -> LogTail:
         writer = LogWriter(run.fence)
-        writer.begin(follows, encode(LogContinued(unix_ms(self.clock.now()), follows)))
+        lost_events = run.follows_lost_owner and not adopted.is_whole
+        opening = LogContinued(unix_ms(self.clock.now()), adopted.follows, lost_events=lost_events)
+        writer.begin(adopted.follows, encode(opening))
         return writer.to_store()
 
     async def _announce(self, settled: Settled) -> None:

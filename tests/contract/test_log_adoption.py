@@ -7,7 +7,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from shared.domain.errors import LeaseLost, StaleFence
-from shared.domain.events import LogContinued, StatusChanged, encode
+from shared.domain.events import LogContinued, StatusChanged, StepRestarted, encode
 from shared.domain.ids import Fence, Seq
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, LogWriter, first_seq_of
 from shared.domain.runs import Run
@@ -15,6 +15,7 @@ from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.runs.orphans import adopt_log
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
+from worker.run.publisher import recover_log
 
 ENTRIES = [encode(StatusChanged(number, "running")) for number in range(20)]
 SECOND = Seq(NUMBERS_PER_FENCE + 1)
@@ -198,3 +199,40 @@ async def test_an_owner_that_hands_over_before_it_has_said_anything_moves_no_num
     assert (await adopt_log(run, log, stores.checkpoints, NOW)).follows == 4
     await stores.checkpoints.hand_over(run, LogWriter(run.fence).to_store(), NOW)
     assert (await stores.runs.look_up(run.id)).last_seq == 4
+
+
+async def first_event_of(stores: Stores, log: EventLog, run: Run) -> StepRestarted | LogContinued | None:
+    """What the run's new owner says first."""
+    recovered = await recover_log(run, log, stores.events, stores.checkpoints, NOW, goes_on=False, stores_first=False)
+    return recovered.opening
+
+
+async def test_events_that_are_lost_with_their_owner_and_redis_are_said_to_be(
+    stores: Stores, log: EventLog, redis: ArqRedis
+) -> None:
+    run = await shown(stores, log, 3)
+    await forget(redis, run)
+    opening = await first_event_of(stores, log, run)
+    assert opening is not None
+    assert opening.lost_events
+
+
+async def test_no_events_are_lost_with_their_owner_alone(stores: Stores, log: EventLog) -> None:
+    run = await shown(stores, log, 3)
+    opening = await first_event_of(stores, log, run)
+    assert opening is not None
+    assert not opening.lost_events
+
+
+async def test_no_events_are_lost_with_redis_where_their_owner_has_stored_them(
+    stores: Stores, log: EventLog, redis: ArqRedis
+) -> None:
+    run = await stores.claimed()
+    await log.open(run.id, run.fence)
+    await show(log, run, 2, ENTRIES[:3])
+    await stores.checkpoints.hand_over(run, LogTail(Seq(2), ENTRIES[:3]), NOW)
+    await forget(redis, run)
+    run = await stores.claim(run)
+    opening = await first_event_of(stores, log, run)
+    assert opening is not None
+    assert not opening.lost_events

@@ -162,6 +162,8 @@ async def test_a_cancel_of_a_run_that_nobody_held_left_an_unannounced_jump(
     opening = decode(shown[first_seq_of(Fence(2))])
     assert isinstance(opening, LogContinued)
     assert opening.follows == follows
+    # What a replica lacks that lagged is not missed.
+    assert opening.lost_events is (trouble not in (none, lost_the_end))
 
 
 @pytest.mark.parametrize("trouble", [none, takes_no_writes])

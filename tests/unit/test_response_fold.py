@@ -1,5 +1,6 @@
 """The log as a response: each kind of entry with what it gives, and what holds of every log, wherever it is cut."""
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 from api.openai.response_fold import MOST_EVENTS, ResponseFold, fold_of
 from api.openai.response_items import approval_item_id
 from api.openai.response_object import DIALECT
+from api.openai.responses_stream import DONE, ResponseStream
 from shared.domain import events
 from shared.domain.ids import AgentId, IdMaker, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.messages import ToolCall, ToolReturn
@@ -227,6 +229,35 @@ def test_numbers_jump_over_a_gap_and_the_response_says_so() -> None:
     assert numbers == sorted(set(numbers))
     assert numbers[-1] >= MOST_EVENTS * 7
     assert fold.response()["incomplete_details"] == {"reason": "log_gap"}
+
+
+def test_the_events_of_a_lost_worker_had_the_numbers_of_its_successor() -> None:
+    """Worker and Redis were lost together, and a reader that came back was told nothing more, not even the end."""
+    shown_once = [(Seq(1), events.RunCreated(AT)), (Seq(2), RUNNING), *((Seq(3 + n), text("a")) for n in range(20))]
+    again = events.StepRestarted(at=AT, attempt=2, follows=Seq(2), lost_events=True)
+    successor = 1_000_001
+    stored = [*shown_once[:2], (Seq(successor), again), (Seq(successor + 1), text("b", AGAIN, OTHER_STEP))]
+    stored += [(Seq(successor + 2 + number), event) for number, event in enumerate(ended())]
+    first, second = fold_of(run_of()), fold_of(run_of())
+    seen = [one for seq, event in shown_once for one in first.take(seq, event)]
+    told = [one for seq, event in stored for one in second.take(seq, event)]
+    behind = [one for one in told if one["sequence_number"] > seen[-1]["sequence_number"]]
+    assert told[:3] == seen[:3]
+    assert behind == told[3:]
+    assert behind[0]["type"] == "response.in_progress", "a client that had more is told how the response stands"
+    assert behind[-1]["type"] == "response.completed"
+    _helper_takes(told)
+
+
+def test_a_reader_whose_cursor_is_behind_the_end_is_told_the_end() -> None:
+    """It was shown events that are lost, and [DONE] alone would leave it without a response."""
+    log = [(seq, events.encode(event)) for seq, event in numbered([text("a"), *ended()])]
+    whole, is_over = ResponseStream(run_of()).of(log)
+    end = whole.split(b"\n\n")[-3]
+    number = json.loads(end.partition(b"data: ")[2])["sequence_number"]
+    assert is_over
+    assert ResponseStream(run_of(), starting_after=number + 1).of(log) == (end + b"\n\n" + DONE, True)
+    assert ResponseStream(run_of(), starting_after=number).of(log) == (DONE, True)
 
 
 def test_a_log_that_was_rewritten_behind_its_reader_contradicts_it() -> None:

@@ -20,7 +20,7 @@ from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
-from shared.runs.orphans import adopt_log
+from shared.runs.orphans import AdoptedLog, adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.steps import EventStore
 from worker.run.interruption import Interruption
@@ -61,25 +61,29 @@ async def recover_log(
 ) -> RecoveredLog:
     """Adopts the log. `goes_on` is as in `Publisher.publishing`, `stores_first` as in `Publisher`. Raises `LeaseLost`,
     `StaleFence` or `Unavailable`."""
-    adopted = await adopt_log(run, event_log, checkpoints, now)
+    adopted = await adopt_log(run, event_log, checkpoints, now, stores_first=stores_first)
     if run.fence == 1:
         return RecoveredLog(adopted.follows, ShownStep(), None)
     is_shown = adopted.follows > run.checkpoint_seq
     behind = await events.read(run.id, run.checkpoint_seq, None) if is_shown else []
     shown = ShownStep(decode(entry) for _, entry in behind)
-    # With an embedded Redis, readers see only events that SQL has: nothing unsaved was shown.
-    is_whole = adopted.is_whole or stores_first
-    opening = _opening(run, shown, adopted.follows, unix_ms(now), goes_on=goes_on and is_whole)
+    opening = _opening(run, shown, adopted, unix_ms(now), goes_on=goes_on)
     shown.take(opening)
     return RecoveredLog(adopted.follows, shown, opening)
 
 
-def _opening(run: Run, shown: ShownStep, follows: Seq, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
+def _opening(run: Run, shown: ShownStep, log: AdoptedLog, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
     attempt, lost_call = int(run.fence), run.follows_lost_owner
-    if goes_on and shown.beginning is not None:
-        return LogContinued(at, follows, attempt, lost_call)
-    void = list(shown.message_ids)
-    return StepRestarted(at=at, attempt=attempt, void_message_ids=void, follows=follows, lost_call=lost_call)
+    if goes_on and log.is_whole and shown.beginning is not None:
+        return LogContinued(at, log.follows, attempt, lost_call)
+    return StepRestarted(
+        at=at,
+        attempt=attempt,
+        void_message_ids=list(shown.message_ids),
+        follows=log.follows,
+        lost_call=lost_call,
+        lost_events=run.follows_lost_owner and not log.is_whole,
+    )
 
 
 # The log lines of a run at DEBUG: its model calls, tool calls and writes, as they begin and end.
