@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
+from api.openai.response_items import approval_item_id
 from api.openai.response_object import conversation_id_of, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on
 from api.openai.responses_request import ResponseRequest
@@ -21,14 +22,14 @@ from shared.domain.conversations import copy_of
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
-from shared.domain.messages import Decision, Message, MessageBody, NewMessage, SystemMessage, ToolReturns
+from shared.domain.messages import Decision, Message, MessageBody, NewMessage, SystemMessage
 from shared.domain.models import split_handle
 from shared.domain.runs import Run
-from shared.domain.settling import PARKED, decided_return, open_calls
+from shared.domain.settling import PARKED, open_calls
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
-from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
+from shared.sql.runs.run_store import ANYWHERE, Place, ReopenedTurn, RunStore
 
 USUAL_PROVIDER = "openai"
 """The provider of a model's name without one."""
@@ -194,7 +195,7 @@ class ResponseThreads:
         is_parked = parent.status is RunStatus.AWAITING_APPROVAL
         forks = forks or bool(given.story) or (parent.stop_reason == PARKED.stop_reason and not is_parked)
         if forks:
-            return found._replace(place=Place(begins=True, history=await self._copied(parent, given)))
+            return found._replace(place=await self._branch(parent, given))
         found = found._replace(
             conversation_id=parent.conversation_id,
             thread=None if parent.conversation_id is not None else parent.thread_id,
@@ -219,27 +220,38 @@ class ResponseThreads:
             )
         return parent
 
-    async def _copied(self, parent: Run, given: ResponseInput) -> list[NewMessage]:
-        """The thread up to the parent's last message, with results for the calls that the parent had left open, and the
-        story that the request tells behind it."""
+    async def _branch(self, parent: Run, given: ResponseInput) -> Place:
+        """A thread that begins with a copy of the parent's, up to its last message, and with the story that the request
+        tells behind it. Where the parent asked for something, the branch goes on with the request's own answers."""
         history = _up_to(await self.messages.context(parent.project_id, parent.thread_id), parent)
         said = [message for message in history if not isinstance(message.body, SystemMessage)]
-        copies = [copy_of(message, self.ids) for message in said]
-        open_ = open_calls(history)
-        if open_ is None and given.answers_calls:
-            raise InvalidRequest(_nothing_asked(given), field="input")
-        if open_ is not None:
-            asked = await self.approvals.of_run(parent)
-            decided = {one.tool_call_id: one for one in decisions_on(given, asked)}
-            if any(not one.client_side for one in asked):
-                raise InvalidRequest(
-                    "somebody has decided about this response's calls already, and it went on: name the response that "
-                    "followed",
-                    field="previous_response_id",
-                )
-            returns = [decided_return(call, decided.get(call.id)) for call in open_.calls]
-            copies += self._new([ToolReturns(returns=[one for one in returns if one is not None])])
-        return [*copies, *self._new(given.story)]
+        if open_calls(history) is None:
+            if given.answers_calls:
+                raise InvalidRequest(_nothing_asked(given), field="input")
+            copies = [copy_of(message, self.ids) for message in said]
+            return Place(begins=True, history=[*copies, *self._new(given.story)])
+        asked = await self.approvals.of_run(parent)
+        decided = {one.tool_call_id: one for one in decisions_on(given, asked)}
+        self._refuse_expired(asked)
+        if given.story:
+            raise InvalidRequest(
+                "answers that are told again cannot follow a response that asks for something: send what it asks for",
+                field="input",
+            )
+        earlier = [copy_of(message, self.ids) for message in said if message.turn != parent.turn]
+        turn = [copy_of(message, self.ids) for message in said if message.turn == parent.turn]
+        decisions = {one.id: decided[one.tool_call_id] for one in asked}
+        return Place(begins=True, history=earlier, reopened=ReopenedTurn(parent.id, turn, decisions))
+
+    def _refuse_expired(self, asked: Sequence[Approval]) -> None:
+        """Nobody may approve in a branch what the clock has denied, or would have."""
+        late = next((one for one in asked if one.expires_at is not None and one.expires_at <= self.clock.now()), None)
+        if late is not None:
+            raise InvalidRequest(
+                f"the approval request {approval_item_id(late.run_id, late.tool_call_id)} (call of {late.tool_name}) "
+                "has expired: ask the agent again",
+                field="input",
+            )
 
     def _new(self, bodies: Sequence[MessageBody]) -> list[NewMessage]:
         now = self.clock.now()

@@ -30,6 +30,7 @@ from api.runs.submission import SubmissionService
 from shared.concurrency import Clock, unix_ms
 from shared.domain.errors import (
     AlreadyDecided,
+    DecidedOtherwise,
     ErrorCode,
     HistoryWentOn,
     InvalidRequest,
@@ -64,8 +65,9 @@ NOT_KEPT = "the response was not to be kept"
 _LEFT_TO_MODELS = {"max_output_tokens", "reasoning"}
 """Options that every model has, or that say no more than another one."""
 
-WENT_ON = (HistoryWentOn, AlreadyDecided, NoPendingApproval, WrongToolCalls)
-"""Errors of a submission that goes on from a response from which somebody else has just gone on."""
+WENT_ON = (HistoryWentOn, AlreadyDecided, DecidedOtherwise, NoPendingApproval, WrongToolCalls)
+"""Errors of a submission that goes on from a response from which somebody else has just gone on, or whose calls
+somebody has decided otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)

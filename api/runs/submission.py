@@ -21,7 +21,7 @@ from shared.domain.events import StopReason
 from shared.domain.ids import IdMaker, ProjectId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached, ProjectLimits
-from shared.domain.messages import ApprovalResponse, NewMessage, UserMessage
+from shared.domain.messages import ApprovalResponse, MessageBody, NewMessage, UserMessage
 from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunError, SubmissionKeys
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
@@ -29,7 +29,7 @@ from shared.runs.orphans import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
+from shared.sql.runs.run_store import ANYWHERE, REOPENED_TURN, Place, RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
 from shared.telemetry.tracer import Span, Tracer, of_run
 
@@ -214,8 +214,10 @@ class SubmissionService:
                 return await self.settlements.store_refused(run, given, refused)
 
     def _stored(self, messages: Sequence[UserMessage]) -> list[NewMessage]:
-        now = self.clock.now()
-        return [NewMessage(id=self.ids.message(), created_at=now, body=body) for body in messages]
+        return list(map(self._new, messages))
+
+    def _new(self, body: MessageBody) -> NewMessage:
+        return NewMessage(id=self.ids.message(), created_at=self.clock.now(), body=body)
 
     async def _submit_messages(self, command: Command) -> Run:
         messages = self._stored(command.messages)
@@ -224,13 +226,16 @@ class SubmissionService:
             if taken_in is not None:
                 return taken_in
         refuse, place = command.if_busy == "reject", command.place
+        if place.reopened is not None:
+            decisions = list(place.reopened.decisions.values())
+            messages.insert(0, self._new(ApprovalResponse(decisions=decisions)))
         return await self.submit_run(self._run(command), messages, command.keys, refuse_if_busy=refuse, place=place)
 
     async def _submit_decision(self, command: Command) -> Run:
         now = self.clock.now()
         waiting = await self.approvals.waiting_on_thread(command.agent.project_id, command.thread_id)
         decisions = [] if command.decisions is None else command.decisions(waiting)
-        decision = NewMessage(id=self.ids.message(), created_at=now, body=ApprovalResponse(decisions=decisions))
+        decision = self._new(ApprovalResponse(decisions=decisions))
         said = self._stored(command.messages)
         run = self._run(command)
         try:
@@ -276,13 +281,15 @@ class SubmissionService:
         return True
 
     def _run(self, command: Command) -> Run:
-        rules, run_id = self.window_rules(command.agent), self.ids.run()
+        rules, run_id, reopened = self.window_rules(command.agent), self.ids.run(), command.place.reopened
         return Run(
             id=run_id,
             project_id=command.agent.project_id,
             agent_id=command.agent.id,
             thread_id=ThreadId(run_id) if command.place.begins else command.thread_id,
             conversation_id=command.conversation_id,
+            continues=None if reopened is None else reopened.asked_by,
+            turn=None if reopened is None else REOPENED_TURN,
             options=replace(command.options, clears_context=rules.clears_context, when_full=rules.when_full),
             priority=command.priority,
             callback_url=command.callback_url,

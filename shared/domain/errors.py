@@ -268,6 +268,10 @@ class AlreadyDecided(Conflict):
     """These tool calls were decided before; nothing was started again."""
 
 
+class DecidedOtherwise(Conflict):
+    """The call was decided before, and not in this way."""
+
+
 class HistoryWentOn(Conflict):
     """A newer run has gone on from where the caller meant to go on."""
 

@@ -278,6 +278,8 @@ async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Ma
         if decision is None or decision.kind != "approval" or call.id in shown:
             continue
         edited = decision.edited_arguments if decision.approve else None
+        # A run in another thread may have decided these calls anew: the request names who was first.
+        is_first = approval is not None and approval.continued_by == context.run.id
         context.emit(
             CallDecided(
                 at=context.at,
@@ -287,7 +289,7 @@ async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Ma
                 verdict="denied" if not decision.approve else "approved" if edited is None else "edited",
                 arguments="" if not decision.approve else call.arguments if edited is None else edited,
                 approval_id=None if approval is None else approval.id,
-                decided_by=None if approval is None else approval.decided_by,
+                decided_by=approval.decided_by if approval is not None and is_first else None,
                 reason=decision.reason,
             )
         )

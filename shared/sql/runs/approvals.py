@@ -13,6 +13,7 @@ from shared.domain.ids import AgentId, ApprovalId, ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
 from shared.domain.runs import Run
+from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, made_of, rows_of_page
@@ -75,6 +76,14 @@ async def requests_of(connection: Connection, run_id: RunId) -> list[Approval]:
         sa.select(approvals).where(approvals.c.run_id == run_id).order_by(approvals.c.number)
     )
     return await made_of(found.mappings().all(), approval_of, "arguments")
+
+
+async def record_decision(
+    connection: Connection, project_id: ProjectId, approval_id: ApprovalId, decision: Decision
+) -> None:
+    """Writes into the audit log that somebody has decided a request."""
+    done = "answered" if decision.kind == "tool" else "approved" if decision.approve else "denied"
+    await record(connection, project_id, f"approval.{done}", approval_id)
 
 
 class ApprovalStore:

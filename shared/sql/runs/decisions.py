@@ -10,7 +10,15 @@ import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import EXPIRY, Approval
-from shared.domain.errors import AlreadyDecided, Conflict, InvalidRequest, NoPendingApproval, NotFound, WrongToolCalls
+from shared.domain.errors import (
+    AlreadyDecided,
+    Conflict,
+    DecidedOtherwise,
+    InvalidRequest,
+    NoPendingApproval,
+    NotFound,
+    WrongToolCalls,
+)
 from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
@@ -20,7 +28,7 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import approvals, has_one_of, runs
-from shared.sql.runs.approvals import approval_of, requests_of, waiting_on
+from shared.sql.runs.approvals import approval_of, record_decision, requests_of, waiting_on
 from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
 from shared.sql.tables import to_json
@@ -165,7 +173,7 @@ def _refuse_other_decision(decided: Approval, decision: Decision) -> None:
     verdict = "answered with a result" if known.kind == "tool" else "approved" if known.approve else "denied"
     reason = f" ({known.reason})" if known.reason else ""
     when = "" if decided.decided_at is None else f" at {decided.decided_at.isoformat(timespec='seconds')}"
-    raise Conflict(
+    raise DecidedOtherwise(
         f"the call {decided.tool_call_id} of {decided.tool_name} was {verdict} by {decided.decided_by}{when}{reason}; "
         "a decision holds once"
     )
@@ -205,11 +213,11 @@ async def _store_decision(
         .values(decision=to_json(decision), decided_at=now, decided_by=by, continued_by=run_id)
     )
     if written.rowcount != 1:
-        raise Conflict(f"approval {approval.id} was decided by somebody else in the meantime")
-    done = "answered" if decision.kind == "tool" else "approved" if decision.approve else "denied"
+        raise DecidedOtherwise(f"approval {approval.id} was decided by somebody else in the meantime")
     if by == EXPIRY:
-        done = "expired"
-    await record(connection, approval.project_id, f"approval.{done}", approval.id)
+        await record(connection, approval.project_id, "approval.expired", approval.id)
+    else:
+        await record_decision(connection, approval.project_id, approval.id, decision)
 
 
 _NAMES = (approvals.c.tool_call_id, approvals.c.id, approvals.c.message_id)

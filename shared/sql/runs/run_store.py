@@ -2,9 +2,9 @@
 run."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,9 +13,9 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, MustRunAlone, NotFound
-from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
+from shared.domain.ids import ApprovalId, Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus, RunTrigger
-from shared.domain.messages import Message, NewMessage
+from shared.domain.messages import Decision, Message, NewMessage
 from shared.domain.runs import NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
 from shared.domain.settling import PARKED
 from shared.sql.access.audit import record
@@ -47,7 +47,7 @@ from shared.sql.run_tables import (
     runs,
     webhook_deliveries,
 )
-from shared.sql.runs.approvals import refuse_if_waiting
+from shared.sql.runs.approvals import record_decision, refuse_if_waiting
 from shared.sql.runs.inbox import has_left_over, take_left_over
 from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.rows import (
@@ -213,6 +213,17 @@ def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     return sa.select(runs.c.id).where(*is_old, ~calls_back, ~leaves_messages)
 
 
+class ReopenedTurn(NamedTuple):
+    """The turn of a run whose calls were decided before, for a run that goes on from there with other decisions."""
+
+    asked_by: RunId
+    """The run that parked itself with these calls."""
+    messages: Sequence[NewMessage]
+    """Its turn up to the answer with the calls, as copies."""
+    decisions: Mapping[ApprovalId, Decision]
+    """The decision on each of the calls that waited, by the request for it."""
+
+
 class Place(NamedTuple):
     """Where a run goes on."""
 
@@ -220,6 +231,8 @@ class Place(NamedTuple):
     """The run begins a thread, which nobody else knows yet."""
     history: Sequence[NewMessage] = ()
     """The messages with which that thread begins."""
+    reopened: ReopenedTurn | None = None
+    """The turn behind them, with which the run goes on. None: the run begins a turn."""
     after: RunId | None = None
     """The run from which it goes on: no run of the thread may be newer. None: whichever is the newest."""
 
@@ -227,18 +240,25 @@ class Place(NamedTuple):
 ANYWHERE = Place()
 
 
-def begin_thread(connection: Connection, run: Run, history: Sequence[NewMessage]) -> None:
+async def begin_thread(connection: Connection, run: Run, place: Place) -> None:
     """Stores the messages with which a run's thread begins, deferred. The thread belongs to no conversation."""
-    insert_into_thread(
+    insert = partial(
+        insert_into_thread,
         connection,
-        history,
         agent_id=run.agent_id,
         thread_id=run.thread_id,
         conversation_id=None,
         run_id=None,
-        turn=FIRST_TURN,
-        after=SYSTEM_POSITION,
     )
+    insert(place.history, turn=FIRST_TURN, after=SYSTEM_POSITION)
+    if place.reopened is not None:
+        insert(place.reopened.messages, turn=REOPENED_TURN, after=0)
+        for approval_id, decision in place.reopened.decisions.items():
+            await record_decision(connection, run.project_id, approval_id, decision)
+
+
+REOPENED_TURN = FIRST_TURN + 1
+"""The turn of a run that begins a thread with a reopened turn."""
 
 
 async def newest_answering(connection: Connection, thread_id: ThreadId) -> RunId | None:
@@ -306,7 +326,7 @@ class RunStore:
             if place.after is not None and await newest_answering(connection, run.thread_id) != place.after:
                 raise HistoryWentOn(f"a newer run than {place.after} has gone on from there")
             if place.begins:
-                begin_thread(connection, run, place.history)
+                await begin_thread(connection, run, place)
             inserted = await insert_run(connection, run, given, keys)
             if inserted.behind is not None:
                 await refuse_if_waiting(connection, run.thread_id)

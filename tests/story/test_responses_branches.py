@@ -1,0 +1,161 @@
+"""Several responses answer what one response has asked for: each in a branch of its own."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from letta_client.types import AgentState
+from openai import AsyncOpenAI, BadRequestError
+
+from tests.kit.model_server import Call, Turn
+from tests.kit.product import Product
+from tests.kit.product.responses_client import SQUARE, calls_of, created, output_of, responses_client
+from tests.kit.tools import LAUNCH, ROLL_DICE
+from tests.kit.wait_until import wait_until
+
+pytestmark = pytest.mark.shared_product
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def openai(product: Product) -> AsyncGenerator[AsyncOpenAI]:
+    async with responses_client(product.base_url, product.key) as client:
+        yield client
+
+
+async def launching(product: Product) -> AgentState:
+    """An agent whose call of `launch` waits for a person."""
+    return await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
+
+
+def verdict(asked: Any, *, approve: bool) -> dict[str, Any]:
+    return {"type": "mcp_approval_response", "approval_request_id": asked.id, "approve": approve}
+
+
+def results_sent(product: Product) -> list[str]:
+    """The results of tools that the model was sent last."""
+    return [one["content"] for one in product.models.requests[-1].body["messages"] if one["role"] == "tool"]
+
+
+async def test_a_request_for_approval_was_decided_in_one_branch_only(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "Mars"})]))
+    agent = await launching(product)
+    first = await created(openai, model=agent.id, input="Launch it.")
+    [asked] = first.output
+
+    product.models.play(Turn(text="No."))
+    denied = await created(openai, input=[verdict(asked, approve=False)], previous_response_id=first.id)
+    product.models.play(Turn(text="It flies."))
+    approved = await created(openai, input=[verdict(asked, approve=True)], previous_response_id=first.id)
+
+    assert (denied.output_text, approved.output_text) == ("No.", "It flies.")
+    assert [item.type for item in denied.output] == ["message"]
+    call = approved.output[0].to_dict()
+    assert (call["type"], call["approval_request_id"]) == ("mcp_call", asked.id)
+    assert "Mars" in str(call["output"])
+    [result] = results_sent(product)
+    assert "Mars" in result
+    assert (await openai.responses.retrieve(approved.id)).to_dict() == approved.to_dict()
+    items = (await openai.responses.input_items.list(approved.id, order="asc")).data
+    assert [item.type for item in items] == ["message", "function_call", "mcp_approval_response"]
+
+
+async def test_a_branch_behind_an_approved_call_goes_on(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "Mars"})]), Turn(text="No."), Turn(text="It flies."))
+    agent = await launching(product)
+    first = await created(openai, model=agent.id, input="Launch it.")
+    [asked] = first.output
+    await created(openai, input=[verdict(asked, approve=False)], previous_response_id=first.id)
+    branch = await created(openai, input=[verdict(asked, approve=True)], previous_response_id=first.id)
+
+    product.models.play(Turn(text="Far."))
+    last = await created(openai, input="How far?", previous_response_id=branch.id)
+
+    assert last.output_text == "Far."
+    roles = [one["role"] for one in product.models.requests[-1].body["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_a_client_and_a_person_answer_one_response_twice(product: Product, openai: AsyncOpenAI) -> None:
+    calls = [Call("launch", {"target": "Mars"}), Call("square", {"n": 3}), Call("roll_dice", {"sides": 6})]
+    product.models.play(Turn(calls=calls), Turn(text="One."), Turn(text="Two."))
+    launch = await product.tool(LAUNCH, default_requires_approval=True)
+    agent = await product.agent(tools=[launch, await product.tool(ROLL_DICE)])
+    first = await created(openai, model=agent.id, input="Do all.", tools=[SQUARE])
+    [asked] = [item for item in first.output if item.type == "mcp_approval_request"]
+    [call] = calls_of(first)
+
+    for output, approve, said in (("9", True, "One."), ("10", False, "Two.")):
+        answers = [verdict(asked, approve=approve), output_of(call.call_id, output)]
+        branch = await created(openai, input=answers, previous_response_id=first.id, tools=[SQUARE])
+        assert branch.output_text == said
+        results = results_sent(product)
+        assert len(results) == len(calls), "every call has a result, the one that nobody waited for included"
+        assert output in results
+
+
+async def test_a_branch_that_leaves_a_call_open_is_refused(product: Product, openai: AsyncOpenAI) -> None:
+    calls = [Call("launch", {"target": "Mars"}), Call("square", {"n": 3})]
+    product.models.play(Turn(calls=calls), Turn(text="One."))
+    agent = await launching(product)
+    first = await created(openai, model=agent.id, input="Do both.", tools=[SQUARE])
+    [asked] = [item for item in first.output if item.type == "mcp_approval_request"]
+    [call] = calls_of(first)
+    both = [verdict(asked, approve=True), output_of(call.call_id, "9")]
+    await created(openai, input=both, previous_response_id=first.id)
+
+    with pytest.raises(BadRequestError, match="No tool output found for function call"):
+        await created(openai, input=both[:1], previous_response_id=first.id)
+    with pytest.raises(BadRequestError, match="No approval response found"):
+        await created(openai, input="And now?", previous_response_id=first.id)
+
+
+async def test_what_the_clock_had_denied_was_approved_in_a_branch(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "Mars"})]), Turn(text="Too late."))
+    agent = await launching(product)
+    await product.http.patch(f"/v1/agents/{agent.id}", json={"approval_expires_s": 0.2, "on_approval_expiry": "deny"})
+    first = await created(openai, model=agent.id, input="Launch it.")
+    [asked] = first.output
+
+    async def is_decided() -> bool:
+        decided = (await product.http.get("/v1/approvals", params={"agent_id": agent.id, "decided": "true"})).json()
+        return [one["decided_by"] for one in decided] == ["expiry"]
+
+    await wait_until(is_decided, description="the clock to decide")
+    with pytest.raises(BadRequestError, match="has expired"):
+        await created(openai, input=[verdict(asked, approve=True)], previous_response_id=first.id)
+
+
+async def test_a_branch_is_cancelled_and_its_history_stays_valid(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "Mars"})]), Turn(text="No."))
+    agent = await launching(product)
+    first = await created(openai, model=agent.id, input="Launch it.")
+    [asked] = first.output
+    await created(openai, input=[verdict(asked, approve=False)], previous_response_id=first.id)
+    product.models.play(Turn(text="one two three", silent_after=1))
+
+    fields: Any = {"input": [verdict(asked, approve=True)], "previous_response_id": first.id, "background": True}
+    asked_before = len(product.models.requests)
+    branch = await created(openai, **fields)
+    await wait_until(lambda: len(product.models.requests) > asked_before, description="the branch to ask the model")
+    cancelled = await openai.responses.cancel(branch.id)
+    product.models.play(Turn(text="Again."))
+    last = await created(openai, input="Well?", previous_response_id=branch.id)
+
+    assert cancelled.status == "cancelled"
+    assert last.output_text == "Again."
+    assert len(results_sent(product)) == 1
+
+
+async def test_a_branch_that_decides_is_in_the_audit_log(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("launch", {"target": "Mars"})]), Turn(text="No."), Turn(text="It flies."))
+    agent = await launching(product)
+    first = await created(openai, model=agent.id, input="Launch it.")
+    [asked] = first.output
+    for approve in (False, True):
+        await created(openai, input=[verdict(asked, approve=approve)], previous_response_id=first.id)
+
+    waited = (await product.http.get("/v1/approvals", params={"agent_id": agent.id, "decided": "true"})).json()
+    events = (await product.http.get("/v1/admin/audit", params={"object_id": waited[0]["id"]})).json()
+    actions = sorted(event["action"] for event in (events["events"] if isinstance(events, dict) else events))
+    assert actions == ["approval.approved", "approval.denied"]
