@@ -122,7 +122,7 @@ class Client:
                 rest = b""
                 async for chunk in response.aiter_raw():
                     *whole, rest = (rest + chunk).split(b"\n\n")
-                    yield [frame for frame in whole if not frame.startswith(b":")]
+                    yield [frame for frame in map(_without_comments, whole) if frame]
         except CONNECTION_ERRORS as error:
             self._ledger.http[f"stream: {type(error).__name__}"] += 1
             raise StreamLost(str(error)) from error
@@ -167,6 +167,12 @@ class Client:
             self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
         else:
             self._ledger.limits[f"{self.project}: {said[0]}"] += 1
+
+
+def _without_comments(frame: bytes) -> bytes:
+    while frame.startswith(b":"):
+        frame = frame.partition(b"\n")[2]
+    return frame
 
 
 def _is_end_of_run(body: Any) -> bool:

@@ -42,8 +42,9 @@ class ConversationChecks:
     ledger: Ledger
     database: Database
 
-    async def check(self, threads: list[Thread]) -> None:
-        """All checks of this module. Afterwards each thread has one more run."""
+    async def check(self, threads: list[Thread], *, kept: list[Thread]) -> None:
+        """All checks of this module. Afterwards each thread has one more run, but for those that are `kept` as they
+        are: no path of Letta's API leads to them."""
         async with ModelServer() as server:
             models = Models(server.base_urls(), first_event_timeout=10, idle_timeout=10, retries=0)
             for thread in threads:
@@ -51,6 +52,10 @@ class ConversationChecks:
                 self._check_calls(thread, context)
                 await self._check_compactions(thread, context)
                 await self._check_ids(thread)
+                await self._check_providers(thread, context, server, models)
+            for thread in kept:
+                context = await MessageStore(self.database).context(ProjectId(thread.project), ThreadId(thread.id))
+                self._check_calls(thread, context)
                 await self._check_providers(thread, context, server, models)
             await models.aclose()
         turnstile = asyncio.Semaphore(10)

@@ -8,11 +8,24 @@ from typing import Any
 
 from bench.chaos.client import Client, Refused, Request
 from bench.chaos.ledger import Column, Ledger, Story, Thread
+from bench.chaos.responses import ResponseStories
 from bench.chaos.stories import Stories, Tell
 from bench.chaos.tools import FIELDS, source_of
 
 LOOK_S = 0.05
-AGENTS_OWN = frozenset({"polled", "busy", "in the way", "called back", "compaction"})
+AGENTS_OWN = frozenset(
+    {
+        "polled",
+        "busy",
+        "in the way",
+        "called back",
+        "compaction",
+        "response, outputs",
+        "response, approved",
+        "response, chain",
+        "response, hung up",
+    }
+)
 """Stories that are told on an agent's own history: what they ask for is not there for conversations."""
 AFTER_S = 90.0
 """How long everything may take to come to its end when nothing is broken any more."""
@@ -25,6 +38,7 @@ class Crowd:
     client: Client
     ledger: Ledger
     stories: Stories
+    responses: ResponseStories
     dice: random.Random
     at_once: int
     threads: list[Thread] = field(default_factory=list[Thread])
@@ -47,7 +61,7 @@ class Crowd:
 
     async def tell_until(self, stop: asyncio.Event) -> None:
         """Begins stories until told to stop; returns when all have ended, or will not any more."""
-        kinds = self.stories.kinds()
+        kinds = {**self.stories.kinds(), **self.responses.kinds()}
         names = list(kinds)
         weights = [weight for _, weight in kinds.values()]
         async with asyncio.TaskGroup() as group:

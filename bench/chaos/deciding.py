@@ -63,6 +63,11 @@ class Deciding:
         for run_id in run_ids:
             await self.client.call(Request("POST", f"/v1/runs/{run_id}/cancel", {}))
 
+    async def note_decided(self, parked: RunRecord) -> None:
+        """Keeps how the calls were decided for which a run has waited."""
+        for asked in await self.witness.approvals_of(parked.run_id):
+            self._note_decided(await self.client.get(f"/v1/approvals/{asked.id}"))
+
     async def _think(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
@@ -97,14 +102,15 @@ class Deciding:
         decision = "tool_return" if client_side else self.dice.choice(["approve", "approve", "deny"])
         body: dict[str, Any] = {"decision": decision, "decided_by": "chaos"}
         if client_side:
-            body["tool_return"] = self._result()
+            body["tool_return"] = self.result()
         answer = await self.client.call(Request("POST", f"/v1/approvals/{approval_id}", body))
         assert answer is not None
         self.ledger.notes[f"decisions: answered {answer.status}"] += 1
         if answer.is_success:
             self._note_decided(answer.body)
 
-    def _result(self) -> str:
+    def result(self) -> str:
+        """What a client's tool returns: unlike any other."""
         self._returns += 1
         return f"result {self._returns} of a tool of {self.client.project}"
 
@@ -145,7 +151,7 @@ class Deciding:
                 {
                     "type": "tool",
                     "tool_call_id": one["tool_call_id"],
-                    "tool_return": self._result(),
+                    "tool_return": self.result(),
                     "status": "success",
                 }
                 for one in waiting

@@ -28,6 +28,8 @@ async def write_evidence(ledger: Ledger, database: Database, directory: Path) ->
         logged = [line for line in lines if run_id in line][-LOG_LINES:]
         record = ledger.runs.get(run_id)
         seen = [] if record is None else _seen(record)
+        if (response := ledger.responses.get(run_id)) is not None:
+            seen += [f"event {number}: {frame.decode()!r}" for number, frame in sorted(response.events.items())]
         parts = {"violations": told, "logs": logged, "SQL": await _stored(run_id, database), "readers": seen}
         text = "\n\n".join("\n".join([f"== {title}", *shown]) for title, shown in parts.items())
         (place / f"{run_id}.txt").write_text(text + "\n")

@@ -101,6 +101,19 @@ class RunRecord:
     """Its submission named a URL."""
 
 
+@dataclass
+class ResponseRecord:
+    """What OpenAI's dialect has shown of a run."""
+
+    run: RunRecord
+    key: str
+    """What its request was sent under."""
+    events: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    jumps: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Where a reader was shown a number that does not follow the one before it."""
+    ends: set[int] = field(default_factory=set[int])
+
+
 @dataclass(frozen=True)
 class Violation:
     """A promise that was broken."""
@@ -139,6 +152,8 @@ class Ledger:
     runs: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
     submissions: dict[str, str] = field(default_factory=dict[str, str])
     """The otid of each answered submission, and its run."""
+    responses: dict[str, ResponseRecord] = field(default_factory=dict[str, ResponseRecord])
+    """By the id of the run."""
     injections: list[Injection] = field(default_factory=list[Injection])
     decided: dict[str, Decided] = field(default_factory=dict[str, Decided])
     """By the id of the approval."""

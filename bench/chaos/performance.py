@@ -32,6 +32,8 @@ from bench.chaos.ledger import Ledger
 from bench.chaos.newer_release import NewerRelease
 from bench.chaos.orphans import Orphans
 from bench.chaos.recovery import Recoveries
+from bench.chaos.response_checks import ResponseChecks
+from bench.chaos.responses import ResponseStories
 from bench.chaos.run_checks import RunChecks
 from bench.chaos.schedule import draw_schedule
 from bench.chaos.scoreboard import Scoreboard
@@ -111,7 +113,8 @@ class Performance:
                 deciding = Deciding(client, ledger, witness, dice, hurry)
                 submitting = Submitting(client, ledger, witness, dice)
                 stories = Stories(client, ledger, witness, scripts, submitting, deciding, callbacks, newer, dice)
-                crowds.append(Crowd(client, ledger, stories, dice, -(-self.at_once // len(PROJECTS))))
+                responses = ResponseStories(client, ledger, witness, scripts, submitting, deciding, stories, dice)
+                crowds.append(Crowd(client, ledger, stories, responses, dice, -(-self.at_once // len(PROJECTS))))
             say("making agents")
             for crowd in crowds:
                 await crowd.prepare(starts.path)
@@ -180,9 +183,12 @@ class Performance:
         say("reading every stream again")
         stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()
+        say("reading every response again")
+        response_checks = ResponseChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
+        await response_checks.check()
         say("going on with every conversation")
         threads = [thread for crowd in crowds for thread in crowd.threads]
-        await ConversationChecks(clients, ledger, database).check(threads)
+        await ConversationChecks(clients, ledger, database).check(threads, kept=await response_checks.threads())
         await witness.look()
         if ledger.violations:
             say(f"evidence: {await write_evidence(ledger, database, self.directory)}")

@@ -4,6 +4,7 @@ A reader checks the numbers as they come; what the frames hold is kept in the ru
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -24,25 +25,24 @@ class Submission:
     """Told the run's id as soon as the stream says it."""
 
 
-class Reader:
-    """One reader of one run."""
+class StreamReader(ABC):
+    """Reads one run's stream to its end, over as many connections as it takes."""
 
     def __init__(
         self, client: Client, ledger: Ledger, dice: random.Random, opened: RunRecord | Submission, *, restless: bool
     ) -> None:
-        self.record = opened if isinstance(opened, RunRecord) else None
+        """`restless`: it leaves and comes back."""
+        self.record: RunRecord | None = opened if isinstance(opened, RunRecord) else None
         self.refusal: Refused | None = None
         self._submission = opened if isinstance(opened, Submission) else None
         self._client = client
         self._ledger = ledger
         self._dice = dice
         self._restless = restless
-        self._last = 0
         self._ended = False
-        self._ends = 0
 
     async def read(self) -> None:
-        """To the end of the stream, however many connections it takes. Returns early when it is refused for good."""
+        """To the end of the stream. Returns early when it is refused for good."""
         while not self._ended and self.refusal is None:
             try:
                 await self._read_once()
@@ -64,15 +64,30 @@ class Reader:
                     self._ledger.http["stream: left by its reader"] += 1
                     return
         if not self._ended:
-            self._ledger.http["stream: closed before its end"] += 1
+            self._closed_early()
             raise StreamLost
 
     def _request(self) -> Request:
         if self.record is None and self._submission is not None:
             return self._submission.request
         assert self.record is not None
-        body = {"starting_after": self._last, "include_status_events": self.record.story.notes}
-        return Request("POST", f"/v1/runs/{self.record.run_id}/stream", body)
+        return self._resumed(self.record)
+
+    @abstractmethod
+    def _resumed(self, record: RunRecord) -> Request:
+        """The request that goes on behind the last number that was seen."""
+
+    @abstractmethod
+    def _take(self, frame: bytes) -> None:
+        """Checks and keeps the next frame."""
+
+    @abstractmethod
+    def _step_back(self) -> None:
+        """Forgets some of what was seen, at times: read again, the same numbers must hold the same bytes."""
+
+    def _closed_early(self) -> None:
+        """The server ended the answer properly, and the stream had no end."""
+        self._ledger.http["stream: closed before its end"] += 1
 
     async def _after(self, refusal: Refused) -> None:
         if refusal.answer.status in (429, 500, 502, 503, 504):
@@ -82,8 +97,21 @@ class Reader:
         if self.record is not None:
             self._broken(Column.LOST, f"its stream was refused: {refusal}")
 
+    def _broken(self, column: Column, detail: str) -> None:
+        assert self.record is not None
+        self._ledger.broken(column, self.record.run_id, f"{self._ledger.elapsed_s:.1f} s: {detail}")
+
+
+class Reader(StreamReader):
+    """Reads a run as Letta's clients do."""
+
+    _last = 0
+
+    def _resumed(self, record: RunRecord) -> Request:
+        body = {"starting_after": self._last, "include_status_events": record.story.notes}
+        return Request("POST", f"/v1/runs/{record.run_id}/stream", body)
+
     def _step_back(self) -> None:
-        """Reads again what it has seen, at times: the same numbers must hold the same bytes."""
         if self._dice.random() < 0.2 and self.record is not None:
             seen = [seq for seq in self.record.frames if seq <= self._last]
             self._last = self._dice.choice([0, *seen])
@@ -127,10 +155,6 @@ class Reader:
         known = self.record.frames.setdefault(seq, frame)
         if known != frame:
             self._broken(Column.DUPLICATED, f"frame {seq} was {known[:250]!r}, later {frame[:250]!r}")
-
-    def _broken(self, column: Column, detail: str) -> None:
-        assert self.record is not None
-        self._ledger.broken(column, self.record.run_id, f"{self._ledger.elapsed_s:.1f} s: {detail}")
 
 
 def follows_of(frame: bytes) -> int | None:

@@ -120,7 +120,7 @@ class Stories:
         if self.dice.random() < 0.3:
             record.is_pushed = True
             await asyncio.sleep(self.dice.uniform(0, 3))
-            await self._cancel(record)
+            await self.cancel_now(record)
         await self.submitting.poll(record.run_id)
 
     async def compaction(self, story: Story) -> None:
@@ -159,7 +159,7 @@ class Stories:
             if run_id is not None and self.dice.random() < 0.3:
                 record = self.ledger.accept(run_id, story, None, None)
                 record.is_pushed = True
-                await self._cancel(record)
+                await self.cancel_now(record)
         answer = asked.result()
         assert answer is not None
         run_id = await self.witness.called_by(story.thread.agent_id, key)
@@ -234,7 +234,7 @@ class Stories:
                 return
             record.is_pushed = True
             await asyncio.sleep(self.dice.choice([0.0, self.dice.uniform(0, 1), self.dice.uniform(0, 6)]))
-            await self._cancel(record)
+            await self.cancel_now(record)
         await self._cancel_what_waits(record)
 
     async def inject(self, story: Story) -> None:
@@ -290,7 +290,7 @@ class Stories:
         if record is not None:
             await self.submitting.poll(record.run_id)
 
-    async def _cancel(self, record: RunRecord) -> None:
+    async def cancel_now(self, record: RunRecord) -> None:
         """Cancels until the answer is how the run ended."""
         body = {"mode": self.dice.choice(CANCEL_MODES), "reason": "chaos", "wait": self.dice.choice([0, 2, 5])}
         while True:
@@ -307,7 +307,7 @@ class Stories:
     async def _cancel_what_waits(self, record: RunRecord) -> None:
         """A cancel after the step finds a run that parked itself: nobody will decide it, so it is cancelled again."""
         if await self.submitting.until_parked_or_over(record.run_id):
-            await self._cancel(record)
+            await self.cancel_now(record)
 
     async def _inject(self, story: Story, record: RunRecord) -> None:
         script = self.scripts.plain(15)

@@ -34,7 +34,7 @@ class Submitting:
         answer = await self.client.call(request)
         assert answer is not None
         if not answer.is_success:
-            self._refused(story, answer.status, answer.body)
+            self.refused(story, answer.status, answer.body)
             return None
         return self.ledger.accept(str(answer.body["id"]), story, script, otid)
 
@@ -49,7 +49,7 @@ class Submitting:
         elif answer.is_success:
             self.ledger.broken(Column.LOST, "-", f"otid {otid} was answered {answer.status}, but no run has it")
         else:
-            self._refused(story, answer.status, answer.body)
+            self.refused(story, answer.status, answer.body)
 
     @asynccontextmanager
     async def streaming(self, story: Story, script: Script, **fields: Any) -> AsyncGenerator[RunRecord | None]:
@@ -72,7 +72,7 @@ class Submitting:
             if not accepted.done():
                 accepted.set_result(None)
                 if reader.refusal is not None:
-                    self._refused(story, reader.refusal.answer.status, reader.refusal.answer.body)
+                    self.refused(story, reader.refusal.answer.status, reader.refusal.answer.body)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(read(), name="read the submission's stream")
@@ -116,7 +116,8 @@ class Submitting:
         body = {"messages": [message], "include_status_events": story.notes, **fields}
         return otid, Request("POST", path, body, headers)
 
-    def _refused(self, story: Story, status: int, body: Any) -> None:
+    def refused(self, story: Story, status: int, body: Any) -> None:
+        """A submission was refused: some refusals are among what clients must expect."""
         self.ledger.notes[f"submissions refused with {status}"] += 1
         if status not in REFUSALS and status < 500:
             detail = f"a submission was answered {status}: {str(body)[:300]}"

@@ -82,6 +82,12 @@ class Witness:
         async with self.deployment.database.read() as connection:
             return list(await connection.execute(query))
 
+    async def runs_with(self, key: str) -> list[str]:
+        """The runs of a submission with this text in its metadata."""
+        query = sa.select(runs.c.id).where(runs.c.options.contains(f'"{key}"'))
+        async with self.deployment.database.read() as connection:
+            return list((await connection.execute(query)).scalars())
+
     async def compactions_of(self, thread_id: str) -> list[str]:
         """The runs that compact a thread, or have."""
         is_compaction = runs.c.options.contains('"run_type":"compaction"')
