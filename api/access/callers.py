@@ -79,7 +79,7 @@ class ConfiguredKeys:
         places: dict[bytes, str] = {}
         for key in self._keys:
             if key.secret in places:
-                raise InvalidRequest(f"{key.place}: {places[key.secret]} has the same key; remove one of them")
+                raise InvalidRequest(f"{key.place}: {places[key.secret]} has the same key; remove one")
             places[key.secret] = key.place
 
     @classmethod
