@@ -1,5 +1,5 @@
 """Measures Holdfast and prints a table: `python -m bench.run --help`. Exit status 1: a token was lost or out of order,
-or, with --fail-on-regression, a figure got worse by more than the noise."""
+or, with --fail-on-regression, a figure became worse by more than the noise."""
 
 import argparse
 import asyncio
@@ -101,10 +101,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def measure(options: argparse.Namespace, taking: Profiler | None) -> Result:
-    """Measures one thing after the other. What is said meanwhile goes to standard error."""
+    """Measures one deployment after the other. Progress goes to standard error."""
     task = asyncio.current_task()
     assert task is not None
-    # As Ctrl-C does: what was started here is ended, too.
+    # SIGTERM acts as Ctrl-C, which also ends all started processes.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     chosen = [options.only] if options.only else [EMBEDDED, SERVICES]
     columns = chosen if options.no_floors or taking else [*FLOORS, *chosen]
@@ -122,7 +122,7 @@ async def measure(options: argparse.Namespace, taking: Profiler | None) -> Resul
                         for name in plan[column]:
                             await _section(column, name, deployment, result, options.rounds, taking)
                             progress(done := done + 1)
-                            if options.json:  # what was measured is kept, however it goes on
+                            if options.json:  # keeps the measured figures if a later section fails
                                 write_result(result, options.json)
                 except OSError as error:
                     say(f"{column}: left out, because a service is not there: {error}")
@@ -134,14 +134,14 @@ async def measure(options: argparse.Namespace, taking: Profiler | None) -> Resul
 async def _section(
     column: str, name: str, deployment: Deployment, result: Result, rounds: int, taking: Profiler | None
 ) -> None:
-    """Every round of one section. One that fails is a fault; the others are measured all the same."""
+    """Measures every round of one section. A failed round is a fault, and the others go on."""
     section, began = SECTIONS[name], time.monotonic()
     say(f"{column}: {name} …")
     try:
         for _ in range(rounds if section.is_repeated and not taking else 1):
             async with asyncio.timeout(SECTION_S):
                 if taking:
-                    await section.measure(deployment)  # what is done once in a process is not what takes the time
+                    await section.measure(deployment)  # a warm-up, so that one-time work of a process is not measured
                     async with taking.sampling(f"{column}-{name}", deployment):
                         result.add(column, await section.measure(deployment))
                 else:
@@ -167,7 +167,7 @@ def _start(
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:
-    """The sections to measure, in their order."""
+    """Returns the sections to measure, in order."""
     asked = set(options.section) or {
         name for name, section in SECTIONS.items() if (section.profiles if options.profile else section.is_default)
     }

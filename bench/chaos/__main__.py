@@ -1,10 +1,10 @@
-"""Breaks a deployment of its own for some minutes and says which promises held. Exit status 1: one did not.
+"""Injects faults into its own deployment for some minutes and reports broken promises. Exit status 1: there are some.
 
 It starts a Redis, a database on the given Postgres server, workers and APIs, and keeps runs of every kind going, in two
-projects that meet their limits at times. Tools run behind the best walls that the machine has. It upgrades the
-deployment to a release that is yet to come, which writes what this one does not know, and back; one worker stays one of
-that release. Then it kills, freezes, cuts, empties and fails over what they work with, by a schedule that the seed
-draws. Everything is on loopback, and all that it has started is dead at the end.
+projects that sometimes reach their limits. Tools run in the machine's best isolation. It upgrades the deployment to a
+made-up newer release, which writes what this one does not know, and back; one worker stays on that release. Then it
+kills, freezes, disconnects, empties and fails over processes and services, by a schedule from the seed. Everything
+listens on loopback, and it ends all processes that it started.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 async def perform(options: argparse.Namespace) -> bool:
-    """Breaks, checks and prints; whether everything held. SIGTERM ends it as Ctrl-C does."""
+    """Injects faults, checks and prints. Returns whether all promises held. SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

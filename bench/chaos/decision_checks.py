@@ -1,5 +1,4 @@
-"""What must be true of what was decided: nothing starts that was denied, and what a client brought is what the model is
-told, once."""
+"""Checks decisions: a denied call never starts, and the model gets a client's result once."""
 
 from collections import defaultdict
 
@@ -16,7 +15,7 @@ from shared.sql.tables import messages
 
 
 async def check_decisions(ledger: Ledger, database: Database, starts: dict[str, list[Start]]) -> None:
-    """Looks at every call that waited and was decided."""
+    """Checks every decided call."""
     told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
     async with database.read() as connection:
         for row in (await connection.execute(sa.select(messages))).mappings():

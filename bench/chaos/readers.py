@@ -1,6 +1,6 @@
-"""Readers of streams: some stay, some leave and come back, all at whichever API process answers.
+"""Readers of streams: some stay, some leave and reconnect, all at any API process that answers.
 
-A reader checks the numbers as they come; what the frames hold is kept in the run's record, where all readers meet.
+A reader checks the numbers of the frames. The run's record keeps their contents, which all readers must agree on.
 """
 
 import random
@@ -21,7 +21,7 @@ class Submission:
 
     request: Request
     accept: Callable[[str], RunRecord]
-    """Told the run's id as soon as the stream says it."""
+    """Called with the run's id as soon as the stream has it."""
 
 
 class Reader:
@@ -42,7 +42,7 @@ class Reader:
         self._ends = 0
 
     async def read(self) -> None:
-        """To the end of the stream, however many connections it takes. Returns early when it is refused for good."""
+        """Reads to the end of the stream, over several connections if needed. Returns early after a final refusal."""
         while not self._ended and self.refusal is None:
             try:
                 await self._read_once()
@@ -83,7 +83,7 @@ class Reader:
             self._broken(Column.LOST, f"its stream was refused: {refusal}")
 
     def _step_back(self) -> None:
-        """Reads again what it has seen, at times: the same numbers must hold the same bytes."""
+        """Sometimes moves the cursor back, because the same numbers must have the same bytes."""
         if self._dice.random() < 0.2 and self.record is not None:
             seen = [seq for seq in self.record.frames if seq <= self._last]
             self._last = self._dice.choice([0, *seen])
@@ -111,7 +111,7 @@ class Reader:
     def _end(self, seq: int) -> None:
         assert self.record is not None
         self._ended = True
-        # A reader whose cursor is at the end already is told so under the number of its cursor.
+        # A reader whose cursor is at the end gets the end with its cursor's number.
         if seq > self._last:
             if seq != self._last + 1:
                 self._broken(Column.GAPS, f"the end {seq} came after {self._last}")
@@ -134,7 +134,7 @@ class Reader:
 
 
 def follows_of(frame: bytes) -> int | None:
-    """The number that a new owner's first frame goes on from; None for all other frames."""
+    """Returns the number that a new owner's first frame follows; None for all other frames."""
     if b'"follows"' not in frame:
         return None
     match json_of(frame):
@@ -145,7 +145,7 @@ def follows_of(frame: bytes) -> int | None:
 
 
 def first_missing(frame: bytes) -> int | None:
-    """Where the gap begins that this frame stands for; None when it stands for none."""
+    """Returns the first number of the gap that this frame reports; None for all other frames."""
     match json_of(frame):
         case {"message_type": "gap", "first_missing": int(first)}:
             return first
