@@ -74,7 +74,7 @@ def _text(words: int, dice: random.Random) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database", help="URL of an empty database; a SQLite file of its own unless given")
+    parser.add_argument("--database", help="URL of an empty database (default: a new SQLite file)")
     parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--dimensions", type=int, default=1536)
     arguments = parser.parse_args()

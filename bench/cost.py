@@ -68,8 +68,8 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
     parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make databases on")
     parser.add_argument("--runs", type=int, default=1_000_000, help="earlier runs in the project")
-    parser.add_argument("--of-thread", type=int, default=100_000, help="those of them that the thread has")
-    parser.add_argument("--only", choices=["sqlite", "postgres", "idle"], help="measure one thing instead of all")
+    parser.add_argument("--of-thread", type=int, default=100_000, help="earlier runs in the thread")
+    parser.add_argument("--only", choices=["sqlite", "postgres", "idle"], help="measure only this")
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory(prefix="holdfast-cost-") as directory:

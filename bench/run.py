@@ -42,7 +42,7 @@ SECTION_S = 600.0
 def main() -> None:
     options = _parser().parse_args()
     if len(options.compare) > 2:
-        sys.exit("--compare takes one result, to compare with what is measured now, or two")
+        sys.exit("--compare takes one result, to compare with this run, or two")
     try:
         olds = [read_result(path) for path in options.compare]
         taking = profiler(options.profile) if options.profile else None
@@ -72,13 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--only", choices=[EMBEDDED, SERVICES], help="measure one set-up instead of both")
     parser.add_argument(
-        "--section", action="append", default=[], choices=list(SECTIONS), help="measure these only; may be repeated"
+        "--section",
+        action="append",
+        default=[],
+        choices=list(SECTIONS),
+        help="measure only these; may be repeated",
     )
     parser.add_argument(
-        "--skip", action="append", default=[], choices=list(SECTIONS), help="leave a section out; may be repeated"
+        "--skip", action="append", default=[], choices=list(SECTIONS), help="leave this section out; may be repeated"
     )
     parser.add_argument("--no-floors", action="store_true", help="measure the product alone, without ratios")
-    parser.add_argument("--rounds", type=int, default=3, help="of each section that does not take long (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each repeated section (default: 3)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--save", action="store_true", help="write the result to bench/results, by date and machine")
     parser.add_argument(
@@ -87,16 +91,14 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=list[Path](),
         metavar="RESULT",
-        help="OLD: compare it with this run; OLD NEW: with another",
+        help="OLD: compare it with this run; OLD NEW: compare two results",
     )
     parser.add_argument("--fail-on-regression", action="store_true", help="with --compare: exit 1 if a figure is worse")
     parser.add_argument(
         "--profile", type=Path, nargs="?", const=Path("build/profile"), metavar="DIRECTORY",
-        help="sample every server with py-spy meanwhile (default: into build/profile); the figures suffer",
+        help="sample every server with py-spy into this directory (default: build/profile); the figures get worse",
     )  # fmt: skip
-    parser.add_argument(
-        "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
-    )
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make a database on")
     return parser
 
 

@@ -72,9 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.shape", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--source", action="store_true", help="make no runs: only what the source says")
+    parser.add_argument("--source", action="store_true", help="make no runs: only the figures of the source")
     parser.add_argument(
-        "--names", action="store_true", help="list the files, and how many functions of each were called"
+        "--names", action="store_true", help="list the files, with the number of called functions of each"
     )
     return parser
 

@@ -52,7 +52,7 @@ class Watched:
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.telemetry", description=__doc__)
     parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make databases on")
-    parser.add_argument("--rounds", type=int, default=7, help="of each kind")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each kind")
     parser.add_argument("--otlp", help="the address of an OTLP receiver, for rounds with traces and a scrape")
     options = parser.parse_args()
     print(machine())

@@ -26,21 +26,19 @@ from shared.domain.errors import InvalidRequest
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long things are broken (default: 2)")
-    parser.add_argument("--seed", type=int, default=None, help="draws the faults (default: any)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="minutes of faults (default: 2)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the faults (default: random)")
     parser.add_argument("--workers", type=int, default=3, help="worker processes (default: 3)")
     parser.add_argument("--apis", type=int, default=2, help="API processes (default: 2)")
-    parser.add_argument("--runs-at-once", type=int, default=100, help="stories that go on at once (default: 100)")
+    parser.add_argument("--runs-at-once", type=int, default=100, help="concurrent stories (default: 100)")
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make a database on")
     parser.add_argument(
-        "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
+        "--sandbox", choices=["auto", "process"], default="auto", help="the isolation of tools (default: the best)"
     )
     parser.add_argument(
-        "--sandbox", choices=["auto", "process"], default="auto", help="the walls around tools (default: the best)"
+        "--untimed", action="store_true", help="print late recoveries, but do not fail for them: for a shared machine"
     )
-    parser.add_argument(
-        "--untimed", action="store_true", help="late recoveries are printed but are no failure: the machine is shared"
-    )
-    parser.add_argument("--only-schedule", action="store_true", help="print the faults of the seed, and do nothing")
+    parser.add_argument("--only-schedule", action="store_true", help="only print the faults of the seed")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1_000_000)

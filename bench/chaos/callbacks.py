@@ -57,7 +57,7 @@ class Callbacks:
         ended = await self._ended()
         for record in self.ledger.runs.values():
             if record.is_called_back and record.run_id not in ended:
-                self.ledger.broken(Column.CALLBACKS, record.run_id, "has not ended, or has forgotten whom to call back")
+                self.ledger.broken(Column.CALLBACKS, record.run_id, "has not ended, or has lost its callback's URL")
         for run_id, row in ended.items():
             if row.callback_status_code != 200:
                 detail = f"was not delivered: {len(told[run_id])} attempts, {row.callback_error}"
@@ -71,17 +71,19 @@ class Callbacks:
         self, run_id: str, received: list[ReceivedCallback], row: sa.Row[tuple[object, ...]] | None
     ) -> None:
         if row is None:
-            self.ledger.broken(Column.CALLBACKS, run_id, "called back, and nobody had asked for it or it has not ended")
+            self.ledger.broken(Column.CALLBACKS, run_id, "called back without a request for it, or before its end")
             return
         if len({one.content for one in received}) > 1:
-            self.ledger.broken(Column.CALLBACKS, run_id, f"told different things: {[one.content for one in received]}")
+            self.ledger.broken(Column.CALLBACKS, run_id, f"sent different bodies: {[one.content for one in received]}")
         for one in received:
             if not _is_signed(one):
                 self.ledger.broken(Column.CALLBACKS, run_id, f"not signed by us: {one.headers}")
         body = received[0].body
         said = body["run_id"], body["status"], body["metadata"]["result"]["stop_reason"]["stop_reason"]
         if said != (run_id, row.status, row.stop_reason):
-            self.ledger.broken(Column.CALLBACKS, run_id, f"told {said}, SQL says {row.status}, {row.stop_reason}")
+            self.ledger.broken(
+                Column.CALLBACKS, run_id, f"the callback has {said}, SQL {row.status}, {row.stop_reason}"
+            )
 
     async def _ended(self) -> dict[str, sa.Row[tuple[object, ...]]]:
         query = sa.select(runs).where(runs.c.callback_url.is_not(None), runs.c.status.in_(TERMINAL))

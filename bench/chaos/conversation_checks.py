@@ -91,7 +91,7 @@ class ConversationChecks:
         if ids != told:
             here = next((n for n, pair in enumerate(zip(ids, told, strict=False)) if pair[0] != pair[1]), None)
             differ = f"first differing at {here}, {ids[here : here + 3]} and {told[here : here + 3]}" if here else ""
-            self._broken(thread, f"{len(ids)} messages listed, {len(told)} ids told; {differ}")
+            self._broken(thread, f"{len(ids)} messages listed, {len(told)} ids expected; {differ}")
 
     async def _left_by_compaction(self, thread: Thread) -> set[str]:
         """Returns the ids of messages that a summary replaces: they are listed, but the model does not get them."""

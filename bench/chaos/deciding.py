@@ -79,10 +79,10 @@ class Deciding:
         self.ledger.notes[f"expiry: {decided['status']} by {'the clock' if by_clock else 'somebody'}"] += 1
         early = datetime.fromisoformat(decided["decided_at"]) < datetime.fromisoformat(decided["expires_at"])
         if by_clock and (early or decided["status"] != "denied"):
-            detail = f"by the clock: {decided['status']} at {decided['decided_at']}, due at {decided['expires_at']}"
+            detail = f"expired: {decided['status']} at {decided['decided_at']}, due at {decided['expires_at']}"
             self.ledger.broken(Column.DECISIONS, parked.run_id, detail)
         if by_clock and decided["on_expiry"] == "cancel" and decided["continued_by"] is not None:
-            self.ledger.broken(Column.DECISIONS, parked.run_id, "was to be cancelled when nobody decided, and went on")
+            self.ledger.broken(Column.DECISIONS, parked.run_id, "must be cancelled on expiry, but went on")
 
     async def _decide_each(self, story: Story, waiting: list[dict[str, Any]]) -> RunRecord | None:
         for approval in waiting:

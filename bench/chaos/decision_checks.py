@@ -42,7 +42,7 @@ def _check(ledger: Ledger, decided: Decided, told: list[ToolReturn], begun: list
         detail = f"{decided.key} was {decided.status} and has {len(told)} results: {[one.text for one in told]}"
         ledger.broken(Column.DECISIONS, decided.run_id, detail)
     elif decided.status == "returned" and told[0].text != decided.tool_return:
-        detail = f"{decided.key}: the client brought {decided.tool_return!r}, the model is told {told[0].text!r}"
+        detail = f"{decided.key}: the client returned {decided.tool_return!r}, the model gets {told[0].text!r}"
         ledger.broken(Column.DECISIONS, decided.run_id, detail)
     elif decided.status == "denied" and told[0].status != "error":
         ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and came to {told[0].text!r}")

@@ -54,7 +54,7 @@ class Orphans:
                 if orphan.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(orphan.pid, os.WNOHANG)
                 else:
-                    detail = f"process {orphan.pid} ({' '.join(orphan.cmdline())[:80]}) is there without its worker"
+                    detail = f"process {orphan.pid} ({' '.join(orphan.cmdline())[:80]}) has outlived its worker"
                     self.ledger.broken(Column.OUTLIVED, "-", detail)
 
     def kill(self) -> None:

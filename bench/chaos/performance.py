@@ -135,7 +135,7 @@ class Performance:
             for crowd in crowds:
                 group.create_task(crowd.tell_until(stop), name=f"stories of {crowd.client.project}")
             yield
-            say("nothing is broken any more: waiting for what goes on")
+            say("no more faults: waiting for unfinished runs")
             stop.set()
             hurry.set()
 

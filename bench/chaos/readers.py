@@ -100,7 +100,7 @@ class Reader:
         elif _GAP in frame and (first := first_missing(frame)) is not None:
             self.record.gaps.add((first, seq))
             if first > self._last + 1:
-                self._broken(Column.GAPS, f"{seq} says a gap from {first}, but {self._last} was the last number")
+                self._broken(Column.GAPS, f"{seq} reports a gap from {first}, but {self._last} was the last number")
             self._last = seq
         elif seq <= self._last:
             if b'"message_type":"ping"' not in frame:
@@ -122,7 +122,7 @@ class Reader:
         if seq != self._last + 1:
             follows = follows_of(frame)
             if follows is None or not follows <= self._last:
-                self._broken(Column.GAPS, f"{seq} came after {self._last} without a word of what is missing")
+                self._broken(Column.GAPS, f"{seq} came after {self._last} without a gap")
         self._last = seq
         known = self.record.frames.setdefault(seq, frame)
         if known != frame:

@@ -61,7 +61,7 @@ class RunChecks:
             self.ledger.broken(Column.LOST, record.run_id, f"the API does not show it: {refusal}")
             return
         if shown["status"] != row.status:
-            self.ledger.broken(Column.CHANGED, record.run_id, f"SQL says {row.status}, the API {shown['status']}")
+            self.ledger.broken(Column.CHANGED, record.run_id, f"SQL has {row.status}, the API {shown['status']}")
         self._check_failure(record, row)
         await self._check_standstill(record, row)
 

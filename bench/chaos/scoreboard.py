@@ -41,12 +41,12 @@ class Scoreboard:
     def lines(self) -> Iterable[str]:
         """Renders the whole result."""
         accepted = f"{len(self.ledger.runs)} runs accepted in {len(PROJECTS)} projects"
-        yield f"seed {self.seed}, {accepted}, {self.tool_starts} tools started, walls: {self.tier}"
+        yield f"seed {self.seed}, {accepted}, {self.tool_starts} tools started, isolation: {self.tier}"
         yield from self._ends()
         yield from _counted("faults", Counter(happened.fault.kind.value for happened in self.faults.happened))
-        yield from _counted("faults left out, their target being broken already", self.faults.skipped)
+        yield from _counted("faults left out, because another one had their target", self.faults.skipped)
         yield from _counted("failed runs", self.runs.errors)
-        yield from _counted("limits that were used up", self.ledger.limits)
+        yield from _counted("limits that were reached", self.ledger.limits)
         yield from _counted("connections and statuses", self.ledger.http)
         yield from _counted("notes", self.ledger.notes)
         yield ""
@@ -65,7 +65,7 @@ class Scoreboard:
             for title, measured in self._measured(kind).items():
                 yield f"recovery, {kind}, {title}: {_figures([one.took_s for one in measured])}"
         if self.recoveries.unknown:
-            yield f"recovery: {self.recoveries.unknown} times it could not be told which runs a worker held"
+            yield f"recovery: of {self.recoveries.unknown} faults it is unknown which runs the worker held"
 
     def _columns(self) -> Iterable[str]:
         counted = Counter(violation.column for violation in self.ledger.violations)

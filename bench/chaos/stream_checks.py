@@ -63,7 +63,7 @@ class StreamChecks:
             if record.story.notes:
                 # Readers with status events get no other numbered pings.
                 unknown = sum(seq > 1 and b'"message_type":"ping"' in frame for seq, frame in record.frames.items())
-                self.ledger.notes["events of the newer release, as they were shown"] += unknown
+                self.ledger.notes["unknown events of the newer release in streams"] += unknown
 
     async def _read(self, record: RunRecord, turnstile: asyncio.Semaphore) -> None:
         client = self.clients[record.story.thread.project]
@@ -81,9 +81,9 @@ class StreamChecks:
             return
         [end] = record.ends
         if last_seq is not None and last_seq != end:
-            self.ledger.broken(Column.ENDS, record.run_id, f"ends at {end}, SQL says {last_seq}")
+            self.ledger.broken(Column.ENDS, record.run_id, f"ends at {end}, in SQL at {last_seq}")
         for first, last in self._unseen(record, end):
-            self.ledger.broken(Column.GAPS, record.run_id, f"nobody was shown {first} to {last} of {end}")
+            self.ledger.broken(Column.GAPS, record.run_id, f"no reader got {first} to {last} of {end}")
         beyond = [number for number in record.frames if number >= end]
         if beyond:
             self.ledger.broken(Column.ENDS, record.run_id, f"frames {beyond[:20]} at or after the end {end}")
@@ -119,13 +119,13 @@ class StreamChecks:
             if body.text and not record.gaps:
                 text = "".join(said for _, said in shown[message_id])
                 if text.strip() != body.text.strip():
-                    detail = f"{message_id}: shown …{text[-120:]!r}, stored …{body.text[-120:]!r}"
+                    detail = f"{message_id}: streamed …{text[-120:]!r}, stored …{body.text[-120:]!r}"
                     self.ledger.broken(Column.SHOWN, record.run_id, detail)
         if not completed or record.script is None or record.is_pushed or record.script.waits:
             return
         said = " ".join(word for _, body in answers for word in body.text.split())
         if said != record.script.said:
-            detail = f"scripted {record.script.said[-150:]!r}, said {said[-150:]!r}"
+            detail = f"scripted {record.script.said[-150:]!r}, stored {said[-150:]!r}"
             self.ledger.broken(Column.SHOWN, record.run_id, detail)
 
     def _check_gaps(self, record: RunRecord) -> None:

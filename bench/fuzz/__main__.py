@@ -54,11 +54,11 @@ class Outcome(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=2000, help="requests to each set-up (default: 2000)")
-    parser.add_argument("--seconds", type=int, default=0, help="for each set-up; 0: as long as the cases take")
-    parser.add_argument("--minutes", type=float, default=1.0, help="for the property tests (default: 1)")
+    parser.add_argument("--seconds", type=int, default=0, help="seconds for each set-up; 0: until all cases were sent")
+    parser.add_argument("--minutes", type=float, default=1.0, help="minutes of the property tests (default: 1)")
     parser.add_argument("--shape", choices=["embedded", "services", "both"], default="both")
-    parser.add_argument("--seed", type=int, default=None, help="draws the examples (default: any)")
-    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server for a database of our own")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the examples (default: random)")
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make a database on")
     sys.exit(0 if uvloop.run(fuzz(parser.parse_args())) else 1)
 
 

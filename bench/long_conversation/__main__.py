@@ -23,15 +23,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.long_conversation", description=__doc__)
     parser.add_argument("--turns", type=_count, default=2000, help="questions to the first agent (default: 2000)")
     parser.add_argument("--window", type=_window, default=8000, help="tokens of the model's window (default: 8000)")
-    parser.add_argument("--seed", type=int, default=None, help="draws conversations and faults (default: any)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of conversations and faults (default: random)")
     parser.add_argument("--workers", type=_count, default=2, help="worker processes (default: 2)")
     parser.add_argument(
         "--kill-every",
         type=_seconds,
         default=10.0,
-        help="seconds between two faults, in the mean; 0: none (default: 10)",
+        help="mean seconds between two faults; 0: no faults (default: 10)",
     )
-    parser.add_argument("--postgres", default=None, help="a server on which a database may be made (default: SQLite)")
+    parser.add_argument("--postgres", default=None, help="a server to make a database on (default: SQLite)")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1_000_000)

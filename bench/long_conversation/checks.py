@@ -126,11 +126,11 @@ class Checks:
         expected = list(_expected(self.talk.plan.turns))
         for number, (found, wanted) in enumerate(zip_longest(self.told.facts, expected)):
             if found != wanted:
-                yield f"the history tells {found} where {wanted} belongs (at {number} of {len(expected)})"
+                yield f"the history has {found} in place of {wanted} (at {number} of {len(expected)})"
                 break
         for fact, times in Counter(self.told.facts).items():
             if times > 1:
-                yield f"the history tells {times} times: {fact}"
+                yield f"the history has {times} times: {fact}"
 
     def _requests(self) -> Iterator[str]:
         """Checks the requests of all answers in the history. Answers to a worker that lost its run do not count."""

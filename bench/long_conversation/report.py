@@ -69,9 +69,9 @@ class Report:
         yield f"time        {self.took_s:.0f} s, {turns / max(self.took_s, 0.001):.1f} turns/s"
         for name, took in self.turns.items():
             yield f"a turn      {name}: {_pace(took)}"
-        yield f"edits       {self.edits} that were made"
+        yield f"edits       {self.edits} applied"
         asked = len(model.answers)
-        yield f"model       {asked} answers, {asked - self.answers} of them lost with their worker and asked for anew"
+        yield f"model       {asked} answers, {asked - self.answers} of them lost with their worker and requested again"
         lost = len(model.summaries) - self.summaries
         yield f"compactions {self.summaries}; {lost} more summaries were written and lost with their worker"
         largest = max((one.tokens for one in model.answers.values()), default=0)
@@ -80,7 +80,7 @@ class Report:
             low, high = min(self.estimates), max(self.estimates)
             middle = median(self.estimates)
             yield f"estimate    counted tokens for 1 estimated: {low:.2f} to {high:.2f}, median {middle:.2f}"
-        yield f"faults      {self.faults.total()}; {self.changed_hands} times a run went on elsewhere"
+        yield f"faults      {self.faults.total()}; {self.changed_hands} times another worker took over a run"
         yield from (f"            {times:4} {name}" for name, times in sorted(self.faults.items()))
         yield ""
         yield f"must be zero: {len(self.violations)} violations"

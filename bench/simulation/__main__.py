@@ -25,10 +25,10 @@ MEASURED_S, WARM_UP_S = 30.0, 30.0
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.simulation", description=__doc__)
     parser.add_argument("costs", type=Path, help="a JSON file with processor times in microseconds")
-    parser.add_argument("--in-flight", type=int, default=100_000, metavar="N", help="runs at one time")
+    parser.add_argument("--in-flight", type=int, default=100_000, metavar="N", help="concurrent runs")
     parser.add_argument("--busy", type=float, default=0.7, help="the most that a process may be busy, from 0 to 1")
     parser.add_argument("--workload", type=Path, help="a JSON file with other steps, tokens and times")
-    parser.add_argument("--json", type=Path, help="write the outcome there as well")
+    parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     options = parser.parse_args()
     if options.in_flight < 1 or not 0 < options.busy <= 1:
         parser.error("--in-flight is at least 1, and --busy is above 0 and at most 1")
