@@ -76,7 +76,7 @@ class Deciding:
 
     def _check_expiry(self, parked: RunRecord, decided: dict[str, Any]) -> None:
         by_clock = decided["decided_by"] in ("expiry", "approval_expired")
-        self.ledger.notes[f"expiry: {decided['status']} by {'the clock' if by_clock else 'somebody'}"] += 1
+        self.ledger.notes[f"expiry: {decided['status']} by {'the clock' if by_clock else 'a person'}"] += 1
         early = datetime.fromisoformat(decided["decided_at"]) < datetime.fromisoformat(decided["expires_at"])
         if by_clock and (early or decided["status"] != "denied"):
             detail = f"expired: {decided['status']} at {decided['decided_at']}, due at {decided['expires_at']}"
