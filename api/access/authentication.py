@@ -113,7 +113,7 @@ class Authentication:
             return caller
         if rule.reach is Reach.PROJECT:
             raise _forbidden(
-                request, caller, f"is not for keys of single agents: it needs the scope {rule.level} alone"
+                request, caller, f"is not for keys of single agents: use one with only the scope {rule.level}"
             )
         try:
             seen_as = await self._access.reach.through_path(

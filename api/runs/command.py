@@ -206,7 +206,7 @@ class AgentThreads:
         """
         if name == DEFAULT and agent_id is None:
             raise InvalidRequest(
-                "agent_id is missing: conversation 'default' is the default history of the agent named",
+                "agent_id is missing: name the agent whose default history conversation 'default' is",
                 field="agent_id",
             )
         if name == DEFAULT or is_id(name, "agent"):

@@ -165,7 +165,7 @@ class StreamService:
             yield view.projection.end_of(last)
 
     async def _body(self, view: RunView, entries: Entries) -> tuple[bytes, bool]:
-        """As `RunView.of`, but one of few at a time if the reader is behind."""
+        """As `RunView.of`, but a whole batch, as of a reader that is behind, waits for a place in `catching_up`."""
         if len(entries) < FRAMES_AT_ONCE:
             return view.of(entries)
         async with self.catching_up:

@@ -40,7 +40,7 @@ class Chat:
     def go_on(self) -> bool:
         """Follows unfinished runs, then asks for decisions. False: the person left a run."""
         for run in self._conversation.active_runs():
-            hint(f"[{run['id']} is at work]")
+            hint(f"[{run['id']} is not finished; following it]")
             if self._follower.follow(run["id"]) is None:
                 return False
         return self.ask()

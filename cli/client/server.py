@@ -105,7 +105,7 @@ class Server:
         try:
             yield
         except httpx2.ReadTimeout as error:
-            raise Silence(f"{self._http.base_url} has been silent for too long") from error
+            raise Silence(f"{self._http.base_url} has sent no data for too long") from error
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise InvalidRequest(f"the request cannot be sent ({error}): change its address or arguments") from error
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError) as error:
@@ -134,11 +134,11 @@ def server_at(url: str) -> Generator[Server]:
 def segment(of_path: str) -> str:
     """Escapes an id for a path. Raises `InvalidRequest` for an empty one, which would name another path."""
     if not of_path:
-        raise InvalidRequest("an id is empty")
+        raise InvalidRequest("an id is empty: give the id of a run, an agent, a conversation or an approval")
     try:
         return quote(of_path, safe="")
     except UnicodeError as error:
-        raise InvalidRequest(f"{of_path[:100]!r} is no id") from error
+        raise InvalidRequest(f"{of_path[:100]!r} is not an id: copy it again") from error
 
 
 def _is_address(url: str) -> bool:
@@ -186,7 +186,7 @@ def _said_by(answer: httpx2.Response) -> str:
     try:
         found = _decoded(answer.text)
     except Unavailable:
-        return "the server's answer is no JSON: is it Holdfast?"
+        return "the server's answer is not JSON, so it may not be Holdfast: check HOLDFAST_URL"
     said = cast("Record", found) if isinstance(found, dict) else {}
     detail = said.get("message") or said.get("detail", found)
     return detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
@@ -196,7 +196,7 @@ def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise Unavailable("the server's answer is no JSON: is it Holdfast?") from error
+        raise Unavailable("the server's answer is not JSON, so it may not be Holdfast: check HOLDFAST_URL") from error
 
 
 def _text(value: object) -> Any:

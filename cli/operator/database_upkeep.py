@@ -213,7 +213,7 @@ def _shown(amount: Amount) -> str:
 def _shown_limit(limit: Limit) -> str:
     tokens = [] if limit.tokens is None else [f"{limit.tokens:,} tokens"]
     money = [] if limit.nano_usd is None else [dollars(limit.nano_usd)]
-    return ", ".join(tokens + money) or "no limit that this command's settings know"
+    return ", ".join(tokens + money) or "no limit in this command's settings"
 
 
 # `holdfast status`: whether the settings' deployment works, and how its workers isolate tools.

@@ -326,7 +326,7 @@ async def test_a_chat_in_a_further_conversation_leaves_the_agents_own_alone(url:
         terminal.type("d\n")
         assert await terminal.ended() in (0, 130)
     with on_terminal(["chat", agent, "--conversation", conversation], environment) as terminal:
-        await terminal.shows("is at work]")
+        await terminal.shows("is not finished")
         terminal.type(INTERRUPT)
         await terminal.shows("[c]ancel")
         terminal.type("c\n")
