@@ -1,7 +1,7 @@
-"""Measures archival memory: `python -m bench.archival`. Inserts passages in batches and searches them, by words and by
-vectors of made-up numbers, on SQLite or on the database that `--database` names (an empty one).
+"""Measures archival memory: `python -m bench.archival`. It inserts passages in batches and searches them by words and
+by random vectors, on SQLite or on the empty database that `--database` names.
 
-The embedding model is a local server, so the figures are those of the store and the search alone.
+The embedding model is a local server, so the figures are only those of the store and the search.
 """
 
 import argparse
@@ -24,7 +24,7 @@ IDS = IdMaker()
 BATCH = 500
 WORDS_OF_A_PASSAGE = 60
 VOCABULARY = 20_000
-"""No word is the beginning of another: a query would find both."""
+"""No word is a prefix of another, because a query would find both."""
 SEARCHES = 20
 
 
@@ -68,13 +68,13 @@ async def _search(archival: Archival, query: PassageQuery, words: int, dice: ran
 
 
 def _text(words: int, dice: random.Random) -> str:
-    """Words as languages have them: a few are everywhere, most are rare."""
+    """Draws words with the frequencies of a language: a few are common, most are rare."""
     return " ".join(f"{min(int(dice.paretovariate(0.7)), VOCABULARY)}th" for _ in range(words))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database", help="URL of an empty database; a SQLite file of its own unless given")
+    parser.add_argument("--database", help="URL of an empty database (default: a new SQLite file)")
     parser.add_argument("--passages", type=int, default=10_000)
     parser.add_argument("--dimensions", type=int, default=1536)
     arguments = parser.parse_args()

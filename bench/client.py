@@ -1,7 +1,7 @@
-"""What measures: a client that costs little itself, so that the figures are the product's.
+"""The measuring client. It costs little itself, so that the figures are the product's.
 
-Streams are read from a bare socket and searched for what is measured; an HTTP library takes longer to hand a frame over
-than the product takes to send it. Short requests go over connections that are kept.
+It reads streams from a bare socket and searches the bytes for tokens, because an HTTP library takes longer to deliver a
+frame than the product to send it. Short requests use kept connections.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ SEQ = re.compile(rb"\nid: (\d+)\n")
 RUN_ID = re.compile(rb'"run_id":"(run-[^"]+)"')
 END = b"data: [DONE]"
 KEEP = 300
-"""Bytes of the last read that are looked at again: a stamp, or a run's id, may be cut in two."""
+"""Bytes of the last read that are searched again, because a stamp or a run's id may be split."""
 LONGEST_S = 180.0
-"""Seconds after which what is waited for counts as lost. Every section waits for less."""
+"""Seconds after which an awaited event counts as lost. Every section waits for less."""
 KEPT_S = 2.0
-"""Seconds that an unused connection is trusted: the server closes it some time later."""
+"""Seconds for which an unused connection is reused; the server closes it some time later."""
 
 WAIT_TOOL = 'def wait() -> str:\n    """Waits."""\n    import time\n    time.sleep(600)\n    return "never"\n'
 QUICK_TOOL = 'def quick() -> str:\n    """Returns at once."""\n    return "done"\n'
@@ -32,26 +32,26 @@ _NAMES = count()
 
 
 class Refused(Exception):
-    """The server answered with another status than success, or ended the stream before its end."""
+    """The server answered with an error, or closed the stream before its end."""
 
 
 @dataclass
 class Watched:
-    """A stream, and when what was seen in it. Times are seconds of the monotonic clock."""
+    """A stream, and the times of its events. Times are seconds of the monotonic clock."""
 
     opened_at: float
     status: int = 0
     first_token_at: float = 0.0
     ended_at: float = 0.0
     delays: list[float] = field(default_factory=list[float])
-    """Of each token, from the model's writing it to its being seen here."""
+    """Of each token: from the model's write to the client's read."""
     expected: int = 0
-    """The number of the token that comes next; -1 before the first one of a stream that is joined in the middle."""
+    """The number of the next token; -1 before the first one of a stream that is joined in the middle."""
     disorder: str = ""
     """The first token that was not the expected one."""
     last_token_at: float = 0.0
     longest_silence: float = 0.0
-    """Seconds between two tokens. May be set to 0 to begin anew."""
+    """Seconds between two tokens. Set it to 0 to measure again."""
     last_seq: int = 0
     run_id: str = ""
     seen: bytes = b""
@@ -59,7 +59,7 @@ class Watched:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, data: bytes) -> None:
-        """What was read."""
+        """Takes bytes of the stream."""
         now = time.monotonic_ns()
         text = self.seen + data
         if not self.status and len(text) >= len("HTTP/1.1 200"):
@@ -75,7 +75,7 @@ class Watched:
         self.changed.set()
 
     def _take_tokens(self, text: bytes, now: int) -> int:
-        """Where the last token ends, or 0."""
+        """Takes the tokens in a text. Returns where the last one ends, or 0."""
         end = 0
         for stamp in STAMP.finditer(text):
             self.delays.append((now - int(stamp[1])) / 1e9)
@@ -94,12 +94,12 @@ class Watched:
         return end
 
     def close(self) -> None:
-        """The connection has ended."""
+        """Records the end of the connection."""
         self.is_closed = True
         self.changed.set()
 
     def fault(self, tokens: int) -> str:
-        """What is wrong with a stream that should have had this many tokens; empty when nothing is."""
+        """Returns the fault of a stream that should have this many tokens; empty if there is none."""
         if self.disorder:
             return f"{self.run_id}: {self.disorder}"
         if len(self.delays) != tokens:
@@ -107,11 +107,11 @@ class Watched:
         return ""
 
     async def until(self, ready: str) -> None:
-        """Waits for an attribute to become true. Raises `Refused` when it never will."""
+        """Waits for an attribute to become true. Raises `Refused` if the stream ends before."""
         await self._until(lambda: bool(getattr(self, ready)), ready)
 
     async def until_seq(self, seq: int) -> None:
-        """Waits for an event. Raises `Refused` when it never comes."""
+        """Waits for the event with this number. Raises `Refused` if the stream ends before."""
         await self._until(lambda: self.last_seq >= seq, f"event {seq}")
 
     async def _until(self, is_there: Callable[[], bool], wanted: str) -> None:
@@ -130,7 +130,7 @@ class Watched:
 
 
 class _Stream(asyncio.Protocol):
-    """Hands what comes to what watches it."""
+    """Gives received bytes to a `Watched`."""
 
     def __init__(self, watched: Watched) -> None:
         self.data_received = watched.take
@@ -143,14 +143,14 @@ class _Stream(asyncio.Protocol):
 
 @dataclass
 class _Connection:
-    """One that is kept for the next request."""
+    """A connection that is kept for the next request."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     used_at: float = 0.0
 
     async def request(self, request: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer."""
+        """Sends a request. Returns the answer's status and body."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"\r\ncontent-length:")[2].split(b"\r\n", 1)[0])
@@ -160,7 +160,7 @@ class _Connection:
 
 
 class Client:
-    """A client of the deployment on a port of loopback. Whoever made it closes it."""
+    """A client of the deployment on a port of loopback. Its creator closes it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -177,12 +177,12 @@ class Client:
             connection.writer.close()
 
     def check(self, stream: Watched, tokens: int) -> None:
-        """Notes a stream in which not every token was seen once, in order."""
+        """Records a fault unless the stream had every token once, in order."""
         if fault := stream.fault(tokens):
             self.faults.append(fault)
 
     def check_end(self, stream: Watched, tokens: int) -> None:
-        """The same of a stream that was joined in the middle of so many."""
+        """As `check`, of a stream that was joined in the middle."""
         if stream.disorder or stream.expected != tokens:
             self.faults.append(f"{stream.run_id}: {stream.disorder or f'it ended before token {stream.expected}'}")
 
@@ -191,7 +191,7 @@ class Client:
         return (await self._request("POST", "/v1/agents/", {**body, "include_base_tools": False}))["id"]
 
     async def agents(self, number: int) -> list[str]:
-        """Agents for many runs at once, made a few at a time."""
+        """Makes agents for concurrent runs, a few at a time."""
         made: list[str] = []
         for first in range(0, number, 20):
             made += await asyncio.gather(*(self.agent() for _ in range(first, min(number, first + 20))))
@@ -211,25 +211,25 @@ class Client:
         return (await self._request("GET", f"/v1/runs/{run_id}"))["status"]
 
     async def ended(self, run_id: str) -> None:
-        """Returns when the run has ended. Raises `Refused` if it has failed."""
+        """Waits until the run has ended. Raises `Refused` if it has failed."""
         while (status := await self.status(run_id)) not in ("completed", "cancelled"):
             if status == "failed":
                 raise Refused(f"{run_id} has failed")
             await asyncio.sleep(0.1)
 
     def send(self, agent_id: str, **wish: Any):
-        """The stream of a new run, read in the background for the block."""
+        """Starts a run, and reads its stream in the background for the block."""
         body = {"input": json.dumps(wish), "streaming": True, "stream_tokens": True, "background": True}
         return self.watching(f"/v1/agents/{agent_id}/messages", body)
 
     def resume(self, run_id: str, after: int):
-        """The stream of a run from a cursor on."""
+        """Reads the stream of a run from a cursor on, in the background for the block."""
         first_token = -1 if after else 0
         return self.watching(f"/v1/runs/{run_id}/stream", {"starting_after": after}, expected=first_token)
 
     @asynccontextmanager
     async def watching(self, path: str, body: dict[str, Any], *, expected: int = 0) -> AsyncGenerator[Watched]:
-        """The stream that answers a request, for the block. `expected` is the number of its first token."""
+        """Reads the stream that answers a request, for the block. `expected` is the number of its first token."""
         watched = Watched(0.0, expected=expected)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: _Stream(watched), "127.0.0.1", self.port)

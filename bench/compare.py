@@ -1,7 +1,7 @@
-"""Two results side by side, and which differences are more than noise.
+"""Compares two results, and finds the differences that are more than noise.
 
-What differs between the rounds of one result is noise. So a figure has changed if its medians are further apart than
-the spreads of both results together; with fewer than two rounds on a side nobody can tell.
+Differences between the rounds of one result are noise. So a figure has changed if its medians differ by more than the
+spreads of both results together. With fewer than two rounds on a side this cannot be decided.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from bench.figures import TITLES, Result, Series, shown
 
 
 class Verdict(Enum):
-    """What a difference is. The value is what the table says."""
+    """The kinds of differences. Their values are the table's texts."""
 
     NOISE = "within the noise"
     BETTER = "better"
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """The new median by the old one; None where the old one is 0."""
+        """The new median divided by the old one; None if the old one is 0."""
         return self.new.median / self.old.median if self.old.median else None
 
     @property
@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 
 def changes(old: Result, new: Result) -> Iterator[Change]:
-    """Of every figure that both have."""
+    """Yields the change of every figure that both results have."""
     for column in TITLES:
         before, after = old.columns.get(column, {}), new.columns.get(column, {})
         for name in after:
@@ -53,7 +53,7 @@ def changes(old: Result, new: Result) -> Iterator[Change]:
 
 
 def comparison(old: Result, new: Result) -> str:
-    """A table in Markdown."""
+    """Renders the changes as a table in Markdown."""
     lines = [f"old: {old.revision}, {old.date}, {old.machine}", f"new: {new.revision}, {new.date}, {new.machine}", ""]
     lines += ["| | figure | old | new | new / old | |", "|---|---|---|---|---|---|"]
     for change in changes(old, new):
@@ -64,5 +64,5 @@ def comparison(old: Result, new: Result) -> str:
 
 
 def regressions(old: Result, new: Result) -> list[str]:
-    """The figures that are worse by more than the noise."""
+    """Returns the figures that are worse by more than the noise."""
     return [f"{one.column}: {one.name}" for one in changes(old, new) if one.verdict is Verdict.WORSE]

@@ -1,8 +1,8 @@
-"""Measures what must not grow: `python -m bench.cost`.
+"""Measures costs that must not grow with history: `python -m bench.cost`.
 
-Submit, claim, settle, the lists of runs and retention, once with ten earlier runs in the thread and once with 100,000,
-of a million in the project; and the transactions of a deployment of ten API processes and ten workers without any work.
-The earlier runs are inserted by SQL, and what is measured are the stores' own methods, without the wire.
+It measures submit, claim, settle, the lists of runs and retention, first with ten earlier runs in the thread, then with
+100,000 in it and a million in the project; and the transactions of ten idle API processes and ten idle workers. It
+inserts the earlier runs by SQL, and calls the stores' own methods without HTTP.
 """
 
 import argparse
@@ -45,14 +45,14 @@ Result = TypeVar("Result")
 
 
 class Row(NamedTuple):
-    """What was measured, and what it came to."""
+    """A measured quantity and its value."""
 
     name: str
     figure: str
 
 
 class Times:
-    """How long each thing took, in seconds."""
+    """The seconds of each operation."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[float]] = {}
@@ -68,8 +68,8 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
     parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make databases on")
     parser.add_argument("--runs", type=int, default=1_000_000, help="earlier runs in the project")
-    parser.add_argument("--of-thread", type=int, default=100_000, help="those of them that the thread has")
-    parser.add_argument("--only", choices=["sqlite", "postgres", "idle"], help="measure one thing instead of all")
+    parser.add_argument("--of-thread", type=int, default=100_000, help="earlier runs in the thread")
+    parser.add_argument("--only", choices=["sqlite", "postgres", "idle"], help="measure only this")
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory(prefix="holdfast-cost-") as directory:
@@ -84,7 +84,7 @@ async def main() -> None:
 
 
 async def _grow(name: str, url: str, options: argparse.Namespace) -> None:
-    """The same with few earlier runs and with many."""
+    """Measures with few earlier runs and with many."""
     database = Database(url, answer_s=None)
     try:
         await migrate(database)
@@ -92,7 +92,7 @@ async def _grow(name: str, url: str, options: argparse.Namespace) -> None:
         await EARLIER.insert(database, 1, FEW, of_thread=FEW)
         few = await _cycles(Stores(database))
         began = time.monotonic()
-        # Those that were measured have the turns in between.
+        # The measured runs have the numbers in between.
         await EARLIER.insert(database, FEW + WARM_UP + TIMES + 1, options.runs, of_thread=options.of_thread)
         _say(f"{name}: inserted {options.runs:,} runs in {time.monotonic() - began:.0f} s")
         many = await _cycles(Stores(database))
@@ -106,7 +106,7 @@ async def _grow(name: str, url: str, options: argparse.Namespace) -> None:
 
 
 async def _cycles(stores: Stores) -> Times:
-    """One run of the thread after the other."""
+    """Executes one run of the thread after the other."""
     for _ in range(WARM_UP):
         await _cycle(stores, Times())
     times = Times()
@@ -133,7 +133,7 @@ async def _cycle(stores: Stores, times: Times) -> None:
 
 
 async def _idle(url: str, admin_url: str, directory: Path) -> Row:
-    """Transactions per second of a deployment that has nothing to do."""
+    """Measures the transactions per second of an idle deployment."""
     async with AsyncExitStack() as stack:
         async with open_database(url) as database:
             await migrate(database)
@@ -146,7 +146,7 @@ async def _idle(url: str, admin_url: str, directory: Path) -> Row:
         for _ in range(PROCESSES):
             await asyncio.gather(processes.api(free_port()), processes.worker())
         await asyncio.sleep(SETTLED_S)
-        # Asked from another database, so that the question is not counted.
+        # It asks from another database, so that the query is not counted.
         asking = await stack.enter_async_context(open_database(admin_url))
         before, began = await _transactions(asking, url), time.monotonic()
         await asyncio.sleep(WATCHED_S)

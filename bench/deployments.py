@@ -1,5 +1,5 @@
-"""What is measured: `holdfast dev`, and API and worker as processes on Redis and Postgres, all started here; and below
-them what the same work costs at least, the model read without anything between and a relay that keeps nothing."""
+"""Starts the deployments to measure: `holdfast dev`, and API and worker processes on Redis and Postgres; and as floors,
+the model read directly, and a relay that stores nothing."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from tests.kit.services.redis_servers import PrivateRedis
 
 SETTINGS = {
     "HOLDFAST_LOG_LEVEL": "WARNING",
-    # More runs and readers at once than a server takes by default, so that the machine is the limit.
+    # Limits above the defaults, so that the machine is the limit.
     "HOLDFAST_MAX_RUNS": "300",
     "HOLDFAST_READERS": "20000",
     "HOLDFAST_KEY_READERS": "20000",
@@ -40,7 +40,7 @@ AT_REST = 0.05
 """Cores."""
 
 Replace = Callable[[signal.Signals, Callable[[], None]], Awaitable[None]]
-"""The second is called when the signal is about to be sent."""
+"""Calls the second argument just before it sends the signal."""
 
 Fresh = Callable[[], AbstractAsyncContextManager[tuple[Client, dict[str, int]]]]
 
@@ -54,26 +54,26 @@ class Deployment:
     beside: dict[str, Callable[[], list[psutil.Process]]] = field(
         default_factory=dict[str, Callable[[], list[psutil.Process]]]
     )
-    """The servers that it uses, each one or several processes."""
+    """The services that it uses, each with its processes."""
     database_url: str = ""
     redis_url: str = ""
     fresh: Fresh | None = None
-    """Starts the same once more from the beginning, ready for the block: its client, and its processes' ids by name."""
+    """Starts the same deployment again for a block. Yields its client, and its processes' ids by name."""
     replace: Replace | None = None
-    """Ends what executes the runs with this signal; another one is there afterwards."""
+    """Ends the process that executes runs with this signal, and provides another one."""
     keeps_readers: bool = False
-    """Whether streams outlive that."""
+    """Whether streams survive that."""
 
 
 class ProcessorTimes:
-    """How much processor time the processes of a deployment have used since this was made."""
+    """The processor time that a deployment's processes have used since this was made."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._before = self._now()
 
     def used(self) -> dict[str, float]:
-        """Seconds, by name. What a process used that has ended meanwhile is not in it."""
+        """Returns seconds by name, without those of processes that have ended meanwhile."""
         now = self._now()
         return {
             name: sum(seconds - self._before[name].get(pid, 0.0) for pid, seconds in of_processes.items())
@@ -81,7 +81,7 @@ class ProcessorTimes:
         }
 
     def of_product(self) -> float:
-        """Seconds of the product's own processes."""
+        """Returns the seconds of the product's own processes."""
         used = self.used()
         return sum(used[name] for name in self._deployment.processes)
 
@@ -92,8 +92,7 @@ class ProcessorTimes:
 
 
 async def at_rest(deployment: Deployment) -> None:
-    """Returns when the processes have done what they do once, after they have said that they are ready: a worker loads
-    SDKs then, which is no part of what is measured."""
+    """Waits until ready processes are idle: a worker first loads SDKs, which must not be measured."""
     end = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < end:
         times = ProcessorTimes(deployment)
@@ -104,21 +103,21 @@ async def at_rest(deployment: Deployment) -> None:
 
 @asynccontextmanager
 async def model() -> AsyncGenerator[dict[str, str]]:
-    """The model for the block; the environment that leads to it."""
+    """Runs the model for the block. Yields the environment that points to it."""
     async with program("bench.model") as (_, port):
         yield {"OPENAI_API_KEY": "bench", "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1"}
 
 
 @asynccontextmanager
 async def model_alone(environment: dict[str, str]) -> AsyncGenerator[Deployment]:
-    """The model, read by the client that reads the product: what is measured then is the load program itself."""
+    """The model, read by the client that reads the product. It measures the load program itself."""
     with _closing(ModelReader(_model_port(environment))) as client:
         yield Deployment(client, {})
 
 
 @asynccontextmanager
 async def relay(directory: Path, environment: dict[str, str]) -> AsyncGenerator[Deployment]:
-    """An ASGI application that passes on what the model writes, and reads logs from a Redis of its own."""
+    """An ASGI application that forwards the model's bytes, and reads logs from its own Redis."""
     async with _redis(directory) as redis:
         arguments = ["bench.relay", str(_model_port(environment)), redis.url]
         async with program(*arguments) as (process, port):
@@ -129,7 +128,7 @@ async def relay(directory: Path, environment: dict[str, str]) -> AsyncGenerator[
 
 @asynccontextmanager
 async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerator[Deployment]:
-    """`holdfast dev`: SQLite and the Redis inside the process."""
+    """`holdfast dev`, with SQLite and an embedded Redis."""
     port = free_port()
     async with processes_in(directory, {**environment, **SETTINGS}, execute) as processes:
         running = await processes.dev(port)
@@ -159,7 +158,7 @@ async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerat
 
 @asynccontextmanager
 async def services(directory: Path, environment: dict[str, str], postgres_url: str) -> AsyncGenerator[Deployment]:
-    """`holdfast api` and `holdfast worker` on a Redis of their own and a new database of the Postgres server."""
+    """`holdfast api` and `holdfast worker` on their own Redis and a new database of the Postgres server."""
     port = free_port()
     async with _redis(directory) as redis, new_database(postgres_url) as url:
         await migrate_database(url)
@@ -194,7 +193,7 @@ async def services(directory: Path, environment: dict[str, str], postgres_url: s
 
 @asynccontextmanager
 async def program(*arguments: str) -> AsyncGenerator[tuple[asyncio.subprocess.Process, int]]:
-    """A module of ours as a process, and the number that it prints when it is ready. It ends with the block."""
+    """Runs one of our modules as a process for the block. Yields it, and the number that it prints when it is ready."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdout=PIPE)
     assert process.stdout is not None
     try:
@@ -242,7 +241,7 @@ def _alive(pid: int | None) -> list[psutil.Process]:
 
 
 def _backends(url: str) -> list[psutil.Process]:
-    """The server's processes for the connections to one database, if the server is on this machine."""
+    """Returns the server's processes for connections to one database, if the server is on this machine."""
     named = f" {sa.make_url(url).database} "
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
@@ -254,20 +253,20 @@ def _backends(url: str) -> list[psutil.Process]:
 
 
 def machine() -> str:
-    """What the figures were measured on, in one line."""
+    """Describes the measured machine in one line."""
     busy = f"load {os.getloadavg()[0]:.1f} before the start"
     return f"{hardware()}, Python {sys.version.split()[0]}, everything on this machine; {busy}"
 
 
 def hardware() -> str:
-    """The processor and how many cores of it there are."""
+    """Returns the processor's name and the number of cores."""
     described = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", described.read_text()) if described.exists() else []
     return f"{os.cpu_count()} cores, {names[0] if names else 'unknown processor'}"
 
 
 def revision() -> str:
-    """The commit that is measured, with a `+` when files differ from it."""
+    """Returns the measured commit, with a `+` if files differ from it."""
     try:
         described = run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True)
     except (OSError, CalledProcessError):

@@ -1,4 +1,4 @@
-"""Runs that have ended long ago, as rows: a thread or a project of some age, without the days that it takes."""
+"""Inserts runs that ended long ago as rows, to make an old thread or project without waiting for days."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import said
 
 THREADS = 10_000
-"""Among which those runs are spread that are not of the thread."""
+"""Other threads among which the project's further runs are spread."""
 AT_ONCE = 100_000
-"""Runs of one transaction."""
+"""Runs per transaction."""
 MOMENT = int(NOW.timestamp() * 1_000_000)
 NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT {first} UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
 INSERT_RUNS = f"""
@@ -43,22 +43,22 @@ DOCUMENTS = {"options": to_json(RunOptions()), "usage": to_json(Usage()), "body"
 
 @dataclass(frozen=True)
 class EarlierRuns:
-    """Whose they are."""
+    """The owner of the runs to insert."""
 
     project_id: str
     agent_id: str
     thread_id: str
     name: str = "earlier"
-    """Their ids begin with it."""
+    """The prefix of their ids."""
 
     async def insert(self, database: Database, first: int, last: int, *, of_thread: int) -> None:
-        """Those with the numbers from `first` to `last`. Up to `of_thread` they are the thread's, each with a key and
-        a message that has left the context; further ones are other threads'."""
+        """Inserts runs with the numbers from `first` to `last`. Up to `of_thread` they belong to the thread, each with
+        a key and a message that is no longer in the context; further ones belong to other threads."""
         for begin in range(first, last + 1, AT_ONCE):
             numbers = NUMBERS.format(first=begin, last=min(last, begin + AT_ONCE - 1))
             await self._insert_part(database, numbers, of_thread)
         if not database.is_sqlite:
-            # Postgres does it by itself, some time later; nobody does it for SQLite.
+            # Postgres does it by itself some time later, SQLite never.
             async with database.write() as connection:
                 await connection.execute(sa.text("ANALYZE"))
 

@@ -1,4 +1,4 @@
-"""What a measurement gives: figures with a name and a unit, the rounds of one figure, and the result that is stored."""
+"""The results of a measurement: figures with a name and a unit, the rounds of one figure, and the stored result."""
 
 import statistics
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ TITLES = {
     EMBEDDED: "`holdfast dev`",
     SERVICES: "`holdfast api` + `worker`",
 }
-"""What is measured, in the order of the table's columns. The first two are floors."""
+"""The measured deployments in the order of the table's columns. The first two are floors."""
 
 HIGHER_IS_BETTER = frozenset({"tokens/s", "runs/s", "entries/s"})
 
 
 class Figure(NamedTuple):
-    """One figure of one round. Its name says what was measured, whatever it was measured on."""
+    """One figure of one round. Its name is the same for every deployment."""
 
     name: str
     value: float
@@ -39,7 +39,7 @@ class Series(msgspec.Struct):
 
     @property
     def spread(self) -> float:
-        """Between the highest round and the lowest. It says nothing of a figure with one round."""
+        """The difference of the highest and the lowest round. It is meaningless for one round."""
         return max(self.rounds) - min(self.rounds)
 
     @property
@@ -48,42 +48,42 @@ class Series(msgspec.Struct):
 
 
 Columns = dict[str, dict[str, Series]]
-"""Of each thing measured, its figures by name."""
+"""By deployment: its figures by name."""
 
 
 class Result(msgspec.Struct):
-    """Everything that one `make bench` has found."""
+    """The result of one `make bench`."""
 
     machine: str
     date: str
     """ISO 8601, UTC."""
     revision: str
-    """Of the source; with a `+` when files were changed."""
+    """The source's commit, with a `+` if files were changed."""
     columns: Columns
     faults: list[str] = []
     """Streams in which tokens were lost or out of order."""
 
     def add(self, column: str, figures: Iterable[Figure]) -> None:
-        """One more round of these figures."""
+        """Adds one round of these figures."""
         series = self.columns.setdefault(column, {})
         for figure in figures:
             series.setdefault(figure.name, Series(figure.unit, [])).rounds.append(figure.value)
 
     def floor(self, name: str) -> float | None:
-        """What the figure is where nothing is kept: on the relay, or else read from the model itself."""
+        """Returns the figure of the relay, or, without one, of the model itself."""
         for column in (RELAY, MODEL):
             if found := self.columns.get(column, {}).get(name):
                 return found.median
         return None
 
     def names(self) -> list[str]:
-        """Of all figures, each once. Those of the product come first."""
+        """Returns the names of all figures, each once. Those of the product are first."""
         shown = sorted(self.columns, key=[SERVICES, EMBEDDED, RELAY, MODEL].index)
         return list(dict.fromkeys(name for column in shown for name in self.columns[column]))
 
 
 def read_result(path: Path) -> Result:
-    """Raises `OSError`, or `ValueError` when the file holds something else."""
+    """Reads a result. Raises `OSError`, and `ValueError` if the file holds anything else."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
@@ -93,7 +93,7 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Raises `ValueError` when there are none."""
+    """Returns the value below which `share` of all values are. Raises `ValueError` if there are none."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("nothing was measured")
@@ -101,12 +101,12 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def median_and_slowest(name: str, seconds: Iterable[float]) -> list[Figure]:
-    """The median and the 99th percentile of times, as milliseconds."""
+    """Returns the median and the 99th percentile of times, in milliseconds."""
     ordered = sorted(seconds)
     return [Figure(f"{name}, p{percent}", quantile(ordered, percent / 100) * 1000, "ms") for percent in (50, 99)]
 
 
 def shown(value: float, unit: str) -> str:
-    """A figure for people: three digits, or the whole number."""
+    """Formats a figure: three digits, or the whole number."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{digits}f} {unit}"

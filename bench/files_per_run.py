@@ -1,9 +1,9 @@
-"""The product files that one run passes through: plain, cancelled, with an approval, and after its worker was lost.
+"""Counts the product files that one run passes through: plain, cancelled, with an approval, and after a lost worker.
 
-A file counts when one of its functions is called between the request and the end of its answer, in the API, the worker
-or what they share, which run in this process. The model is played by a server that speaks OpenAI's wire over HTTP. What
-is done beside a run does not count: pollers are left out, and so is a file that only some of several equal runs pass
-through. A figure says how many files a reader walks through who follows a run. `python -m bench.shape` shows them.
+A file counts if one of its functions is called between the request and the end of its answer, in the API, the worker
+or shared code, which run in this process. A server that speaks OpenAI's API over HTTP plays the model. Work beside the
+run does not count: pollers are left out, and so is a file that only some of several equal runs pass through. So a
+figure is the number of files that a reader has to follow. `python -m bench.shape` shows the figures.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = tuple(f"{ROOT / package}/" for package in ("api", "worker", "shared"))
 POLLERS = ("_repeat", "_measure_lag")
 SETTINGS = {"sweep_s": 3600.0, "lease_s": 3600.0, "queued_runs": 5}
-"""A worker looks after its runs once an hour. With so few runs that may wait, they are counted at every submission, and
-not at those alone that come a second after the last one."""
+"""A worker sweeps once an hour. With a limit of so few queued runs, the API counts them at every submission, and not
+only at one a second after the last."""
 
 EQUAL_RUNS = 3
-"""What each of them came through, every run comes through."""
+"""Runs of a scenario. The files that all of them pass through count."""
 
 TIDIED_S = 0.3
-"""Seconds in which a worker has tidied up behind the end of a stream, or looked at its queue after its start."""
+"""Seconds in which a worker cleans up after the end of a stream, or reads its queue after its start."""
 
 
 class StillClock:
-    """No time passes by it, so nothing that a process remembers for some seconds grows old between two equal runs."""
+    """A clock without progress, so that no cache of a process expires between two equal runs."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -59,22 +59,22 @@ class StillClock:
 
 
 class Entered:
-    """The functions of the product that were called, by file."""
+    """The called functions of the product, by file."""
 
     def __init__(self) -> None:
         self.functions: defaultdict[str, set[CodeType]] = defaultdict(set)
 
     def note(self, frame: FrameType, event: str, _argument: Any) -> None:
-        """For `sys.setprofile`."""
+        """Records a call, for `sys.setprofile`."""
         code = frame.f_code
-        # A module's own code, and that of classes, runs when it is imported, not when somebody passes through.
+        # The code of modules and classes runs at the import and does not count.
         is_function = event == "call" and code.co_filename.startswith(PRODUCT) and code.co_flags & 0x2
         if is_function and code not in self.functions[code.co_filename] and not _is_poller():
             self.functions[code.co_filename].add(code)
 
     @contextmanager
     def noting(self) -> Generator[None]:
-        """Notes calls for the block, on this thread: the event loop's."""
+        """Records calls during the block, on this thread, which is the event loop's."""
         sys.setprofile(self.note)
         try:
             yield
@@ -82,25 +82,25 @@ class Entered:
             sys.setprofile(None)
 
     def files(self) -> dict[str, int]:
-        """How many functions of each file were called."""
+        """Returns how many functions of each file were called."""
         entered = ((file, found) for file, found in sorted(self.functions.items()) if found)
         return {str(Path(file).relative_to(ROOT)): len(found) for file, found in entered}
 
 
 def _is_poller() -> bool:
-    """Whether this is the task of a loop that looks or measures again and again, whatever runs do."""
+    """Returns whether this is the task of a loop that polls independently of runs."""
     task = asyncio.current_task()
     return task is not None and getattr(task.get_coro(), "__name__", "") in POLLERS
 
 
 Scenario = Callable[[Product, Entered], Awaitable[None]]
 Passed = Mapping[str, Mapping[str, int]]
-"""For each figure in `[files.…]` of `shape.toml` the files, with how many of their functions were called."""
+"""For each figure in `[files.…]` of `shape.toml`: its files, with the number of their called functions."""
 
 
 async def files_per_run(database: Database, redis: ArqRedis, *, on_scenario: Callable[[str], None]) -> Passed:
-    """What runs pass through on an empty database and an empty Redis. `on_scenario` is called with the name of each
-    figure before it is measured."""
+    """Measures all figures on an empty database and an empty Redis. Calls `on_scenario` with the name of each figure
+    before it is measured."""
     passed: dict[str, Mapping[str, int]] = {}
     async with ModelServer() as models:
         for with_worker, scenarios in ((True, _WITH_WORKER), (False, _WITHOUT_WORKER)):
@@ -111,13 +111,13 @@ async def files_per_run(database: Database, redis: ArqRedis, *, on_scenario: Cal
                 for name, scenario in scenarios.items():
                     on_scenario(name)
                     passed[name] = await _files(product, scenario)
-    # Such a run is a plain one as well, and the question is what it needs beyond that.
+    # Such a run is also a plain one; the figure is the number of further files.
     beyond_plain = {file: count for file, count in passed["approval"].items() if file not in passed["plain_run"]}
     return passed | {"approval": beyond_plain}
 
 
 async def _files(product: Product, scenario: Scenario) -> Mapping[str, int]:
-    await scenario(product, Entered())  # what is made at the first use is made
+    await scenario(product, Entered())  # a first run, so that lazy imports and caches are done
     runs = [Entered() for _ in range(EQUAL_RUNS)]
     for entered in runs:
         await scenario(product, entered)
@@ -127,7 +127,7 @@ async def _files(product: Product, scenario: Scenario) -> Mapping[str, int]:
 
 @asynccontextmanager
 async def _streaming(product: Product, agent_id: str, **fields: Any) -> AsyncGenerator[Response]:
-    """The stream of a background run in token mode."""
+    """Reads the stream of a background run in token mode."""
     body = {"streaming": True, "background": True, "stream_tokens": True, **fields}
     async with product.http.stream("POST", f"/v1/agents/{agent_id}/messages", json=body) as response:
         yield response
@@ -140,7 +140,7 @@ async def _to_its_end(chunks: AsyncIterator[bytes]) -> None:
 
 
 async def _plain_run(product: Product, entered: Entered) -> None:
-    """Submit, stream to the end: one step, no tool."""
+    """Submits a run and reads its stream to the end: one step, no tool."""
     agent = await product.agent()
     product.models.say("Good morning to you.")
     with entered.noting():
@@ -149,7 +149,7 @@ async def _plain_run(product: Product, entered: Entered) -> None:
 
 
 async def _cancel(product: Product, entered: Entered) -> None:
-    """Cancel a run that streams, and read its stream to the end."""
+    """Cancels a streaming run, and reads its stream to the end."""
     agent = await product.agent()
     product.models.play(Turn(text="one " * 10, silent_after=5))
     async with _streaming(product, agent.id, input="Count.") as response:
@@ -163,7 +163,7 @@ async def _cancel(product: Product, entered: Entered) -> None:
 
 
 async def _approval(product: Product, entered: Entered) -> None:
-    """Ask for a call, approve it, execute it and answer."""
+    """Runs an approval: the model requests a call, which is approved and executed, and answers."""
     tool = await product.tool(LAUNCH, default_requires_approval=True)
     agent = await product.agent(tools=[tool])
     product.models.play(Turn(calls=[Call("launch", {"target": "Moon"}, id="call_0")]), Turn(text="It flies."))
@@ -176,8 +176,8 @@ async def _approval(product: Product, entered: Entered) -> None:
 
 
 async def _recovery(product: Product, entered: Entered) -> None:
-    """The lease of a dead worker ends in the middle of an answer. Another worker finds the run and executes it to its
-    end, which a reader sees."""
+    """Recovers a run: the lease of a dead worker expires during an answer, and another worker finds the run and
+    executes it to its end, for a reader."""
     agent = await product.agent()
     submitted = await product.http.post(f"/v1/agents/{agent.id}/messages/async", json={"input": "Hello"})
     run_id = await _lose_worker(product)
@@ -195,8 +195,8 @@ async def _recovery(product: Product, entered: Entered) -> None:
 
 
 async def _lose_worker(product: Product) -> RunId:
-    """Claims the only run that waits, and leaves what a worker does that dies in the middle of an answer: a job with a
-    lease, a claim, and events in Redis."""
+    """Claims the only waiting run, and leaves the state of a worker that died during an answer: a job with a lease, a
+    claim, and events in Redis."""
     database, redis = product.context.database, product.context.redis
     [job_id] = (await JobLeases(redis, worker="lost", lease_s=3600).claim(1)).job_ids
     run_id, dispatch = keys.parse_job_id(job_id)

@@ -1,7 +1,7 @@
-"""Readers that wait, as a process of its own: `python -m bench.idle_readers PORT READERS RUN_ID …`.
+"""A process of waiting readers: `python -m bench.idle_readers PORT READERS RUN_ID …`.
 
-It opens the streams of the runs, each as often as another, from their beginning, prints how many are open when all
-have begun, and stays until it is killed. What comes is thrown away.
+It distributes the readers evenly over the runs, opens their streams from the beginning, prints the number of open ones
+when all have begun, and discards their data until it is killed.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from contextlib import suppress
 import uvloop
 
 OPENING = 100
-"""Connections that are being opened at the same time."""
+"""Connections that are opened concurrently."""
 
 
 class _Reader(asyncio.Protocol):
@@ -45,7 +45,7 @@ async def main(port: int, readers: int, run_ids: list[str]) -> None:
 
 
 def raise_open_files() -> int:
-    """As many open files as this process may have; children get it, too. Returns how many that is."""
+    """Raises the limit of open files to its maximum, also for children. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

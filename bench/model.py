@@ -1,12 +1,12 @@
-"""A model that writes the time into its tokens, as a process of its own: `python -m bench.model` prints its port.
+"""The process of a model that writes the time into its tokens: `python -m bench.model` prints its port.
 
-The last message of a request says what to play, as JSON: `{"tokens": 150, "per_second": 30}`, `{"silent": true}` or
-`{"call": "wait"}`. Each token is `@<nanoseconds of the monotonic clock>#<its number>`: the clock is the machine's, so
-whoever reads the token knows how long it took, and the numbers of an answer are 0, 1, 2 …, so it knows that none is
-missing. The answer to a tool's result has one token, with the time at which the model asked for the tool.
+The last message of a request is its script, as JSON: `{"tokens": 150, "per_second": 30}`, `{"silent": true}` or
+`{"call": "wait"}`. Each token is `@<nanoseconds of the monotonic clock>#<its number>`. All processes share that clock,
+so a reader knows how long the token took, and by the numbers 0, 1, 2 … that none is missing. The answer to a tool's
+result has one token, with the time at which the model called the tool.
 
-It shares its processors with what is measured. So a connection is a protocol without tasks, a token is cut out of
-bytes that are made once, and what is due at the same time is one write.
+It shares its processors with the measured processes. So a connection is a protocol without tasks, tokens are slices of
+bytes that are made once, and all tokens that are due at the same time are one write.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import uvloop
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CALL_ID = "call_"
 BATCH = 50
-"""Tokens of one write, without a pace."""
+"""Tokens per write, without a pace."""
 
 
 def event(delta: dict[str, Any], *, finish: str | None = None) -> bytes:
@@ -39,13 +39,13 @@ USED = _event({"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens
 
 
 def tokens(first: int, end: int, stamp: int) -> bytes:
-    """The events of the tokens from `first` to before `end`, as one chunk of HTTP."""
+    """Returns the events of the tokens from `first` to before `end`, as one HTTP chunk."""
     data = b"".join(b"%b@%d#%d %b" % (BEFORE, stamp, number, AFTER) for number in range(first, end))
     return _chunk(data)
 
 
 class Conversation(asyncio.Protocol):
-    """A client's connection: one answer after the other."""
+    """A client's connection. It sends one answer after the other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -53,7 +53,7 @@ class Conversation(asyncio.Protocol):
         self._received = b""
         self._timer: asyncio.Handle | None = None
         self._go_on: Callable[[], None] | None = None
-        """What waits for the client to read."""
+        """Continues an answer when the client has read enough."""
         self._is_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -106,7 +106,7 @@ class Conversation(asyncio.Protocol):
             self._pour(0, count)
 
     def _play(self, sent: int, count: int, began: float, per_second: float) -> None:
-        """Writes what is due, and comes again when the next token is."""
+        """Writes the due tokens, and schedules itself for the next one."""
         due = min(count, int((self._loop.time() - began) * per_second + 1e-6) + 1)
         if due > sent:
             self._transport.write(tokens(sent, due, time.monotonic_ns()))
@@ -116,7 +116,7 @@ class Conversation(asyncio.Protocol):
         self._timer = self._loop.call_at(began + due / per_second, self._play, due, count, began, per_second)
 
     def _pour(self, sent: int, count: int) -> None:
-        """Writes as fast as the client reads; others have their turn after each write."""
+        """Writes as fast as the client reads, and yields to other connections after each write."""
         if self._is_full:
             self._go_on = lambda: self._pour(sent, count)
             return

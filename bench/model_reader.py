@@ -1,4 +1,4 @@
-"""The load program on the model itself, as if it were a deployment: the floor of everything that comes from a model."""
+"""Lets the load program read the model directly, as if it were a deployment: the floor of all models' figures."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from bench.client import Client
 
 
 class ModelReader(Client):
-    """Reads the model's answers with nothing between."""
+    """Reads the model's answers directly."""
 
     async def agent(self, *tool_ids: str) -> str:
         del tool_ids

@@ -1,4 +1,4 @@
-"""Pictures of a result, as SVG written by hand: a few lines or bars, one colour for each thing measured."""
+"""Draws a result as SVG: a few lines or bars, one colour for each deployment."""
 
 import math
 import re
@@ -17,14 +17,14 @@ READERS = re.compile(r"([\d,]+) idle readers: memory each")
 
 
 class Picture(NamedTuple):
-    """A title, which is also what is read to those who do not see it, and the drawing."""
+    """A title, which screen readers read, and the drawing."""
 
     title: str
     svg: str
 
 
 class Line(NamedTuple):
-    """A named row of points."""
+    """A named series of points."""
 
     name: str
     colour: str
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def pictures(result: Result) -> dict[str, Picture]:
-    """The pictures that the result has figures for, by the name of their file."""
+    """Returns the pictures for which the result has figures, by the name of their file."""
     title = "Token delay in ms by the number of runs that stream 30 tokens/s: median, and dashed p99"
     drawn = {"delay": Picture(title, _lines(title, _delays(result)))} if _delays(result) else {}
     name = "CPU per token, 10 runs x 30/s"
@@ -75,7 +75,7 @@ def _memory(result: Result) -> list[Line]:
 
 
 def _parts(result: Result, name: str) -> dict[str, list[tuple[str, float]]]:
-    """For each thing measured the parts of a figure, which are named `<figure>: <part>`."""
+    """Returns the parts of a figure for each deployment. Parts are named `<figure>: <part>`."""
     bars: dict[str, list[tuple[str, float]]] = {}
     for column in TITLES:
         of_column = result.columns.get(column, {})
@@ -86,7 +86,7 @@ def _parts(result: Result, name: str) -> dict[str, list[tuple[str, float]]]:
 
 
 def _lines(title: str, lines: list[Line]) -> str:
-    """Both axes are logarithmic."""
+    """Draws lines on two logarithmic axes."""
     across = [x for line in lines for x, _ in line.points]
     up = [max(y, 1e-3) for line in lines for _, y in line.points]
     low, high = (
@@ -121,7 +121,7 @@ def _lines(title: str, lines: list[Line]) -> str:
 
 
 def _bars(title: str, bars: dict[str, list[tuple[str, float]]], unit: str) -> str:
-    """Lying bars, of parts one behind the other."""
+    """Draws horizontal bars of stacked parts."""
     names = list(dict.fromkeys(name for parts in bars.values() for name, _ in parts))
     colours = {name: PARTS[number % len(PARTS)] for number, name in enumerate(names)}
     longest = max(sum(value for _, value in parts) for parts in bars.values())

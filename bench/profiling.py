@@ -1,4 +1,4 @@
-"""Where the servers' time goes while a section is measured: py-spy samples them from outside.
+"""Profiles the servers while a section is measured: py-spy samples them from outside.
 
 Each server and section gets a file of collapsed stacks, which https://www.speedscope.app and flamegraph.pl read.
 """
@@ -19,11 +19,11 @@ from bench.deployments import Deployment
 SAMPLES_PER_S = 100
 SHOWN = 25
 LINE = re.compile(r":\d+\)$")
-"""At the end of `function (file.py:12)`."""
+"""Matches the end of `function (file.py:12)`."""
 
 
 class Profiler:
-    """Samples the processes of deployments, and prints where they were most often."""
+    """Samples the processes of deployments, and prints their most frequent functions."""
 
     def __init__(self, program: str, directory: Path) -> None:
         self._program = program
@@ -31,7 +31,7 @@ class Profiler:
 
     @asynccontextmanager
     async def sampling(self, title: str, deployment: Deployment) -> AsyncGenerator[None]:
-        """Samples every server of ours for the block."""
+        """Samples every process of the product for the block."""
         self._directory.mkdir(parents=True, exist_ok=True)
         files = {
             name: self._directory / f"{title}-{name.replace(' + ', '-')}.collapsed" for name in deployment.processes
@@ -41,7 +41,7 @@ class Profiler:
             yield
         finally:
             for sampler in samplers:
-                with suppress(ProcessLookupError):  # the server it samples has ended
+                with suppress(ProcessLookupError):  # the sampled server has ended
                     sampler.send_signal(signal.SIGINT)
             errors = [(await sampler.communicate())[1] for sampler in samplers]
         for (name, file), error in zip(files.items(), errors, strict=True):
@@ -65,7 +65,7 @@ class Profiler:
 
 
 def profiler(directory: Path) -> Profiler:
-    """Raises `OSError` where there is no py-spy, with the way to get it."""
+    """Returns a profiler. Raises `OSError`, which says how to install py-spy, if it is missing."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
@@ -74,7 +74,7 @@ def profiler(directory: Path) -> Profiler:
 
 
 def most_often(collapsed: str) -> str:
-    """The functions by their own share of the samples, from lines of `outer;…;inner count`."""
+    """Returns the functions by their own share of the samples. `collapsed`: lines of `outer;…;inner count`."""
     own = Counter[str]()
     for line in collapsed.splitlines():
         stack, _, times = line.rpartition(" ")

@@ -1,5 +1,5 @@
-"""How far a long measurement or a performance has come: a bar on a terminal, below the lines that it says meanwhile.
-Elsewhere those lines are all there is."""
+"""Shows the progress of a long measurement or performance: a bar on a terminal, below its printed lines; elsewhere only
+the lines."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def progress_bar(what: str, total: float) -> Generator[Callable[[float], None]]:
-    """Gives a function that is told how much of `total` is done."""
+    """Yields a function that takes how much of `total` is done."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

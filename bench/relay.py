@@ -1,8 +1,8 @@
-"""The least that something between a model and its reader costs: `python -m bench.relay MODEL_PORT REDIS_URL`.
+"""The lowest cost of anything between a model and its reader: `python -m bench.relay MODEL_PORT REDIS_URL`.
 
-A bare ASGI application on the server that the API runs on. It passes on what the model writes, byte for byte, keeps and
-checks nothing, and answers every other request with a constant. A run without a reader is written to Redis as it comes,
-an entry for each token, and read from there afterwards. It prints its port.
+It is a bare ASGI application on the API's server. It forwards the model's bytes, stores and checks nothing, and answers
+every other request with a constant. It writes a run without a reader to Redis as it arrives, an entry per token, and
+reads it from there afterwards. It prints its port.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 PAGE = 500
-"""Entries of one reading from Redis."""
+"""Entries per read from Redis."""
 BACKLOG = 2048
 JSON, EVENTS = [(b"content-type", b"application/json")], [(b"content-type", b"text/event-stream")]
 
@@ -74,7 +74,7 @@ class Relay:
 
     async def _store(self, run_id: str, body: bytes) -> None:
         if b"silent" in body:
-            return  # nothing will ever be in it
+            return  # the stream will stay empty
         reader, writer = await self._ask(body)
         events, left, stored = [b""], b"", 0
         while b"[DONE]" not in events[-1]:
@@ -104,7 +104,7 @@ class Relay:
         return await self._redis.xrange(run_id, min=f"{after + 1}-0", count=PAGE)
 
     async def _ask(self, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Sends the model the message of a submission, and reads the head of its answer."""
+        """Sends a submission's message to the model, and reads the head of the answer."""
         request = json.dumps({"messages": [{"role": "user", "content": json.loads(body)["input"]}]}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self._model_port)
         writer.write(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(request), request))
@@ -115,7 +115,7 @@ class Relay:
 async def _pass_on(reader: asyncio.StreamReader, send: Send) -> None:
     left = b""
     while data := await reader.read(1 << 16):
-        # Whole events: HTTP's own framing may not come in the middle of a token, which nobody would find then.
+        # Whole events, because the client would not find a token that HTTP's chunks split.
         whole, end, left = (left + data).rpartition(b"\n\n")
         if end:
             await _write(send, whole + end)
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("model_port", type=int)
     parser.add_argument("redis_url")
     options = parser.parse_args()
-    # Listening before the server runs: who connects once the port is printed waits for it.
+    # It listens before the server runs, so that a client which connects after the print only has to wait.
     listening = socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(BACKLOG)

@@ -1,7 +1,7 @@
-"""A result as a table, and as the generated part of a document with its pictures: `python -m bench.report RESULT.json`.
+"""Renders a result as a table, or as the generated part of a document: `python -m bench.report RESULT.json`.
 
-With `--document docs/performance.md`, what is between the document's two marks is written anew, and the pictures beside
-it in `images/performance-*.svg`. Without, the table is printed.
+With `--document docs/performance.md`, it rewrites the text between the document's two marks, and the pictures in
+`images/performance-*.svg` beside it. Otherwise it prints the table.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TARGETS: dict[str, dict[str, float]] = {
     "1,000 submissions at once: refused": {SERVICES: 0, EMBEDDED: 0},
     "1,000 submissions at once: all first tokens": {SERVICES: 3, EMBEDDED: 3},
 }
-"""What a figure is to be, in its own unit, at most; or at least, where higher is better."""
+"""The target of a figure in its own unit: a maximum, or a minimum if higher is better."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def table(result: Result) -> str:
-    """Every figure in Markdown, a column for each thing measured. In brackets: how many times the floor it is."""
+    """Renders every figure in Markdown, with a column per deployment. In brackets: the multiple of the floor."""
     columns = [column for column in TITLES if column in result.columns]
     lines = [["", *(TITLES[column] for column in columns), "target"]]
     lines.append(["---"] * len(lines[0]))
@@ -65,7 +65,7 @@ def table(result: Result) -> str:
 
 
 def result_path(result: Result, hardware: str) -> Path:
-    """Where a result is kept: by its date and the machine's processor."""
+    """Returns a result's file, named by its date and the machine's processor."""
     return RESULTS / f"{result.date[:10]}-{re.sub(r'[^a-z0-9]+', '-', hardware.lower()).strip('-')}.json"
 
 

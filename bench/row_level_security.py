@@ -1,8 +1,8 @@
-"""Measures what row-level security costs: `python -m bench.row_level_security`.
+"""Measures the cost of row-level security: `python -m bench.row_level_security`.
 
-Two databases with the same rows, on one server, for a role that policies bind: one with the policies, whose sessions
-are told for whom they act, and one without. Each thing is done on one and on the other in turn, by the stores' own
-methods and without the wire, so that both have the same machine at the same time.
+It makes two databases with the same rows on one server, for a role that policies apply to: one with policies, whose
+sessions have a tenant, and one without. It calls each of the stores' methods on both in turn, without HTTP, so that
+both have the same conditions.
 """
 
 import argparse
@@ -79,7 +79,7 @@ FILL = (
 
 
 class Side:
-    """One of the two databases, and what is done with it."""
+    """One of the two databases, and the measured operations on it."""
 
     def __init__(self, database: Database, *, policies: bool) -> None:
         self._caller = FIRST

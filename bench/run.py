@@ -1,5 +1,5 @@
 """Measures Holdfast and prints a table: `python -m bench.run --help`. Exit status 1: a token was lost or out of order,
-or, with --fail-on-regression, a figure got worse by more than the noise."""
+or, with --fail-on-regression, a figure became worse by more than the noise."""
 
 import argparse
 import asyncio
@@ -42,7 +42,7 @@ SECTION_S = 600.0
 def main() -> None:
     options = _parser().parse_args()
     if len(options.compare) > 2:
-        sys.exit("--compare takes one result, to compare with what is measured now, or two")
+        sys.exit("--compare takes one result, to compare with this run, or two")
     try:
         olds = [read_result(path) for path in options.compare]
         taking = profiler(options.profile) if options.profile else None
@@ -72,13 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--only", choices=[EMBEDDED, SERVICES], help="measure one set-up instead of both")
     parser.add_argument(
-        "--section", action="append", default=[], choices=list(SECTIONS), help="measure these only; may be repeated"
+        "--section",
+        action="append",
+        default=[],
+        choices=list(SECTIONS),
+        help="measure only these; may be repeated",
     )
     parser.add_argument(
-        "--skip", action="append", default=[], choices=list(SECTIONS), help="leave a section out; may be repeated"
+        "--skip", action="append", default=[], choices=list(SECTIONS), help="leave this section out; may be repeated"
     )
     parser.add_argument("--no-floors", action="store_true", help="measure the product alone, without ratios")
-    parser.add_argument("--rounds", type=int, default=3, help="of each section that does not take long (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each repeated section (default: 3)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--save", action="store_true", help="write the result to bench/results, by date and machine")
     parser.add_argument(
@@ -87,24 +91,22 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=list[Path](),
         metavar="RESULT",
-        help="OLD: compare it with this run; OLD NEW: with another",
+        help="OLD: compare it with this run; OLD NEW: compare two results",
     )
     parser.add_argument("--fail-on-regression", action="store_true", help="with --compare: exit 1 if a figure is worse")
     parser.add_argument(
         "--profile", type=Path, nargs="?", const=Path("build/profile"), metavar="DIRECTORY",
-        help="sample every server with py-spy meanwhile (default: into build/profile); the figures suffer",
+        help="sample every server with py-spy into this directory (default: build/profile); the figures get worse",
     )  # fmt: skip
-    parser.add_argument(
-        "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
-    )
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make a database on")
     return parser
 
 
 async def measure(options: argparse.Namespace, taking: Profiler | None) -> Result:
-    """Measures one thing after the other. What is said meanwhile goes to standard error."""
+    """Measures one deployment after the other. Progress goes to standard error."""
     task = asyncio.current_task()
     assert task is not None
-    # As Ctrl-C does: what was started here is ended, too.
+    # SIGTERM acts as Ctrl-C, which also ends all started processes.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     chosen = [options.only] if options.only else [EMBEDDED, SERVICES]
     columns = chosen if options.no_floors or taking else [*FLOORS, *chosen]
@@ -122,7 +124,7 @@ async def measure(options: argparse.Namespace, taking: Profiler | None) -> Resul
                         for name in plan[column]:
                             await _section(column, name, deployment, result, options.rounds, taking)
                             progress(done := done + 1)
-                            if options.json:  # what was measured is kept, however it goes on
+                            if options.json:  # keeps the measured figures if a later section fails
                                 write_result(result, options.json)
                 except OSError as error:
                     say(f"{column}: left out, because a service is not there: {error}")
@@ -134,14 +136,14 @@ async def measure(options: argparse.Namespace, taking: Profiler | None) -> Resul
 async def _section(
     column: str, name: str, deployment: Deployment, result: Result, rounds: int, taking: Profiler | None
 ) -> None:
-    """Every round of one section. One that fails is a fault; the others are measured all the same."""
+    """Measures every round of one section. A failed round is a fault, and the others go on."""
     section, began = SECTIONS[name], time.monotonic()
     say(f"{column}: {name} …")
     try:
         for _ in range(rounds if section.is_repeated and not taking else 1):
             async with asyncio.timeout(SECTION_S):
                 if taking:
-                    await section.measure(deployment)  # what is done once in a process is not what takes the time
+                    await section.measure(deployment)  # a warm-up, so that one-time work of a process is not measured
                     async with taking.sampling(f"{column}-{name}", deployment):
                         result.add(column, await section.measure(deployment))
                 else:
@@ -167,7 +169,7 @@ def _start(
 
 
 def _wanted(options: argparse.Namespace) -> list[str]:
-    """The sections to measure, in their order."""
+    """Returns the sections to measure, in order."""
     asked = set(options.section) or {
         name for name, section in SECTIONS.items() if (section.profiles if options.profile else section.is_default)
     }

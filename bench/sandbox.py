@@ -1,9 +1,9 @@
-"""What a tool call costs behind each kind of walls, and how fast cancelled ones are dead.
+"""Measures the cost of a tool call with each kind of isolation, and the time until cancelled calls are dead.
 
     python -m bench.sandbox [--calls 200]
 
-Prints one row per value of HOLDFAST_SANDBOX that works on this machine, and one for a call in JavaScript where there is
-Node.js.
+It prints a row for each value of HOLDFAST_SANDBOX that works on this machine, and one for a call in JavaScript if it
+finds Node.js.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SLEEP = ToolInvocation(
 IN_FLIGHT = 8
 CANCELLED = 20
 SETTLED_S = 1.0
-"""For the calls that are to be cancelled to have begun."""
+"""Seconds in which the calls to cancel have begun."""
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def opened(name: str) -> AsyncGenerator[ToolSandbox]:
 
 
 async def one_call(sandbox: ToolSandbox, echo: ToolInvocation) -> float:
-    """Milliseconds."""
+    """Returns the milliseconds of one call."""
     began = time.perf_counter()
     outcome = await sandbox.call(echo)
     assert outcome.text == "hello", outcome
@@ -81,7 +81,7 @@ async def calls_per_second(sandbox: ToolSandbox, echo: ToolInvocation, calls: in
 
 
 async def cancel_many(sandbox: ToolSandbox) -> float:
-    """Milliseconds from the cancel until every call is dead."""
+    """Returns the milliseconds from the cancel until every call is dead."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(sandbox.call(SLEEP)) for _ in range(CANCELLED)]
         await asyncio.sleep(SETTLED_S)

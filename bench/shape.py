@@ -1,10 +1,10 @@
 """Shows the figures of the product's shape beside their limits: `python -m bench.shape`.
 
-The source alone says how many files, lines and imports there are, and what two modules drag in. Then the command makes
-runs on embedded parts and, where this machine has them, on Redis and Postgres, and counts the files that they pass
-through; each set-up takes ten seconds. The command starts a Redis server and makes a database in Postgres, and removes
-both. The limits are in tests/architecture/shape.toml, and CONTRIBUTING.md ("Shape") says when to change them. The exit
-status is 1 when a figure is not as its limit says.
+It counts files, lines, imports and two modules' import closures in the source. Then it executes runs with embedded
+services and, if this machine has them, on Redis and Postgres, and counts the files that they pass through; each set-up
+takes ten seconds. It starts a Redis server and makes a database in Postgres, and removes both. The limits are in
+tests/architecture/shape.toml, and CONTRIBUTING.md ("Shape") says when to change them. Exit status 1: a figure differs
+from its limit.
 """
 
 import argparse
@@ -52,7 +52,7 @@ Backends = tuple[Database, ArqRedis]
 
 async def main() -> None:
     options = _parser().parse_args()
-    # The product's own log lines would stand between the figures.
+    # The product's log lines would mix with the figures.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     faults = _shown(product_figures(), shape()["source"], "source")
     for name in () if options.source else (EMBEDDED, SERVICES):
@@ -72,15 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.shape", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--source", action="store_true", help="make no runs: only what the source says")
+    parser.add_argument("--source", action="store_true", help="make no runs: only the figures of the source")
     parser.add_argument(
-        "--names", action="store_true", help="list the files, and how many functions of each were called"
+        "--names", action="store_true", help="list the files, with the number of called functions of each"
     )
     return parser
 
 
 def _shown(figures: Mapping[str, int], limits: Mapping[str, int], table: str) -> list[str]:
-    """Prints a table of figures; what is wrong with them."""
+    """Prints a table of figures. Returns those that differ from their limits."""
     print(f"\n{f'[{table}]':<50}{'now':>8}{'limit':>8}")
     for name, figure in figures.items():
         print(f"{TITLES[name]:<50}{figure:>8}{limits.get(name, '-'):>8}")
@@ -94,7 +94,7 @@ def _named(passed: Passed) -> Iterator[str]:
 
 
 async def _passed(setup: str) -> Passed | None:
-    """The files that runs pass through on this set-up. None, and a line that says why, when it is not there."""
+    """Returns the files that runs pass through on this set-up. None, and a printed reason, if a service is missing."""
     with TemporaryDirectory(prefix="holdfast-shape-") as directory:
         backends = _embedded if setup == EMBEDDED else _services
         try:
@@ -108,7 +108,7 @@ async def _passed(setup: str) -> Passed | None:
 
 
 class _Missing(Exception):
-    """A service is not there."""
+    """A service is missing."""
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def _embedded(directory: Path) -> AsyncGenerator[Backends]:
 
 @asynccontextmanager
 async def _services(directory: Path) -> AsyncGenerator[Backends]:
-    """Raises `_Missing`."""
+    """Starts the services for a block. Raises `_Missing`."""
     if shutil.which("redis-server") is None:
         raise _Missing("there is no redis-server on this machine")
     postgres = PostgresServer(os.environ.get("HOLDFAST_TEST_DATABASE_URL") or "postgresql://127.0.0.1/test")

@@ -1,8 +1,8 @@
-"""Measures what clients cost that open a stream and read nothing: `python -m bench.slow_readers --readers 200`.
+"""Measures the cost of clients that open a stream and do not read it: `python -m bench.slow_readers --readers 200`.
 
-One run with a long log has ended. Each slow reader opens its stream from the beginning and takes what the kernel takes
-for it. Prints what the API's process has grown by for each of them, how long others wait for a new connection and an
-answer meanwhile, and that all of them are cut off after HOLDFAST_READER_TIMEOUT.
+Each slow reader opens the stream of an ended run with a long log, and lets only the kernel's buffer fill. The command
+prints the growth of the API's process per reader, how long other clients wait for a new connection and an answer
+meanwhile, and that the API disconnects all slow readers after HOLDFAST_READER_TIMEOUT.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from tests.kit.raw_http import head
 from tests.kit.wait_until import wait_until
 
 WINDOW = 4096
-"""Bytes that a reader's own kernel takes: a small one leaves the rest to the server."""
+"""Bytes of a reader's receive buffer: a small one leaves the rest to the server."""
 READER_TIMEOUT_S = 20.0
 LOOK_S = 0.2
 
 
 async def measure(readers: int, words: int) -> None:
-    """Prints the figures."""
+    """Measures and prints the figures."""
     print(machine())
     with tempfile.TemporaryDirectory() as directory:
         port = free_port()
@@ -75,7 +75,7 @@ def _sockets(count: int) -> Generator[list[socket]]:
 
 
 async def _long_run(http: httpx.AsyncClient, words: int) -> tuple[str, int]:
-    """The id of a run that has ended, and how long its stream is."""
+    """Makes an ended run. Returns its id and the length of its stream."""
     agent = (await http.post("/v1/agents", json={"model": "builtin/scripted"})).json()["id"]
     script = f'{{"turns": [{{"text": "w ", "repeat": {words}}}]}}'
     asked = {"input": script, "streaming": True, "stream_tokens": True, "background": True}
@@ -84,7 +84,7 @@ async def _long_run(http: httpx.AsyncClient, words: int) -> tuple[str, int]:
 
 
 async def _new_connection(port: int) -> float:
-    """Seconds from the first byte of a connection to its answer."""
+    """Returns the seconds from the opening of a connection to its answer."""
     began = time.monotonic()
     async with api_at(port) as http:
         (await http.get("/v1/agents/count")).raise_for_status()

@@ -1,4 +1,4 @@
-"""What a start costs: processor time of a process until it is ready, on a scale that a busy machine does not bend."""
+"""Measures a start: a process's processor time until it is ready, corrected for the load of the machine."""
 
 import argparse
 import marshal
@@ -14,16 +14,16 @@ import psutil
 from tests.kit.commands import Command, execute
 
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Python compiles a module at most once, as it does for everybody whose shell does not forbid it."""
+"""Lets Python store compiled modules, as it does by default."""
 
 REFERENCE_S = 0.100
-"""Processor time of `calibrating_s` on one core of the machine that the bounds are for, with nothing else to do."""
+"""Seconds of `calibrating_s` on one core of the idle machine that the bounds are for."""
 
 _TIMES = 140
 
 
 def calibrating_s() -> float:
-    """Processor time in seconds of a fixed amount of what an import does: reading compiled code, and executing it."""
+    """Returns the processor time, in seconds, of a fixed amount of an import's work: loading and executing code."""
     spec = find_spec(argparse.__name__)
     assert spec is not None and spec.origin is not None
     compiled = marshal.dumps(compile(Path(spec.origin).read_text(), spec.origin, "exec"))
@@ -36,22 +36,22 @@ def calibrating_s() -> float:
 
 
 def pace(before_s: float, after_s: float) -> float:
-    """What seconds of processor time are multiplied with that were used between two calibrations."""
+    """Returns the factor that corrects processor time between two calibrations."""
     return 2 * REFERENCE_S / (before_s + after_s)
 
 
 def used_s(pid: int) -> float:
-    """Processor time in seconds that a process has used, with its children's."""
+    """Returns a process's processor time in seconds, including its children's."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 
 def used_until_its_end_s(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> float:
-    """Processor time in seconds of a command that ends by itself."""
+    """Returns the processor time, in seconds, of a command that ends by itself."""
     files = directory / "output", directory / "log"
     command = Command(arguments, {**os.environ, **COMPILED, **environment}, *files)
-    execute(command).exit_status()  # Python compiles what it has not compiled yet
+    execute(command).exit_status()  # a first execution, in which Python compiles
     began = os.times()
     process = execute(command)
     os.waitpid(process.pid, 0)

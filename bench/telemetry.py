@@ -1,10 +1,10 @@
-"""Measures what it costs to be watched: `python -m bench.telemetry`.
+"""Measures the cost of telemetry: `python -m bench.telemetry`.
 
-Submit to first token, and processor time of the servers per token, of one deployment that is left alone and of the same
-one scraped every second (API and worker), and of another one with traces on if `--otlp` names a receiver; and of a twin
-of the first that is left alone, too: by how much those two differ is what this machine's figures are worth. Rounds of
-each kind take turns, so that whatever else the machine does falls on all of them. Quantiles are of all rounds' runs;
-the processor time is the median of the rounds, and its change that of the ratios within each round.
+It measures the time to the first token, and the servers' processor time per token, of a deployment without telemetry,
+of the same one scraped every second (API and worker), and, if `--otlp` names a receiver, of another one with traces. A
+twin of the first shows how far equal deployments differ on this machine. Rounds of each kind alternate, so that other
+load affects all of them. Quantiles are of all rounds' runs; the processor time is the median of the rounds, and its
+change that of the ratios within each round.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from bench.deployments import Deployment, machine, model, services
 from tests.kit.free_ports import free_port
 
 STREAMS, TOKENS, TOKENS_PER_S = 20, 90, 30
-"""Runs that stream at the same time in a round, and the tokens of each."""
+"""Concurrent runs of a round, the tokens of each, and their rate."""
 
 RUNS = 40
-"""Runs of a round whose first token is waited for, one after the other."""
+"""Runs of a round whose time to the first token is measured, one after the other."""
 
 SCRAPE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round came to. Seconds."""
+    """The figures of one round, in seconds."""
 
     first_tokens: list[float]
     cpu_per_token: float
@@ -43,7 +43,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Watched:
-    """A deployment, and where it is scraped."""
+    """A deployment, and the addresses at which it is scraped."""
 
     deployment: Deployment
     targets: list[str]
@@ -52,7 +52,7 @@ class Watched:
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.telemetry", description=__doc__)
     parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make databases on")
-    parser.add_argument("--rounds", type=int, default=7, help="of each kind")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each kind")
     parser.add_argument("--otlp", help="the address of an OTLP receiver, for rounds with traces and a scrape")
     options = parser.parse_args()
     print(machine())
@@ -69,7 +69,7 @@ async def main() -> None:
             kinds["scraped, with traces"] = (second, True)
         for number in range(options.rounds + 1):
             order = list(kinds.items())
-            turned = number % len(order)  # each kind is as often the first, when caches are cold, as any other
+            turned = number % len(order)  # each kind is first equally often, because caches are cold then
             for name, (watched, is_scraped) in order[turned:] + order[:turned]:
                 found = await _round(watched, is_scraped=is_scraped)
                 token_us = found.cpu_per_token * 1e6
@@ -97,7 +97,7 @@ async def _round(watched: Watched, *, is_scraped: bool) -> Round:
 
 
 async def _first_tokens(deployment: Deployment) -> list[float]:
-    """From sending each request to its first token at the client."""
+    """Measures from each request to its first token at the client."""
     times: list[float] = []
     for agent_id in [await deployment.client.agent() for _ in range(RUNS)]:
         async with deployment.client.send(agent_id, tokens=1) as stream:
@@ -108,7 +108,7 @@ async def _first_tokens(deployment: Deployment) -> list[float]:
 
 
 async def _cpu_per_token(deployment: Deployment) -> float:
-    """Processor time of all servers over a while in which runs stream, by the tokens of that while."""
+    """Measures all servers' processor time while runs stream, divided by their tokens."""
     client = deployment.client
     agents = [await client.agent() for _ in range(STREAMS)]
     async with AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ def _cpu(deployment: Deployment) -> float:
 
 @asynccontextmanager
 async def _scraping(targets: list[str]) -> AsyncGenerator[None]:
-    """Scrapes every second, as Prometheus would, for the block."""
+    """Scrapes every second for the block, as Prometheus would."""
 
     async def scrape() -> None:
         async with httpx.AsyncClient() as http:
@@ -146,7 +146,7 @@ async def _scraping(targets: list[str]) -> AsyncGenerator[None]:
     try:
         yield
         if scraping.done():
-            scraping.result()  # what went wrong with it
+            scraping.result()  # raises its error
     finally:
         scraping.cancel()
 
@@ -168,12 +168,12 @@ def _show(rounds: dict[str, list[Round]]) -> None:
 
 
 def _cell(seconds: float, ratio: float) -> str:
-    """A figure, and by how much it differs from the one of the rounds without anybody watching."""
+    """Renders a figure, and its difference from the rounds without telemetry."""
     return f"{seconds * 1000:.2f} ms ({ratio - 1:+.1%})"
 
 
 def _quantile(rounds: list[Round], share: float) -> float:
-    """Of the times of all rounds: those of one round are too few for the slowest in a hundred."""
+    """Returns a quantile of all rounds' times, because one round has too few for the slowest in a hundred."""
     ordered = sorted(seconds for one in rounds for seconds in one.first_tokens)
     return ordered[round((len(ordered) - 1) * share)]
 

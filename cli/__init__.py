@@ -1,1 +1,1 @@
-"""The command line: commands of operators, who have the settings, and of the API's callers, who have an address."""
+"""The command line: commands for operators, who have a server's settings, and for callers, who have its address."""

@@ -1,4 +1,4 @@
-"""The command `holdfast`: reads the command line, and ends with one line and a status where something is wrong."""
+"""The command `holdfast`. It parses the command line; an error ends it with one line and an exit status."""
 
 import os
 import re
@@ -14,20 +14,20 @@ from shared.domain.errors import HoldfastError, Unavailable, Unusable
 from shared.process.importing import VERSION
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
-"""As pydantic reads a setting."""
+"""The values that pydantic reads as true in a setting."""
 
 _OF_ARGUMENT = re.compile(r"Invalid value for '(?P<name>[^' ]+)[^']*': ")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command. What somebody can mend is said in one line, without a traceback: a status of 2 asks for
-    something else, 1 means that something else is amiss."""
+    """Runs the command. It prints an error that the user can fix in one line, without a traceback. Exit status 2: the
+    command or the settings must change. Exit status 1: anything else."""
     mistakes: list[HoldfastError] = []
     status: object = OK
     try:
         status = _root()(arguments, prog_name="holdfast", standalone_mode=False)
     except* HoldfastError as group:
-        # From what runs beside others, such as a callback's key, it comes inside of groups.
+        # An error of a task group, such as one about a callback's key, arrives wrapped in exception groups.
         mistakes = _leaves(group)
     except* typer.TyperException as group:
         _refuse(group)
@@ -49,7 +49,7 @@ def _leaves(group: BaseExceptionGroup[HoldfastError]) -> list[HoldfastError]:
 
 
 def _refuse(group: BaseExceptionGroup[typer.TyperException]) -> NoReturn:
-    """Says in one line what is wrong with the arguments."""
+    """Prints one line that says what is wrong with the arguments, and exits."""
     error = group.exceptions[0]
     said = _OF_ARGUMENT.sub(r"argument \g<name>: ", str(getattr(error, "format_message", lambda: error)()))
     context = getattr(error, "ctx", None)
@@ -60,7 +60,7 @@ def _refuse(group: BaseExceptionGroup[typer.TyperException]) -> NoReturn:
 
 
 def _say(mistake: str, status: int) -> None:
-    """Says why the command has come to nothing. The variable is read here, because settings may be what is wrong."""
+    """Prints why the command failed. It reads the variable itself, because the settings may be the error."""
     is_json = os.environ.get("HOLDFAST_LOG_JSON", "").lower() in _TRUE
     text = f"holdfast: {printable(mistake)}"
     line = event_line("command_failed", "error", reason=mistake, status=status) if is_json else text
@@ -81,14 +81,14 @@ def _root() -> Callable[..., object]:
 
 
 def _listed() -> None:
-    """Stands for a command in the list; `CommandTable` puts the command itself in its place."""
+    """A placeholder in the list of commands, which `CommandTable` replaces with the command itself."""
 
 
 def _holdfast(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
 ) -> None:
-    """Background agent runs that survive. A server's settings are HOLDFAST_… variables (docs/settings.md); what asks a
-    server takes HOLDFAST_URL and HOLDFAST_API_KEY (docs/command-line.md)."""
+    """Background agent runs that survive. Servers read their settings from HOLDFAST_… variables (docs/settings.md);
+    commands that call a server read HOLDFAST_URL and HOLDFAST_API_KEY (docs/command-line.md)."""
     if version:
         print(f"holdfast {VERSION}")
     elif context.invoked_subcommand is None:

@@ -1,8 +1,8 @@
-"""What commands share: text that a terminal may show, options and the shapes of their values, and exit statuses.
+"""Shared by all commands: text that is safe for a terminal, options and their parsers, and exit statuses.
 
-Text of models, tools and users could move the cursor or change the window's title; `printable` escapes it. Exit
-statuses are those of docs/command-line.md: Click has 2 for a command line that it cannot read, and a shell has 130 for
-a process that Ctrl-C has ended.
+Text of models, tools and users could move the cursor or change the window's title, so `printable` removes control
+characters. docs/command-line.md lists the exit statuses: 2 is Click's for a command line that it cannot parse, and 130
+is the shells' for a process that Ctrl-C ended.
 """
 
 import re
@@ -14,21 +14,21 @@ import msgspec
 import typer
 
 _JOINER = "\u200d"
-"""Between the parts of one emoji."""
+"""Joins the parts of one emoji."""
 
 
 def printable(text: str) -> str:
-    """The text without control characters but line ends and tabs. Spaces of every kind stay."""
+    """Returns the text without control characters. Line feeds, tabs and spaces of every kind stay."""
     return "".join(map(_shown, text))
 
 
 _ESCAPED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What JSON leaves as it is in a string, and a terminal or `splitlines` does not: controls, line ends of Unicode, and
-marks that turn the direction of a line."""
+"""Characters that JSON leaves unescaped in strings, but a terminal or `splitlines` interprets: controls, Unicode's line
+ends, and marks that change the direction of text."""
 
 
 def printable_json(line: str) -> str:
-    """The JSON with such characters written as escapes: the same document, for programs, and harmless to a terminal."""
+    """Returns the same JSON document with these characters escaped, so that a terminal does not interpret them."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
@@ -38,11 +38,11 @@ def _shown(one: str) -> str:
     return " " if one.isspace() else ""
 
 
-# Lines of the log that a process writes before it has a log, or without one: in the form of all others, as JSON.
+# Log lines of a process that has no log, or none yet. They have the JSON form of all others.
 
 
 def event_line(event: str, level: str, **facts: object) -> str:
-    """One event, as `HOLDFAST_LOG_JSON` asks for it."""
+    """Returns one log line in the form of `HOLDFAST_LOG_JSON`."""
     moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     line = {"event": event, **facts, "level": level, "logger": "holdfast", "timestamp": moment}
     return msgspec.json.encode(line).decode()
@@ -54,7 +54,7 @@ MOST_DAYS = 36_500
 
 
 def days_at_most(text: str) -> int:
-    """A number of days, of a hundred years at most; raises what the command line says otherwise."""
+    """Parses a number of days: 1 to `MOST_DAYS`, a hundred years. Raises `typer.BadParameter`."""
     number = positive(text)
     if number > MOST_DAYS:
         raise typer.BadParameter(f"must be at most {MOST_DAYS}")
@@ -62,7 +62,7 @@ def days_at_most(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A number from 1 on; raises what the command line says otherwise."""
+    """Parses a whole number of at least 1. Raises `typer.BadParameter`."""
     try:
         number = int(text)
     except ValueError:
@@ -75,13 +75,13 @@ def positive(text: str) -> int:
 OK = 0
 
 FAILURE = 1
-"""Something else is amiss, such as a server or a database that does not answer. Starting it again may help."""
+"""Anything but a mistake, such as a server or a database that does not answer. A retry may help."""
 
 MISTAKE = 2
-"""Somebody has to ask otherwise, or set it up otherwise; starting it again does not help."""
+"""The command or the settings must change; a retry does not help."""
 
 RUN_FAILED = 3
-"""The run that the command followed has failed."""
+"""The run that the command followed failed."""
 
 RUN_CANCELLED = 4
 """The run that the command followed was cancelled."""
@@ -90,4 +90,4 @@ WAITS_FOR_APPROVAL = 5
 """The run that the command followed waits for a decision."""
 
 INTERRUPTED = 130
-"""Ctrl-C has ended the command; a run that it followed goes on."""
+"""Ctrl-C ended the command. A run that it followed goes on."""

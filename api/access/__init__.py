@@ -1,1 +1,1 @@
-"""Whether a request is let in: its key, what the key may do, and whose rows it sees."""
+"""Access control: a request's key, the key's permissions, and the project whose rows the request sees."""

@@ -1,8 +1,8 @@
-"""Every key of this server, configured and stored. Finds the caller of a request without asking the database for each.
+"""Finds the caller of a request by its key, configured or stored, without a query for each request.
 
-A key that was found is taken for known for `FRESH_S`; then the database is asked again, by one request. So every
-process learns of a revocation within that time. While the database is away, keys that were known go on: they could
-not be revoked meanwhile. Of others it cannot be said whether they are ours, so their requests are a 503 and no 401.
+A found key is cached for `FRESH_S`; then one request asks the database again. So every process learns of a revocation
+within that time. If the database does not answer, cached keys stay valid, because they cannot be revoked meanwhile.
+Unknown keys get a 503 instead of a 401, because they may be valid.
 """
 
 import base64
@@ -39,24 +39,24 @@ from shared.sql.access.api_keys import ApiKeyStore, FoundKey
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FRESH_S = 5.0
-"""Seconds after which the database is asked again about a key, and whether there are any."""
+"""Seconds after which the database is asked again about a key, and about whether any key exists."""
 
 MOST_KNOWN = 10_000
-"""Keys that a process remembers."""
+"""Keys that a process caches."""
 
 USE_NOTED = timedelta(minutes=1)
-"""A key's last use is written at most so often."""
+"""The shortest time between two writes of a key's last use."""
 
 
 class Found(NamedTuple):
-    """Whose key was sent, and whether somebody may have found it by trying."""
+    """The caller of a valid key, and whether an attacker could guess the key."""
 
     caller: Caller
     is_guessable: bool
 
 
 class TokenSigner(NamedTuple):
-    """Whose stream tokens a secret signs. `is_guessable` is true of a secret that somebody may try out."""
+    """The secret that signs a caller's stream tokens. `is_guessable`: an attacker could guess the secret."""
 
     caller: Caller
     secret: bytes
@@ -64,7 +64,7 @@ class TokenSigner(NamedTuple):
 
 
 class AcceptedKeys:
-    """Finds keys. Raises `Unavailable` for what only the database could say."""
+    """Finds keys. Raises `Unavailable` if it needs the database and that does not answer."""
 
     def __init__(
         self, configured: ConfiguredKeys, stored: ApiKeyStore, clock: Clock, *, most_known: int = MOST_KNOWN
@@ -78,7 +78,7 @@ class AcceptedKeys:
         self._open_until: float | None = None
 
     async def are_required(self) -> bool:
-        """Whether a request needs a key: where one is configured, and where the database has ever had one.
+        """Returns whether requests need a key: if one is configured, or the database has ever had one.
 
         A server is closed within `FRESH_S` of the first key, and never opens again.
         """
@@ -98,7 +98,7 @@ class AcceptedKeys:
         return self._is_closed
 
     async def find(self, secret: bytes) -> Found | None:
-        """Whose key this is."""
+        """Returns the key's caller; None for an invalid key."""
         configured = self._configured.find(secret)
         if configured is not None:
             return Found(configured.caller, configured.is_guessable)
@@ -112,7 +112,7 @@ class AcceptedKeys:
         return Found(_caller_of(found), is_guessable=False)
 
     async def signer(self, key_id: str) -> TokenSigner | None:
-        """What signs the stream tokens that are made with this key; None for a key that has ended."""
+        """Returns the signer of the stream tokens made with this key; None if the key is no longer valid."""
         if key_id == EVERYBODY.key_id:
             return None if await self.are_required() else TokenSigner(EVERYBODY, b"", is_guessable=False)
         configured = self._configured.of_id(key_id)
@@ -124,7 +124,7 @@ class AcceptedKeys:
         return TokenSigner(_caller_of(found), found.token_secret, is_guessable=False)
 
     def forget(self) -> None:
-        """Takes nothing for known any more: this process has changed a key."""
+        """Drops the cache, because this process has changed a key."""
         self._by_digest.forget()
         self._by_id.forget()
         self._open_until = None
@@ -136,7 +136,7 @@ class AcceptedKeys:
         try:
             await self._stored.note_use(found.key.id, now, every=USE_NOTED)
         except Unavailable as error:
-            # The request does not depend on it.
+            # The request succeeds without it.
             log.warning("use_of_key_not_noted", key_id=found.key.id, error=str(error))
 
 
@@ -146,7 +146,7 @@ def _caller_of(found: FoundKey) -> Caller:
 
 
 class _Known:
-    """A key, and until when nobody needs to ask about it."""
+    """A cached key, and the time until which it needs no query."""
 
     def __init__(self, found: FoundKey, fresh_until: float) -> None:
         self.found = found
@@ -154,7 +154,7 @@ class _Known:
 
 
 class _KnownKeys:
-    """The keys that were found lately, by one of their names."""
+    """A cache of found keys, by digest or by id."""
 
     def __init__(self, look_up: Callable[[str], Awaitable[FoundKey | None]], clock: Clock, most: int) -> None:
         self._most = most
@@ -163,13 +163,13 @@ class _KnownKeys:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def get(self, name: str) -> tuple[FoundKey | None, bool]:
-        """The key of this name, and whether the database was asked for it just now."""
+        """Returns the key of this name, and whether the database has just been asked."""
         now, known = self._clock.monotonic(), self._known.get(name)
         if known is not None and now < known.fresh_until:
             self._known.move_to_end(name)
             return known.found, False
         if known is not None:
-            known.fresh_until = now + FRESH_S  # other requests need not ask as well
+            known.fresh_until = now + FRESH_S  # so that concurrent requests do not ask, too
         try:
             found = await self._look_up(name)
         except BaseException as error:
@@ -187,49 +187,49 @@ class _KnownKeys:
         return found, True
 
     def forget(self) -> None:
-        """Nothing is known any more but what can be said of it while the database is away."""
+        """Marks all keys as stale. They are then used only if the database does not answer."""
         for known in self._known.values():
             known.fresh_until = 0.0
 
 
-# Wrong keys, counted by the address that they come from, in this process.
+# Wrong keys, which this process counts by client address.
 #
-# The API tells an address that sends many to slow down. That must not lock out others who share it, behind one proxy:
-# the API lets a key in that nobody can guess, and nothing would be gained by refusing it. A short key might be found
-# by trying. So it has to have been used from that address before the wrong ones came.
+# The API refuses an address that sends many of them for a while. This must not lock out other callers behind the same
+# proxy, so the API always accepts a key that cannot be guessed. It accepts a short key, which could be guessed, only if
+# that was used from the address before the wrong ones arrived.
 
 
 BURST = 30
-"""Wrong keys that an address may send at once."""
+"""Wrong keys that an address may send in a burst."""
 PER_SECOND = 0.5
-"""And then so many, on and on."""
+"""Wrong keys per second that an address may send after that."""
 MOST_COUNTED = 2 * BURST
-"""More are not counted, so that an address which stops is free again after a minute."""
+"""The count stops here, so that an address is free a minute after its last wrong key."""
 
 MOST_ADDRESSES = 10_000
 KNOWN_FOR_S = 3600.0
-"""Seconds for which a short key that was right stays known to be used from an address."""
+"""Seconds for which a valid short key counts as used from an address."""
 
 
 class FailedKeys:
-    """Counts wrong keys. Its memory is bounded, whoever sends what."""
+    """Counts wrong keys, in bounded memory."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._counts: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By address: how many, and when they were."""
+        """By address: the count, and its time."""
         self._known: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """By address and key: when the key was right."""
+        """By address and key: the last time that the valid key was used."""
 
     def note(self, address: str) -> int | None:
-        """Counts a wrong key; the seconds to wait for, if there were too many."""
+        """Counts a wrong key. Returns the seconds to wait if there were too many."""
         address = network_of(address)
         count = min(self._count(address) + 1, MOST_COUNTED)
         _put(self._counts, address, (count, self._clock.monotonic()))
         return _wait(count)
 
     def wait_for(self, address: str, key_id: str) -> int | None:
-        """The seconds for which this short key, which is right, has to wait; None if it is let in."""
+        """Returns the seconds that this valid short key has to wait; None if it is accepted."""
         address = network_of(address)
         known, now = self._known.get((address, key_id)), self._clock.monotonic()
         wait = _wait(self._count(address))
@@ -259,7 +259,7 @@ def _put(kept: OrderedDict[Name, Value], name: Name, value: Value) -> None:
 
 
 def network_of(address: str) -> str:
-    """What one machine may choose its addresses from: of IPv6, the first half."""
+    """Returns the network from which one machine may choose its addresses: for IPv6 a /64."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -267,11 +267,8 @@ def network_of(address: str) -> str:
     return str(IPv6Address(int(parsed) >> 64 << 64)) if isinstance(parsed, IPv6Address) else address
 
 
-# New keys and new secrets, for the API and the command line alike.
-
-
 class Issued(NamedTuple):
-    """A key and its new secret, which nobody can look up later."""
+    """A key and its new secret, which is not stored and cannot be looked up later."""
 
     key: ApiKey
     secret: str
@@ -279,13 +276,13 @@ class Issued(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyIssuer:
-    """Makes keys and rotates them."""
+    """Makes and rotates keys, for the API and the command line."""
 
     keys: ApiKeyStore
     clock: Clock
     ids: IdMaker
     random: Callable[[int], bytes]
-    """So many random bytes that nobody can foresee."""
+    """Returns this many unpredictable bytes."""
 
     async def create(
         self, project_id: ProjectId, name: str, scopes: Sequence[str], *, expires_at: datetime | None, by: str
@@ -307,9 +304,9 @@ class KeyIssuer:
         return Issued(await self.keys.create(key, secret, token_secret=self.random(SECRET_BYTES)), secret.text)
 
     async def rotate(self, project_id: ProjectId | None, key_id: KeyId, grace_s: int) -> Issued:
-        """Gives the key a new secret; earlier ones go on for the grace. Raises as `ApiKeyStore.rotate`."""
+        """Gives the key a new secret; earlier ones stay valid for `grace_s`. Raises as `ApiKeyStore.rotate`."""
         if not 0 <= grace_s <= LONGEST_GRACE_S:
-            raise InvalidRequest(f"the grace is from 0 to {LONGEST_GRACE_S} seconds", field="grace_s")
+            raise InvalidRequest(f"grace_s must be from 0 to {LONGEST_GRACE_S} seconds", field="grace_s")
         secret = new_secret(self.random(SECRET_BYTES))
         key = await self.keys.rotate(
             project_id,
@@ -322,19 +319,19 @@ class KeyIssuer:
         return Issued(key, secret.text)
 
 
-# Tokens that open one run's stream for a while, for pages whose EventSource can send no API key.
+# Tokens that open one run's stream for a limited time, for pages whose EventSource cannot send an API key.
 #
-# A token names the key that made it and is signed by it; nothing is stored. Every API process with that key knows it,
-# also while Redis is away. It ends by its time, or with its key. The signature of a configured key says nothing of it
-# that somebody could try out cheaply.
+# A token names its key, which signs it; nothing is stored. So every API process that knows the key can check the token,
+# even if Redis does not answer. It expires at its time, or with its key. A configured key may be short, so it is
+# stretched before it signs: guessing it from a signature is then expensive.
 
 
 _SALT = b"holdfast stream tokens"
 _COST = 2**14
-"""Of scrypt: some 50 ms and 16 MiB, once per process and configured key."""
+"""scrypt's cost: some 50 ms and 16 MiB, once per process and configured key."""
 
 LONGEST = 500
-"""Characters of a token."""
+"""The most characters of a token."""
 
 
 class StreamTokens:
@@ -345,16 +342,16 @@ class StreamTokens:
         self._stretched: dict[bytes, bytes] = {}
 
     async def make(self, caller: Caller, run_id: RunId, expires_at: datetime) -> str:
-        """A token for this run's stream; its time is cut to whole seconds. Raises a 401 when the caller's key has ended
-        since it was checked."""
+        """Returns a token for this run's stream; its time is cut to whole seconds. Raises a 401 if the caller's key has
+        become invalid since it was checked."""
         signer = await self._keys.signer(caller.key_id)
         if signer is None:
-            raise _refusal("The key of this request has ended")
+            raise _refusal("The key of this request is no longer valid")
         expires = int(expires_at.timestamp())
         return f"{expires}.{caller.key_id}.{self._signature(signer, caller.project_id, run_id, expires)}"
 
     async def caller_of(self, token: str, run_id: RunId, now: datetime) -> Caller:
-        """Who may read the stream of this run. Raises a 401 for any other token."""
+        """Returns the caller who may read this run's stream. Raises a 401 for an invalid token."""
         expires, _, rest = token.partition(".")
         key_id, _, signature = rest.rpartition(".")
         is_number = expires.isascii() and expires.isdecimal() and len(expires) <= 12
@@ -364,7 +361,7 @@ class StreamTokens:
             raise _refusal("The stream token has expired")
         signer = await self._keys.signer(key_id)
         if signer is None:
-            raise _refusal("The stream token is not valid: its key is not known, or has ended")
+            raise _refusal("The stream token is not valid: its key is unknown or no longer valid")
         caller = signer.caller
         if not hmac.compare_digest(self._signature(signer, caller.project_id, run_id, int(expires)), signature):
             raise _refusal("The stream token is not valid for this run")
@@ -385,7 +382,7 @@ class StreamTokens:
 
 
 def end_of_token(now: datetime, valid_for_s: int) -> datetime:
-    """When a token ends that is made now."""
+    """Returns the time at which a token that is made now expires."""
     return (now + timedelta(seconds=valid_for_s)).replace(microsecond=0)
 
 

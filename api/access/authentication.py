@@ -1,5 +1,7 @@
-"""Lets a request in: its key, or the token of a stream; how many wrong keys came from its address; and what the key may
-do. All of it before anything else of the request is read. What comes behind finds the caller in the request's state."""
+"""Authenticates a request by its key or stream token, limits wrong keys per address, and checks the key's permissions.
+
+This happens before the request's body is read. Later code finds the caller in the request's state.
+"""
 
 import re
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ _ADMIN = "/v1/admin/"
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What decides about a request."""
+    """The services that decide about a request."""
 
     keys: AcceptedKeys
     tokens: StreamTokens
@@ -45,19 +47,19 @@ class Access:
     clock: Clock
     ids: IdMaker
     proxies: Sequence[Network]
-    """Whose `X-Forwarded-For` is believed."""
+    """The proxies whose `X-Forwarded-For` the API trusts."""
 
 
 class Authentication:
-    """Asks every request to a path of the API who sends it, and whether its key may do that."""
+    """Finds the caller of every request to the API, and checks that the key permits the request."""
 
     def __init__(self, *, access: Access, routes: Sequence[BaseRoute]) -> None:
         self._access = access
         self._routes = RouteIndex(routes)
 
     async def let_in(self, scope: Scope) -> Asker:
-        """Puts the caller into the request's state. Gives what the audit log says of it. Raises `NotLetIn` and
-        `NotNow`."""
+        """Puts the caller into the request's state. Returns the caller as the audit log records it. Raises `NotLetIn`
+        and `NotNow`."""
         request, address = Request(scope), client_address(scope, self._access.proxies)
         caller = await self._identified(request, address)
         bind_contextvars(project=caller.project_id, key=caller.key_id)
@@ -67,7 +69,7 @@ class Authentication:
         return asker
 
     async def _identified(self, request: Request, address: str) -> Caller:
-        """Who sends the request."""
+        """Returns the caller by the request's token or key."""
         access, token = self._access, stream_token_of(request.scope)
         try:
             if token is not None:
@@ -81,7 +83,7 @@ class Authentication:
             raise NotNow(error) from error
 
     async def _of_key(self, request: Request, address: str) -> Caller:
-        """Whose key the request has. Raises a 401, or a 429 where too many wrong keys came from."""
+        """Returns the caller of the request's key. Raises a 401, or a 429 if its address sent too many wrong keys."""
         given = dict(request.scope["headers"]).get(b"authorization", b"")
         scheme, _, secret = given.partition(b" ")
         if scheme.lower() != b"bearer" or not secret.strip():
@@ -96,13 +98,13 @@ class Authentication:
         return found.caller
 
     async def _admitted(self, request: Request, caller: Caller) -> Caller:
-        """The caller as whom the request goes on. Raises a 403 for what the key may not do."""
+        """Returns the caller as whom the request goes on. Raises a 403 if the key does not permit the request."""
         if caller.scopes.level is Level.ADMIN:
             return caller
         scope = request.scope
         match, found = self._routes.matches(scope)
         if match is not Match.FULL:
-            return caller  # there is no such path, and the router says so
+            return caller  # the router answers unknown paths
         rule = RULES.get(f"{request.method} {found['route'].path}", OF_ADMINS)
         if not caller.scopes.include(rule.level):
             await self._note_refusal(request, caller)
@@ -111,7 +113,7 @@ class Authentication:
             return caller
         if rule.reach is Reach.PROJECT:
             raise _forbidden(
-                request, caller, f"is not for keys of single agents: it needs the scope {rule.level} alone"
+                request, caller, f"is not for keys of single agents: use one with only the scope {rule.level}"
             )
         try:
             seen_as = await self._access.reach.through_path(
@@ -124,13 +126,13 @@ class Authentication:
         return seen_as
 
     async def _note_refusal(self, request: Request, caller: Caller) -> None:
-        """Records who tried to administrate."""
+        """Records a refused request to a route of administrators."""
         if request.url.path.startswith(_ADMIN):
             said = f"{request.method} {request.url.path}"[:KEPT]
             try:
                 await self._access.audit.add(caller.project_id, "admin.asked", said, outcome="refused")
             except HoldfastError as error:
-                # It is refused all the same.
+                # The request is refused even if this cannot be recorded.
                 log.warning("refusal_not_recorded", key_id=caller.key_id, error=str(error))
 
     def _asker(self, request: Request, caller: Caller, address: str) -> Asker:
@@ -147,11 +149,11 @@ class Authentication:
 
 
 METRICS = "/metrics"
-"""What a scraper asks for. It is no part of the API, and as little for everybody as a list of keys."""
+"""The path of the metrics. It is no route of the API, but needs a key of an administrator, too."""
 
 
 class NotLetIn(Exception):
-    """The request is not let in. What a route refuses passes through here as well, and is none of this."""
+    """Authentication refuses the request. It wraps `Refused`, which routes also raise, to tell the two apart."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(str(refused))
@@ -159,7 +161,7 @@ class NotLetIn(Exception):
 
 
 class NotNow(Exception):
-    """Whether the request is let in cannot be found out now."""
+    """The key cannot be checked now."""
 
     def __init__(self, cause: HoldfastError) -> None:
         super().__init__(str(cause))
@@ -168,19 +170,19 @@ class NotNow(Exception):
 
 @dataclass(frozen=True)
 class StreamToken:
-    """A token as it was sent, and for which run."""
+    """A token as the client sent it, and its run."""
 
     text: str
     run_id: RunId
 
 
 def needs_key(path: str) -> bool:
-    """Whether a request is answered to a caller alone."""
+    """Returns whether a request to this path needs a caller."""
     return is_of_api(path) or path == METRICS
 
 
 def stream_token_of(scope: Scope) -> StreamToken | None:
-    """The token with which a stream may be asked for in the place of a key."""
+    """Returns the token that a request for a stream has in place of a key, if it has one."""
     path = _STREAM.fullmatch(scope["path"]) if scope["method"] == "GET" else None
     if path is None:
         return None

@@ -1,11 +1,10 @@
-"""What a key needs for each route, and which agent a request is about. The API refuses a route that is not listed here
-to every key but an admin's.
+"""The permission that each route needs, and the agent that a request names. Only an admin's key may use a route that is
+missing here.
 
-A key of single agents is a key for strangers: the page of a chat, a customer's program. It reaches its agents' data by
-a route that names the agent, and nothing that the whole project shares or that makes an agent what it is. To such a key
-other agents do not exist: a request that names one goes on as a request of a project that has nothing, and its route
-answers as for an unknown id, in every detail. Where such a route shows an agent, a tool or a history, the answer leaves
-out what the project has written into it.
+A key of single agents is for strangers: the page of a chat, a customer's program. It reaches its agents' data through
+routes that name the agent, but nothing that the whole project shares or that defines an agent. To such a key other
+agents do not exist: a request that names one continues as a request of an empty project, so its route answers exactly
+as for an unknown id. Answers to such keys omit an agent's instructions and its tools' source.
 """
 
 import json
@@ -29,20 +28,20 @@ from shared.sql.access.api_keys import OwnerStore
 
 
 class Reach(Enum):
-    """How a route is open to a key of single agents."""
+    """How a key of single agents may use a route."""
 
     PROJECT = auto()
     """Not at all."""
     AGENT = auto()
-    """Its path, or its body, names what belongs to an agent: one of the key's."""
+    """If the path or body names something of one of the key's agents."""
     QUERY = auto()
-    """Its query has to name the agent."""
+    """If the query names one of the key's agents."""
     NOTHING = auto()
-    """It shows nothing of any agent."""
+    """Always, because the route shows nothing of any agent."""
 
 
 class Rule(NamedTuple):
-    """What a key needs for a route."""
+    """The permission that a route needs."""
 
     level: Level
     reach: Reach
@@ -56,7 +55,7 @@ _ABSENT = ("folders", "groups", "identities", "mcp-servers", "sources")
 _W = "/openai/v1/webhook_endpoints"
 
 CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
-"""Their bodies name an agent, or a conversation, as a model."""
+"""The `model` in their bodies names an agent or a conversation."""
 
 _RESPONSES = ("/openai/v1/responses", "/v1/responses")
 
@@ -121,9 +120,9 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{method} {_A}" for method in ("PATCH", "DELETE")),
         *(f"PATCH {_A}/tools/{part}" for part in ("attach/{tool_id}", "detach/{tool_id}", "approval/{tool_name}")),
         f"POST {_A}/tools/{{tool_name}}/run",
-        # Its instructions are the caller's, and not the agent's.
+        # The caller replaces the agent's instructions.
         f"POST {_A}/generate",
-        # It says what the agent has answered.
+        # The caller dictates the agent's answer.
         f"POST {_A}/messages/capture",
         *(f"POST {which}/recompile" for which in (_A, _C)),
         *(f"PATCH {_A}/core-memory/blocks/{part}/{{block_id}}" for part in ("attach", "detach")),
@@ -163,17 +162,15 @@ def _rules() -> Iterator[tuple[str, Rule]]:
 
 
 RULES = dict(_rules())
-"""By method and path, as the route has it."""
+"""By method and the route's path."""
 
 OF_ADMINS = Rule(Level.ADMIN, Reach.PROJECT)
-"""What is not in the table."""
+"""The rule of routes that are missing in the table."""
 
 
-# Which fields of a body a key of single agents may not send: those that replace what the agent is.
-#
-# Such a key is for strangers. They talk with the agent that the project has made; its instructions, its model, its
-# tools, the length of its runs and the shape of its memory are the project's. A field that is null, or an empty list,
-# asks for nothing, so that clients which send every field go on working.
+# The fields of a body that a key of single agents may not send, because they redefine the agent: its instructions,
+# model, tools, length of runs and memory blocks belong to the project. A null or an empty list changes nothing and is
+# accepted, because some clients send every field.
 
 
 OF_THE_AGENT = frozenset(
@@ -182,22 +179,22 @@ OF_THE_AGENT = frozenset(
         *("model", "model_settings", "context_window_limit", "compaction_settings"),
     ]
 )
-"""In the body of any route; `model` of a chat completion names the agent."""
+"""In the body of any route. A chat completion may have `model`, because it names the agent there."""
 
 OF_A_BLOCK = frozenset(("label", "description", "limit", "read_only", "metadata", "tags"))
-"""All of a memory block but its value."""
+"""All fields of a memory block except its value."""
 
 MOST_STEPS = 50
-"""What a submission has that does not say `max_steps`."""
+"""The default `max_steps` of a submission."""
 
 _BLOCK = re.compile(r"/v1/agents/[^/]+/core-memory/blocks/[^/]+")
 
 
 def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat: bool) -> str | None:
-    """The first field of this body that such a key may not send, as a person would name it."""
+    """Returns the first field of this body that such a key may not send, with its value if only that is refused."""
     refused = (OF_THE_AGENT - {"model"}) if is_chat else OF_THE_AGENT
     refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
-    # In a change null is a value: it takes away what the project has set.
+    # In a PATCH, null removes the project's value.
     is_change = method == "PATCH"
     named = (name for name, value in fields.items() if name in refused and (is_change or value not in (None, [])))
     return next(chain(named, _beyond(fields, is_chat=is_chat)), None)
@@ -208,7 +205,7 @@ def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
     if steps is not None and not (isinstance(steps, int) and steps <= MOST_STEPS):
         yield f"max_steps above {MOST_STEPS}"
     messages = fields.get("messages")
-    # Of a chat completion only users' messages and results of tools become input.
+    # A chat completion takes only users' messages and tools' results from its messages.
     if is_chat or not isinstance(messages, list):
         return
     for number, message in enumerate(cast("list[Any]", messages)):
@@ -218,7 +215,7 @@ def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
 
 
 NOBODY = ProjectId("")
-"""A project that no key is of, and that has nothing."""
+"""An empty project, which no key belongs to."""
 
 _OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id")
 _DEFAULT = "default"
@@ -226,12 +223,12 @@ _DEFAULT = "default"
 
 @dataclass(frozen=True)
 class AgentReach:
-    """Decides whether what a request names belongs to the caller's agents. Raises `Unavailable`."""
+    """Decides whether the objects that a request names belong to the caller's agents. Raises `Unavailable`."""
 
     owners: OwnerStore
 
     async def through_path(self, caller: Caller, reach: Reach, path: Mapping[str, str], query: bytes) -> Caller | None:
-        """The caller as whom the request goes on. None: its query has to name the agent, and does not."""
+        """Returns the caller as whom the request goes on. None: the query has to name an agent, and does not."""
         if reach is Reach.NOTHING:
             return caller
         named = [value for name, value in _pairs(query) if name in ("agent_id", "agent_ids")]
@@ -241,7 +238,7 @@ class AgentReach:
         return await self._as(caller, named)
 
     async def through_body(self, caller: Caller, path: str, fields: Mapping[str, Any]) -> Caller:
-        """The caller as whom the request goes on, by what its body names."""
+        """Returns the caller as whom the request goes on, by the agent that its body names."""
         named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
         if path in CHAT:
             named.append(fields.get("model"))
@@ -261,7 +258,7 @@ class AgentReach:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """The fields of a body that is a JSON object; of another one there are none."""
+    """Returns the fields of a body that is a JSON object; none of another body."""
     try:
         given: Any = json.loads(body) if body else None
     except (ValueError, RecursionError):
@@ -274,15 +271,15 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
 
 
 async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> Response | None:
-    """Looks at what the body of a request names and changes, when its key sees single agents only. Puts the caller as
-    whom the request goes on into its state. The 403 for a field that such a key may not send; None for all others."""
+    """Checks the body of a request whose key is for single agents. Puts the caller as whom the request goes on into its
+    state. Returns a 403 for a field that such a key may not send; otherwise None."""
     caller: Caller | None = scope.get("state", {}).get("caller")
     if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
         return None
     fields, method, path = _fields(body), scope["method"], scope["path"]
     found = refused_field(fields, method, path, is_chat=path in CHAT)
     if found is not None:
-        said = f"FORBIDDEN: {found} is for keys of the project; this key is for talking with the agent as it is"
+        said = f"FORBIDDEN: {found} needs a key of the project; this key may only talk with the agent as it is"
         return refused(403, ErrorCode.FORBIDDEN, said, field=found.partition(" ")[0])
     scope["state"]["caller"] = await reach.through_body(caller, path, fields)
     return None

@@ -1,1 +1,1 @@
-"""What clients do with runs: submit, read, cancel."""
+"""Submits, reads and cancels runs for the clients of every dialect."""

@@ -1,4 +1,4 @@
-"""Cancels of runs: recorded first, announced second, and answered with what is true."""
+"""Cancels runs: records the cancel in SQL, announces it to the worker, and answers with the run's true status."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,9 +40,9 @@ class RunCanceller:
     clock: Clock
     wait_s: float
     lease_s: float
-    """Seconds of a lease. A worker renews three times in it, and takes a lease again that Redis forgot."""
+    """Seconds of a lease. A worker renews it three times within them, and takes it again if Redis lost it."""
     on_cancel: Callable[[RunStatus], None] = lambda _: None
-    """Told of each cancel, with the run's status then."""
+    """Called for each cancel with the run's status at that time."""
 
     async def cancel(
         self,
@@ -53,9 +53,9 @@ class RunCanceller:
         mode: CancelMode = CancelMode.INTERRUPT,
         wait_s: float | None = None,
     ) -> Run:
-        """Records a cancel and waits for the run to stop, `wait_s` at most; the run as it is then.
+        """Records a cancel, waits at most `wait_s` for the run to stop, and returns the run as it is then.
 
-        A run that has ended is returned as it is. This process settles a run that no worker holds.
+        A run that has ended is returned unchanged. This process settles a run that no worker holds.
         """
         if run.status in TERMINAL:
             return run
@@ -66,7 +66,7 @@ class RunCanceller:
             try:
                 return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
             except Unavailable as error:
-                # The cancel is recorded, so the run will stop. Whether it has is not known yet.
+                # The cancel is recorded, so the run will stop; only its status now is unknown.
                 log.warning("cancel_outcome_unknown", run_id=run.id, reason=str(error))
                 return run
 
@@ -81,12 +81,12 @@ class RunCanceller:
         try:
             return await self.orphans.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
         except LifecycleError:
-            # Meanwhile a worker claimed it, or another process settled it.
+            # Meanwhile a worker has claimed it, or another process has settled it.
             return await self.runs.get(run.project_id, run.id)
 
     async def _stop_running(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
         deadline = self.clock.monotonic() + wait_s
-        # No worker has a run that waits, so none can have lost its lease.
+        # No worker holds a waiting run, so no lease of it can be lost.
         forgiven_until = self.clock.monotonic() + (self.lease_s / 2 if run.waits_until is None else 0)
         announced = False
         while run.status is RunStatus.RUNNING:
@@ -112,9 +112,9 @@ class RunCanceller:
         return True
 
     async def _is_held(self, run: Run, *, may_be_forgotten: bool) -> bool:
-        """Whether a worker holds the run. When Redis cannot say, the API waits rather than take the run from its
-        worker. It also waits when Redis, which may have lost data, does not know the run: a living worker takes its
-        lease again."""
+        """Returns whether a worker holds the run. If Redis does not answer, the API waits rather than take the run from
+        its worker. It also waits if Redis does not know the run, because Redis may have lost data, and then a living
+        worker takes its lease again."""
         try:
             if await self.queue.is_leased(run.id, run.dispatch):
                 return True
@@ -140,14 +140,14 @@ class RunCanceller:
 
 
 CANCELS_AT_ONCE = 50
-"""Runs of one request that are stopped side by side."""
+"""Runs of one request that are cancelled concurrently."""
 
 ACTOR = "api"
-"""The actor of a cancel; an API key says no more."""
+"""The actor of a cancel; an API key does not identify a person."""
 
 TOO_LATE = timedelta(seconds=5)
-"""A cancel that names no run means the run that its caller saw on the screen. If that run's stream ended so recently,
-the answer says how it ended."""
+"""A cancel that names no run means the run on its caller's screen. If that run's stream ended so recently, the answer
+reports its end."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Cancel:
     reason: str | None = None
     mode: CancelMode = CancelMode.INTERRUPT
     wait_s: float | None = None
-    """How long to wait for a run to stop. None: as long as the server does by itself."""
+    """Seconds to wait for a run to stop. None: the server's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +178,10 @@ class CancelService:
         run_ids: Sequence[str] = (),
         thread_id: ThreadId | None = None,
     ) -> dict[str, str]:
-        """Cancels the runs with these ids, or all that are active or wait for approval. What became of each: its true
-        status, `cancelling` when it has not stopped yet, `failed` when this agent (or the one thread of it that is
-        meant) has no such run. Raises `NothingToCancel` when none is named, none is active and none has just ended."""
+        """Cancels the runs with these ids; without ids, all that are active or wait for approval.
+
+        Returns the outcome of each: its true status, `cancelling` if it has not stopped yet, `failed` if the agent, or
+        the given thread of it, has no such run. Raises `NothingToCancel` if no run is named, active or just ended."""
         if run_ids:
             named = {
                 run_id: await self._find(project_id, agent_id, thread_id, run_id) for run_id in dict.fromkeys(run_ids)
@@ -198,7 +199,7 @@ class CancelService:
         return await self._cancel_all(active, cancel)
 
     async def cancel_one(self, project_id: ProjectId, run_id: RunId, cancel: Cancel) -> Run:
-        """Cancels one run; the run as it is then. Raises `NotFound`."""
+        """Cancels one run, and returns it as it is then. Raises `NotFound`."""
         return await self._ask(await self.runs.get(project_id, run_id), cancel)
 
     async def _find(
@@ -213,7 +214,7 @@ class CancelService:
         return run if run.agent_id == agent_id and thread_id in (None, run.thread_id) else None
 
     async def _cancel_all(self, runs: Sequence[Run], cancel: Cancel) -> dict[str, str]:
-        """Cancels runs side by side: a client must not wait for one slow run after the other."""
+        """Cancels runs concurrently, so that a client does not wait for one slow run after the other."""
         places = asyncio.Semaphore(CANCELS_AT_ONCE)
 
         async def stop(run: Run) -> str:
@@ -221,7 +222,7 @@ class CancelService:
                 stopped = await self._ask(run, cancel)
             return stopped.status.value if stopped.status in TERMINAL else "cancelling"
 
-        # When the database does not answer for one, the others are cancelled all the same.
+        # If the database does not answer for one run, `gather` still cancels the others.
         outcomes = await asyncio.gather(*map(stop, runs))
         return {run.id: outcome for run, outcome in zip(runs, outcomes, strict=True)}
 

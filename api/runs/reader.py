@@ -1,5 +1,5 @@
-"""The reader of a run's log: one sequence, live from the feed, older from Redis, and from SQL what Redis no longer
-has."""
+"""Reads a run's log as one sequence: live entries from the feed, older ones from Redis, and from SQL what Redis no
+longer has."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
@@ -24,22 +24,19 @@ from shared.redis.event_log import MAX_BYTES, EventFeed, EventLog, Subscription
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import EventStore
 
-# Where logs end, for readers that hear nothing.
-#
-# The feed forgets: an end that was published while nobody could hear it is in SQL alone. A thousand silent readers ask
-# SQL one question together, and a reader of whose log there is no news is not woken.
+# Where logs end. The feed stores nothing, so an end that was published while a reader could not receive it is only in
+# SQL. A thousand silent readers share one query.
 
 
 DOUBT_S = 5.0
-"""Seconds of silence after which SQL is asked at the latest: an end that was published while the feed was away is
-there."""
+"""Seconds of silence after which SQL is asked at the latest whether the log has ended."""
 
 GATHER_S = 0.25
-"""Seconds that the questions of readers wait for one another."""
+"""Seconds in which readers' questions are collected into one query."""
 
 
 class LogEnd(NamedTuple):
-    """How far a log reaches in SQL, and whether it has ended."""
+    """The last number of a log in SQL, and whether the log has ended."""
 
     last_seq: Seq
     is_over: bool
@@ -47,25 +44,25 @@ class LogEnd(NamedTuple):
 
 @dataclass
 class _Question:
-    """A question that readers ask SQL together."""
+    """One query that several readers share."""
 
     wanted: set[RunId] = field(default_factory=set[RunId])
     is_answered: bool = False
     ends: dict[RunId, LogEnd] | None = None
-    """None: the database does not say."""
+    """None: the database does not answer."""
 
 
 @dataclass(slots=True, eq=False)
 class LogWatch:
-    """What one reader of a run that goes on has heard, and what SQL says of its log's end."""
+    """The progress of one reader of a live run, and the log's end in SQL."""
 
     subscription: Subscription
     last: Seq
-    """The last number that the reader has."""
+    """The number of the reader's last entry."""
     asked_at: Seq | None = None
-    """That number when the last round came by."""
+    """That number at the last round."""
     end: LogEnd | None = None
-    """None: nobody was in doubt yet."""
+    """None: not asked yet."""
 
     @property
     def is_over(self) -> bool:
@@ -73,13 +70,13 @@ class LogWatch:
 
     @property
     def is_stored(self) -> bool:
-        """Whether SQL has what follows."""
+        """Whether SQL has the entries that follow."""
         return self.end is not None and self.last < self.end.last_seq
 
 
 class LogEnds:
-    """Says where logs end, for readers that hear nothing. They ask SQL one question together, so that writers have the
-    database's connections, and a reader of whose log there is no news is not woken."""
+    """Finds out where the logs of silent readers end. Readers share queries, which leaves connections to the writers,
+    and a reader without news is not woken."""
 
     def __init__(self, runs: RunStore, *, doubt_s: float = DOUBT_S) -> None:
         self._runs = runs
@@ -89,12 +86,12 @@ class LogEnds:
         self._asking = asyncio.Lock()
 
     def watching(self) -> AbstractAsyncContextManager[None]:
-        """Looks after readers for as long as the block lasts."""
+        """Checks silent readers' logs for as long as the block lasts."""
         return repeating(self._look, every_s=self._round_s, name="look for the ends of logs")
 
     @contextmanager
     def watch(self, subscription: Subscription, last: Seq) -> Generator[LogWatch]:
-        """For one reader: wakes a reader that has heard nothing for a while when SQL has more, or the end."""
+        """Watches for one reader. If it has received nothing for a while, and SQL has more or the end, it is woken."""
         watch = LogWatch(subscription, last)
         self._watches.add(watch)
         try:
@@ -103,10 +100,10 @@ class LogEnds:
             self._watches.discard(watch)
 
     async def of(self, run_id: RunId) -> LogEnd | None:
-        """Where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
+        """Returns where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
         question = self._next
         question.wanted.add(run_id)
-        # The first reader that comes asks for all. If it leaves meanwhile, the next one does.
+        # The first reader asks for all. If its client leaves meanwhile, the next reader does.
         async with self._asking:
             if not question.is_answered:
                 await self._ask(question)
@@ -124,7 +121,7 @@ class LogEnds:
         question.is_answered = True
 
     async def _look(self) -> None:
-        """One round: asks for those who have heard nothing since the last one."""
+        """One round: asks for the readers that have received nothing since the last round."""
         silent: list[LogWatch] = []
         for watch in self._watches:
             if watch.subscription.is_waiting and watch.last == watch.asked_at:
@@ -148,15 +145,15 @@ def _end_in(ends: dict[RunId, LogEnd], run_id: RunId) -> LogEnd:
 
 
 NEVER_QUIET_S = 86_400.0
-"""For readers that need no sign of a silence."""
+"""For readers that need no keep-alive."""
 
 AWAY_S = 0.5
-"""Seconds before a reader asks a service again that did not answer."""
+"""Seconds before a reader asks again a service that did not answer."""
 
 
 @dataclass
 class Sent:
-    """When a client was last sent anything, by the event loop's clock."""
+    """The time of the last bytes sent to a client, by the event loop's clock."""
 
     at: float
 
@@ -171,16 +168,16 @@ class RunReader:
     feed: EventFeed
     log_ends: LogEnds
     on_gap: Callable[[], None] = lambda: None
-    """Told when a reader is shown that a part of a log is gone."""
+    """Called when a reader gets a `Gap` in place of lost entries."""
 
     async def follow(
         self, run: Run, after: Seq, *, quiet_s: float, sent: Sent | None = None
     ) -> AsyncGenerator[Entries]:
-        """Batches of entries after a cursor, up to the end of the log. An empty batch: nothing came for `quiet_s`, or
-        with `sent`, its client was sent nothing of what came.
+        """Yields batches of entries after a cursor, up to the end of the log. An empty batch means that nothing arrived
+        for `quiet_s`, or, with `sent`, that the client was sent nothing for so long.
 
-        Every reader from every cursor gets the same entries. A cursor at or after the end of an ended run gives
-        nothing. A service that is away raises nothing: the reader waits for it.
+        Every reader from every cursor gets the same entries. A cursor at or after the end of an ended run yields
+        nothing. If a service does not answer, the reader waits for it and raises nothing.
         """
         last = after
         if last < FIRST_SEQ:
@@ -191,19 +188,19 @@ class RunReader:
             yield entries
 
     async def present(self, run: Run) -> AsyncGenerator[Entries]:
-        """The entries that are there now; all of them if the run's log has ended."""
+        """Yields the entries that exist now: all of them if the run's log has ended."""
         async for entries in self.follow(run, Seq(0), quiet_s=0.0):
             if not entries:
                 return
             yield entries
 
     async def wait_for_end(self, run: Run) -> None:
-        """Returns when the run's stream has ended."""
+        """Waits until the run's stream has ended."""
         async for _ in self.follow(run, Seq(max(FIRST_SEQ, run.last_seq)), quiet_s=NEVER_QUIET_S):
             pass
 
     async def _stored(self, run: Run, last: Seq) -> AsyncGenerator[Entries]:
-        """The entries of a log that has ended; SQL has all of it. If it was pruned, its end is made anew."""
+        """Yields the entries of an ended log, all of which SQL has. If the log was pruned, its end is rebuilt."""
         while last < run.last_seq:
             try:
                 stored = await self._stored_page(run.id, last)
@@ -241,7 +238,7 @@ class RunReader:
             yield entries
 
     async def _next(self, run: Run, watch: LogWatch, *, wait_s: float) -> Entries:
-        """The entries that follow, once there are any; none when the run is silent."""
+        """Returns the entries that follow, once there are any; none if the run stays silent for `wait_s`."""
         try:
             entries = await self._read(run, watch.subscription, watch.last, is_stored=watch.is_stored)
             if entries or watch.is_over or not await watch.subscription.wait(wait_s):
@@ -259,17 +256,17 @@ class RunReader:
         entries = await subscription.read(self.event_log, last)
         known = unbroken(last, entries)
         if len(known) < len(entries):
-            # Redis no longer has what is in between. The reader gets that from SQL, and then these entries again.
+            # Redis no longer has the entries in between. The reader gets them from SQL, and then reads these again.
             subscription.fall_behind()
             return known or self._next_of(last, await self._stored_page(run.id, last) or entries)
         return known
 
     async def _stored_page(self, run_id: RunId, last: Seq) -> Entries:
-        """No more than a reader may keep while its client takes none of it."""
+        """Returns entries from SQL: no more bytes than a reader may keep while its client takes none."""
         return of_bytes(await self.events.read(run_id, last), MAX_BYTES)
 
     async def _ended(self, run: Run) -> Run | None:
-        """The run as it ended; for a deleted run, every entry has been shown. None: the database does not answer."""
+        """Returns the ended run; a deleted one has no more entries. None: the database does not answer."""
         try:
             return await self.runs.get(run.project_id, run.id)
         except NotFound:
@@ -279,7 +276,7 @@ class RunReader:
             return None
 
     def _next_of(self, last: Seq, entries: Entries) -> Entries:
-        """The entries that follow `last`. One entry (`gap`) stands for all that no store has any more."""
+        """Returns the entries that follow `last`. One `Gap` replaces all that no store has any more."""
         known = unbroken(last, entries)
         if known:
             return known
@@ -290,7 +287,7 @@ class RunReader:
 
 
 def _end_of(run: Run) -> Entries:
-    """The end of a log, made from the run."""
+    """Rebuilds the end of a log from its run."""
     end = RunEnd(
         trigger=RunTrigger.COMPLETE,
         stop_reason=run.stop_reason or StopReason.ANSWERED,
@@ -300,7 +297,7 @@ def _end_of(run: Run) -> Entries:
     events = end_events(
         end,
         at=unix_ms(run.completed_at or run.created_at),
-        # The stream of a run that was decided has ended before, when it was parked.
+        # The stream of a decided run ended when the run was parked.
         status=RunStatus.AWAITING_APPROVAL if run.stop_reason == PARKED.stop_reason else run.status,
         usage=run.usage,
         step_count=run.step_count,
@@ -310,16 +307,13 @@ def _end_of(run: Run) -> Entries:
     return [(Seq(seq), encode(event)) for seq, event in enumerate(events, start=first)]
 
 
-# Waiting for the end of a run, for clients that want a whole answer.
-
-
 TakeEvent = Callable[[Seq, Event | Unknown], None]
 """Takes the next event of a log, with its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunWaiter:
-    """Waits for runs. A run goes on when its client leaves, and when this process ends."""
+    """Waits for runs, for clients that want a whole answer. A run goes on if its client leaves or this process ends."""
 
     reader: RunReader
     runs: RunStore
@@ -327,15 +321,16 @@ class RunWaiter:
     """Set when this process ends."""
 
     async def ended(self, run: Run) -> Run | None:
-        """The run when its stream has ended; None when this process ends before. Raises `NotFound` when it is gone."""
+        """Returns the run after its stream has ended; None if this process ends first. Raises `NotFound` if the run was
+        deleted."""
         return await self._after(run, self.reader.wait_for_end(run))
 
     async def followed(self, run: Run, take: TakeEvent) -> Run | None:
-        """The same for who wants to know what the run's log shows: `take` is called with each event."""
+        """As `ended`, and calls `take` with each event of the run's log."""
         return await self._after(run, self._follow(run, take))
 
     async def reads(self, run: Run, take: TakeEvent) -> bool:
-        """Calls `take` with each event of the run's log until its end. False when this process ends before."""
+        """Calls `take` with each event of the run's log until its end. False: this process ends first."""
         return await finishes(self._follow(run, take), self.server_ends)
 
     async def _follow(self, run: Run, take: TakeEvent) -> None:
@@ -349,8 +344,8 @@ class RunWaiter:
 
 
 def elsewhere(run: Run) -> Response:
-    """The answer of a process that ends: the run goes on, and the caller has to ask another process for it. A client
-    that sent the same again would begin another run."""
+    """Returns the answer of an ending process: the run goes on, and the client has to ask another process for it. The
+    client must not retry, because the same request would begin another run."""
     shown_by = "stream" if run.has_own_thread else "messages"
     said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its {shown_by}"
     headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}

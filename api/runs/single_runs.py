@@ -1,8 +1,8 @@
 """Runs that answer no message: a compaction of a history, one question to a model, one call of a tool.
 
-Each becomes a run because only workers ask models and run tools. What a run promises holds for it: it is stored before
-it is answered for, counts in budgets and limits, goes on without its client and when its worker dies, and can be
-cancelled. `shared.domain.runs` says what such a run is, and why it does not wait for the agent's other runs.
+Each is a run because only workers call models and run tools, and it has a run's guarantees: it is stored before the
+client gets an answer, counts in budgets and limits, survives the loss of its client or worker, and can be cancelled.
+`shared.domain.runs` defines such runs, and says why they do not wait for the agent's other runs.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from shared.tool_arguments import why_unusable
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionService:
-    """Has workers compact histories."""
+    """Submits compactions of histories."""
 
     submissions: SubmissionService
     waiter: RunWaiter
@@ -40,8 +40,8 @@ class CompactionService:
     async def compact(
         self, thread: AgentThread, options: CompactionOptions, key_id: str, *, refuse_if_busy: bool
     ) -> tuple[Run, Run | None]:
-        """Compacts: the run as it was submitted, and as it ended; None when this process ends before it. It waits for
-        the thread's active run, unless that is refused.
+        """Compacts a history. Returns the submitted run, and the ended one; None if this process ends first. The run
+        waits for the thread's active run, unless `refuse_if_busy`.
 
         Raises `PendingApproval` or `Busy`.
         """
@@ -49,8 +49,8 @@ class CompactionService:
         return run, await self.waiter.ended(run)
 
     async def summary(self, run: Run) -> Summary | None:
-        """What a compaction that has ended and not failed put in the place of messages. None: the history had nothing
-        but the instructions. Raises `Conflict` when the compaction was cancelled."""
+        """Returns the summary that an ended, not failed compaction put in place of messages. None: the history had only
+        the instructions. Raises `Conflict` if the compaction was cancelled."""
         if run.status is not RunStatus.COMPLETED:
             raise Conflict(f"the compaction (run {run.id}) was cancelled; the messages are as they were")
         bodies = [message.body for message in await self.messages.list_of_run(run)]
@@ -77,7 +77,7 @@ class CompactionService:
 
 @dataclass
 class GeneratedText:
-    """The answer of a run, as its log shows it."""
+    """The text of an answer, collected from the run's log."""
 
     pieces: list[str] = field(default_factory=list[str])
     is_gone: bool = False
@@ -97,7 +97,7 @@ class GeneratedText:
 
 
 class Question(NamedTuple):
-    """What a model is to be asked."""
+    """A question to a model."""
 
     prompt: str
     system: str
@@ -108,7 +108,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationService:
-    """Has workers ask models."""
+    """Submits questions to models."""
 
     submissions: SubmissionService
     waiter: RunWaiter
@@ -118,8 +118,8 @@ class GenerationService:
     async def ask(
         self, agent: Agent, question: Question, headers: SubmissionHeaders, keys: SubmissionKeys
     ) -> tuple[Run, Run | None, GeneratedText]:
-        """Asks: the run as it was submitted, as it ended (None when this process ends before it), and what the model
-        said. A question that is sent again is that of the first time.
+        """Asks a model. Returns the submitted run, the ended one (None if this process ends first) and the answer's
+        text. A question that is sent again gives the run of the first time.
 
         Raises `InvalidRequest`, `NameTaken` or `LimitReached`.
         """
@@ -158,18 +158,18 @@ class GenerationService:
 
 
 def text_of_answer(run: Run, text: GeneratedText) -> str:
-    """What the model said in a run that has ended and not failed. Raises `Conflict` when the run was cancelled, and
-    `NotFound` when its log is gone."""
+    """Returns the model's answer in an ended, not failed run. Raises `Conflict` if the run was cancelled, and
+    `NotFound` if its log is no longer stored."""
     if run.status is not RunStatus.COMPLETED:
         raise Conflict(f"run {run.id} was cancelled before the model had answered")
     if text.is_gone:
-        raise NotFound(f"the answer of run {run.id} is not kept any more")
+        raise NotFound(f"the answer of run {run.id} is no longer stored")
     return "".join(text.pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRunService:
-    """Has workers call tools."""
+    """Submits single calls of tools."""
 
     submissions: SubmissionService
     waiter: RunWaiter
@@ -180,7 +180,7 @@ class ToolRunService:
     ids: IdMaker
 
     async def find(self, project_id: ProjectId, agent_id: AgentId, tool_name: str) -> Tool:
-        """The agent's tool of this name. Raises `NotFound`."""
+        """Returns the agent's tool of this name. Raises `NotFound`."""
         _, tools, _ = await self.agents.equipped(project_id, agent_id)
         tool = next((tool for tool in tools if tool.name == tool_name), None)
         if tool is None:
@@ -189,9 +189,9 @@ class ToolRunService:
         return tool
 
     async def run(self, agent_id: AgentId, tool: Tool, arguments: str, keys: SubmissionKeys) -> tuple[Run, Run | None]:
-        """Calls the tool with JSON arguments: the run as it was submitted, and as it ended; None when this process ends
-        before it. A call that is sent again is that of the first time. Raises `NameTaken`."""
-        # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
+        """Calls the tool with JSON arguments. Returns the submitted run, and the ended one; None if this process ends
+        first. A call that is sent again gives the run of the first time. Raises `NameTaken`."""
+        # The call needs no approval, whatever the tool requires, so the audit log first records whose key it was.
         await self.audit.add(tool.project_id, "tool.called", tool.id)
         call = ToolCall(self.ids.tool_call(), tool.name, arguments)
         body = AssistantMessage(tool_calls=[call])
@@ -200,13 +200,13 @@ class ToolRunService:
         return run, await self.waiter.ended(run)
 
     async def result(self, run: Run) -> ToolReturn:
-        """What the call of a run came to that has ended and not failed. Raises `Conflict` when it was cancelled, and
-        `NotFound` when the result is not kept any more."""
+        """Returns the call's result in an ended, not failed run. Raises `Conflict` if the run was cancelled, and
+        `NotFound` if the result is no longer stored."""
         result = await self.tool_runs.result(run)
         if result is None:
-            raise NotFound(f"the result of run {run.id} is not kept any more")
+            raise NotFound(f"the result of run {run.id} is no longer stored")
         if run.status is RunStatus.CANCELLED:
-            raise Conflict(f"run {run.id} was cancelled. Of its call of {result.tool_name!r} is known: {result.text}")
+            raise Conflict(f"run {run.id} was cancelled. State of its call of {result.tool_name!r}: {result.text}")
         return result
 
     def _run(self, agent_id: AgentId, tool: Tool) -> Run:

@@ -1,4 +1,4 @@
-"""Submissions: a command becomes a stored run that is dispatched. Every way of sending a message ends here."""
+"""Submissions: a command becomes a stored, dispatched run. Every route that sends a message ends here."""
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
@@ -33,18 +33,18 @@ from shared.sql.runs.run_store import ANYWHERE, REOPENED_TURN, Place, RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
 from shared.telemetry.tracer import Span, Tracer, of_run
 
-# How many runs a project may have waiting. SQL has the truth; it is not asked at every submission.
+# The limit of a project's queued runs. SQL has the count, but is not asked at every submission.
 
 
 FRESH_S = 1.0
-"""For how long a count is gone by."""
+"""Seconds for which a count is used."""
 
 PART = 10
-"""A process takes this part of what was left at the last count before it counts again, so that several of them go over
-the limit by little."""
+"""A process uses this fraction of the free places before it counts again, so that several processes together exceed
+the limit only by little."""
 
 RETRY_S = 5.0
-"""Seconds that a client is asked to wait when the queue is full: nobody knows how long the runs in front take."""
+"""Seconds that a client is asked to wait if the queue is full: a guess, as the runs' durations are unknown."""
 
 
 class _Room(NamedTuple):
@@ -53,7 +53,7 @@ class _Room(NamedTuple):
 
 
 class QueuedRuns:
-    """Holds projects to their number of queued runs."""
+    """Enforces the projects' limits of queued runs."""
 
     def __init__(self, listing: RunListing, limits: ProjectLimits, clock: Clock) -> None:
         self._listing = listing
@@ -63,7 +63,7 @@ class QueuedRuns:
         self._one_counts = asyncio.Lock()
 
     async def take_place(self, project_id: ProjectId) -> None:
-        """Counts one more submission. Raises `LimitReached`."""
+        """Counts one submission. Raises `LimitReached` if the queue is full."""
         most = self._limits.of(project_id).queued_runs
         if not most:
             return
@@ -78,17 +78,15 @@ class QueuedRuns:
         queued = await self._listing.count_queued(project_id, most)
         if queued >= most:
             raise LimitReached(
-                f"The project {project_id!r} has {most} runs that wait to be executed",
+                f"The project {project_id!r} has {most} queued runs, which is its limit",
                 setting="HOLDFAST_QUEUED_RUNS",
                 retry_after_s=RETRY_S,
             )
         return most - queued
 
 
-# The first span of a run's trace: its submission, whose trace context is stored with the run.
-#
-# Every process that has to do with the run continues from what is stored, so that one trace shows the run from its
-# submission to its callback, over all the workers that have it.
+# The first span of a run's trace is its submission. The run stores the trace context, and every process that works on
+# the run continues it, so that one trace shows the run from submission to callback, across all workers.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +98,16 @@ class SubmissionTraces:
 
     @contextmanager
     def submitting(self, run: Run) -> Generator[tuple[Run, Span]]:
-        """Around what stores the run: the run as it is to be stored, and its span. The trace is the one that the
-        request came with, or a new one."""
+        """Wraps the block that stores the run. Yields the run to store, and its span. The trace is the request's, or a
+        new one."""
         incoming = incoming_trace()
         with self.tracer.begin("submit", parent=incoming, kind="server", attributes=of_run(run)) as span:
             bind_trace(span.traceparent)
             yield replace(run, options=replace(run.options, traceparent=span.traceparent)), span
 
     def decided(self, continuation: Run, began_at: datetime) -> None:
-        """A decision has started this run. Its trace is that of the run that asked, which is known once it is stored;
-        the trace that the request came with is linked."""
+        """Traces a decision that has started this run. It continues the trace of the run that asked, which is known
+        only after the store, and links the request's trace."""
         incoming = incoming_trace()
         traceparent = continuation.options.traceparent
         bind_trace(traceparent)
@@ -126,12 +124,12 @@ class SubmissionTraces:
 KEEP_ALIVE = (
     "<system-alert>Automated keep-alive ping. Ignore this message and continue from where you stopped.</system-alert>"
 )
-"""The message to the model when a client sends a decision a second time. It is Letta's, word for word: models have been
-seen to obey it."""
+"""The message to the model when a client sends a decision a second time. It is Letta's, word for word, because models
+are known to obey it."""
 
 
 class WindowRules(NamedTuple):
-    """What an agent's definition says of the context of each of its runs."""
+    """The rules in an agent's definition for the context of each of its runs."""
 
     clears_context: bool
     when_full: CompactionOptions
@@ -149,20 +147,20 @@ class SubmissionService:
     queue: RunQueue
     queued_runs: QueuedRuns
     max_steps: int
-    """The highest that a submission may ask for."""
+    """The highest `max_steps` of a submission."""
     input_limits: InputLimits
     canceller: RunCanceller
     decisions: ApprovalService
     traces: SubmissionTraces
     window_rules: Callable[[Agent], WindowRules]
-    """Reads them out of an agent's definition, which is stored in the words of the dialect that made it."""
+    """Reads the rules from an agent's definition, which is stored in the words of the dialect that made it."""
     clock: Clock
     ids: IdMaker
     on_submitted: Callable[[str], None] = lambda _: None
-    """Told what kind of run was submitted: `message`, `decision`, `compaction`, `tool` or `generation`."""
+    """Called with the kind of each new run: `message`, `decision`, `compaction`, `tool` or `generation`."""
 
     async def submit(self, command: Command) -> Run:
-        """Stores the run and dispatches it. The same keys give the same run, also when it has ended.
+        """Stores the run and dispatches it. The same keys give the same run, even if it has ended.
 
         Raises `PendingApproval`, `Busy`, `HistoryWentOn`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or
         `InvalidRequest`.
@@ -187,7 +185,7 @@ class SubmissionService:
             try:
                 await self.queued_runs.take_place(run.project_id)
             except LimitReached:
-                # What was submitted before is found again, however long the queue is.
+                # A submission that is sent again gets its run, however long the queue is.
                 if await self.runs.of_keys(run.project_id, run.keys_thread_id, keys) is None:
                     raise
             submit = self.runs.submit
@@ -200,8 +198,8 @@ class SubmissionService:
         return submitted.run
 
     async def submit_or_fail(self, command: Command, failure: Callable[[PendingApproval], RunError]) -> Run:
-        """As `submit`, but a thread that waits for a person gives a run that has failed: with `failure`, as the
-        dialect says it."""
+        """As `submit`, but if the thread waits for an approval, it stores and returns a failed run. `failure` makes its
+        error in the dialect's words."""
         try:
             return await self.submit(command)
         except PendingApproval as error:
@@ -241,7 +239,7 @@ class SubmissionService:
         try:
             submitted = await self.decisions.decide_all(run, [decision, *said], keys=command.keys, by=command.actor)
         except AlreadyDecided:
-            # A client that was cut off sends its decision again. The tools have run, so the model is asked to go on.
+            # A disconnected client has sent its decision again. The tools have run, so the model is asked to go on.
             [alive] = self._stored([UserMessage(content=KEEP_ALIVE)])
             return await self.submit_run(run, [alive, *said], command.keys)
         release_permit()
@@ -251,11 +249,11 @@ class SubmissionService:
         return submitted.run
 
     async def _make_room(self, command: Command, messages: list[NewMessage]) -> Run | None:
-        """Does with a busy thread what the caller chose; the run that took the messages in, if one did."""
+        """Applies the caller's policy to a busy thread. Returns the run that took the messages in, if one did."""
         agent, keys = command.agent, command.keys
         active = await self.listing.active_of_agent(agent.project_id, agent.id, command.thread_id)
         # A retry must not cancel the run of the first try, nor inject its messages twice. The keys are read after the
-        # active runs, so that a first try which is among those has its keys stored.
+        # active runs, so that a first try among those has its keys stored.
         seen = await self.runs.of_keys(agent.project_id, command.thread_id, keys)
         if seen is not None:
             await self.queue.dispatch_stored(seen)

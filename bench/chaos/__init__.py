@@ -1,1 +1,1 @@
-"""Breaks a running deployment on purpose, and checks every promise meanwhile: `python -m bench.chaos --help`."""
+"""Injects faults into a running deployment, and checks every promise: `python -m bench.chaos --help`."""

@@ -1,10 +1,10 @@
-"""Breaks a deployment of its own for some minutes and says which promises held. Exit status 1: one did not.
+"""Injects faults into its own deployment for some minutes and reports broken promises. Exit status 1: there are some.
 
 It starts a Redis, a database on the given Postgres server, workers and APIs, and keeps runs of every kind going, in two
-projects that meet their limits at times. Tools run behind the best walls that the machine has. It upgrades the
-deployment to a release that is yet to come, which writes what this one does not know, and back; one worker stays one of
-that release. Then it kills, freezes, cuts, empties and fails over what they work with, by a schedule that the seed
-draws. Everything is on loopback, and all that it has started is dead at the end.
+projects that sometimes reach their limits. Tools run in the machine's best isolation. It upgrades the deployment to a
+made-up newer release, which writes what this one does not know, and back; one worker stays on that release. Then it
+kills, freezes, disconnects, empties and fails over processes and services, by a schedule from the seed. Everything
+listens on loopback, and it ends all processes that it started.
 """
 
 import argparse
@@ -26,21 +26,19 @@ from shared.domain.errors import InvalidRequest
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long things are broken (default: 2)")
-    parser.add_argument("--seed", type=int, default=None, help="draws the faults (default: any)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="minutes of faults (default: 2)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the faults (default: random)")
     parser.add_argument("--workers", type=int, default=3, help="worker processes (default: 3)")
     parser.add_argument("--apis", type=int, default=2, help="API processes (default: 2)")
-    parser.add_argument("--runs-at-once", type=int, default=100, help="stories that go on at once (default: 100)")
+    parser.add_argument("--runs-at-once", type=int, default=100, help="concurrent stories (default: 100)")
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make a database on")
     parser.add_argument(
-        "--postgres", default="postgresql://127.0.0.1/test", help="a server on which a database may be made"
+        "--sandbox", choices=["auto", "process"], default="auto", help="the isolation of tools (default: the best)"
     )
     parser.add_argument(
-        "--sandbox", choices=["auto", "process"], default="auto", help="the walls around tools (default: the best)"
+        "--untimed", action="store_true", help="print late recoveries, but do not fail for them: for a shared machine"
     )
-    parser.add_argument(
-        "--untimed", action="store_true", help="late recoveries are printed but are no failure: the machine is shared"
-    )
-    parser.add_argument("--only-schedule", action="store_true", help="print the faults of the seed, and do nothing")
+    parser.add_argument("--only-schedule", action="store_true", help="only print the faults of the seed")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1_000_000)
@@ -57,7 +55,7 @@ def main() -> None:
 
 
 async def perform(options: argparse.Namespace) -> bool:
-    """Breaks, checks and prints; whether everything held. SIGTERM ends it as Ctrl-C does."""
+    """Injects faults, checks and prints. Returns whether all promises held. SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,4 +1,4 @@
-"""What must be true of budgets when everything has come to rest: accounts have what their runs have."""
+"""Checks the budgets at the end: the usage of each account is that of its runs."""
 
 from collections import defaultdict
 

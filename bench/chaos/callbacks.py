@@ -1,4 +1,4 @@
-"""Whom runs call back when they end: a receiver that refuses at times, and the check of what it was told."""
+"""The receiver of runs' callbacks, which sometimes refuses one, and the check of all that it received."""
 
 import asyncio
 import base64
@@ -20,13 +20,13 @@ from shared.sql.run_tables import runs
 from tests.kit.product.callback_receiver import CallbackReceiver, ReceivedCallback
 
 WAITS_S = 150.0
-"""What an API process had taken to deliver when it died is free for others after 60 s; a second failure costs 30 s, and
-a third one two minutes."""
+"""Seconds to wait for callbacks: another API process takes those of a dead one after 60 s; a second failure costs 30 s,
+and a third one two minutes."""
 
 
 @dataclass
 class Callbacks:
-    """Receives, and compares with SQL."""
+    """Receives callbacks, and compares them with SQL."""
 
     ledger: Ledger
     database: Database
@@ -34,13 +34,13 @@ class Callbacks:
     dice: random.Random
 
     def url(self) -> str:
-        """Where a run calls back. At times the next attempt is refused, or gets no answer."""
+        """Returns the URL for a run. Sometimes the next attempt is refused, or gets no answer."""
         if self.dice.random() < 0.1:
             self.receiver.answer(self.dice.choice([500, 503, None]))
         return self.receiver.url
 
     async def come_in(self) -> None:
-        """Returns when every callback was delivered, or will not be any more."""
+        """Waits until every callback was delivered, or has failed for good."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WAITS_S
         while loop.time() < deadline:
@@ -50,14 +50,14 @@ class Callbacks:
             await asyncio.sleep(0.5)
 
     async def check(self) -> None:
-        """Each run that ended called back at least once, always with the same words, under our signature."""
+        """Checks that each ended run called back at least once, always with the same body, under our signature."""
         told: dict[str, list[ReceivedCallback]] = defaultdict(list)
         for one in self.receiver.received:
             told[one.headers.get("webhook-id", "-")].append(one)
         ended = await self._ended()
         for record in self.ledger.runs.values():
             if record.is_called_back and record.run_id not in ended:
-                self.ledger.broken(Column.CALLBACKS, record.run_id, "has not ended, or has forgotten whom to call back")
+                self.ledger.broken(Column.CALLBACKS, record.run_id, "has not ended, or has lost its callback's URL")
         for run_id, row in ended.items():
             if row.callback_status_code != 200:
                 detail = f"was not delivered: {len(told[run_id])} attempts, {row.callback_error}"
@@ -71,17 +71,19 @@ class Callbacks:
         self, run_id: str, received: list[ReceivedCallback], row: sa.Row[tuple[object, ...]] | None
     ) -> None:
         if row is None:
-            self.ledger.broken(Column.CALLBACKS, run_id, "called back, and nobody had asked for it or it has not ended")
+            self.ledger.broken(Column.CALLBACKS, run_id, "called back without a request for it, or before its end")
             return
         if len({one.content for one in received}) > 1:
-            self.ledger.broken(Column.CALLBACKS, run_id, f"told different things: {[one.content for one in received]}")
+            self.ledger.broken(Column.CALLBACKS, run_id, f"sent different bodies: {[one.content for one in received]}")
         for one in received:
             if not _is_signed(one):
                 self.ledger.broken(Column.CALLBACKS, run_id, f"not signed by us: {one.headers}")
         body = received[0].body
         said = body["run_id"], body["status"], body["metadata"]["result"]["stop_reason"]["stop_reason"]
         if said != (run_id, row.status, row.stop_reason):
-            self.ledger.broken(Column.CALLBACKS, run_id, f"told {said}, SQL says {row.status}, {row.stop_reason}")
+            self.ledger.broken(
+                Column.CALLBACKS, run_id, f"the callback has {said}, SQL {row.status}, {row.stop_reason}"
+            )
 
     async def _ended(self) -> dict[str, sa.Row[tuple[object, ...]]]:
         query = sa.select(runs).where(runs.c.callback_url.is_not(None), runs.c.status.in_(TERMINAL))
@@ -90,7 +92,7 @@ class Callbacks:
 
 
 def _is_signed(one: ReceivedCallback) -> bool:
-    """With the key of the run's project."""
+    """Returns whether the signature is that of the run's project."""
     signed = f"{one.headers['webhook-id']}.{one.headers['webhook-timestamp']}.".encode() + one.content
     key = key_of_project(CALLBACK_SECRET.encode(), ProjectId(one.body.get("project_id", "")))
     assert key is not None

@@ -1,5 +1,5 @@
-"""A client as programs have it: it goes to any API process, sends again what was not answered, waits for as long as it
-is told when it asks for too much, and counts errors."""
+"""A client as programs use it: it calls any API process, retries requests without an answer, obeys `Retry-After`, and
+counts errors."""
 
 import asyncio
 import json
@@ -16,20 +16,20 @@ from bench.chaos.ledger import Column, Ledger
 from tests.kit.product import HEADERS
 
 AGAIN_S = (0.1, 0.8)
-"""Between these a client waits before it sends again."""
+"""The range of seconds that a client waits before a retry."""
 
 TOO_MUCH = 429
 NOT_NOW = (503, TOO_MUCH)
 _LIMIT = re.compile(r"HOLDFAST_[A-Z_]+")
 
 SILENT_S = 40.0
-"""A connection on which nothing comes for so long is given up; keep-alives come more often."""
+"""Seconds without data after which a client gives a connection up; keep-alives are more frequent."""
 
 CONNECTION_ERRORS = (httpx.TransportError, OSError, AttributeError)
-"""What a lost connection is raised as. AttributeError: anyio on uvloop, when the other side leaves as it accepts."""
+"""The errors of a lost connection. AttributeError: from anyio on uvloop, if the peer disconnects during the accept."""
 
 _ERROR_KINDS = frozenset({"llm_error", "llm_timeout", "llm_rate_limit", "llm_authentication", "worker_lost"})
-"""Errors of a run, which a plain request answers with a status of their own."""
+"""Errors of a run, which a plain request answers with their own status."""
 
 
 class StreamLost(Exception):
@@ -38,7 +38,7 @@ class StreamLost(Exception):
 
 @dataclass
 class Answer:
-    """What came back."""
+    """An answer of the API."""
 
     status: int
     body: Any
@@ -50,7 +50,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """A stream was asked for and the answer was something else."""
+    """The answer to a request for a stream is not a stream."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(f"{answer.status}: {str(answer.body)[:300]}")
@@ -59,18 +59,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent, and under which keys: the same ones each time it is sent."""
+    """A request and its keys, which stay the same in every retry."""
 
     method: str
     path: str
     body: dict[str, Any] | None = None
     headers: dict[str, str] | None = None
     repeat: bool = True
-    """Whether it may be sent again when nobody knows if it arrived."""
+    """Whether it may be sent again if its outcome is unknown."""
 
 
 class Client:
-    """Sends requests of one project to API processes on these ports."""
+    """Sends one project's requests to the API processes on these ports."""
 
     def __init__(
         self, http: httpx.AsyncClient, ports: Sequence[int], ledger: Ledger, dice: random.Random, project: str
@@ -83,7 +83,8 @@ class Client:
         self._dice = dice
 
     async def call(self, request: Request) -> Answer | None:
-        """The answer, after as many tries as it takes; None when nobody knows and it must not be sent again."""
+        """Returns the answer, after as many tries as it takes; None if the outcome of a request without retries is
+        unknown."""
         while True:
             try:
                 response = await self._http.request(
@@ -101,7 +102,7 @@ class Client:
             await self.come_again(answer)
 
     async def get(self, path: str) -> Any:
-        """The body of a GET that must succeed."""
+        """Returns the body of a GET that must succeed."""
         answer = await self.call(Request("GET", path))
         assert answer is not None
         if not answer.is_success:
@@ -109,7 +110,7 @@ class Client:
         return answer.body
 
     async def frames(self, request: Request) -> AsyncGenerator[list[bytes]]:
-        """The frames of a stream as they come, comments left out. Returns when the server ended the answer properly.
+        """Yields the frames of a stream as they arrive, without comments, until the server ends the answer properly.
 
         Raises `StreamLost` and `Refused`.
         """
@@ -128,11 +129,11 @@ class Client:
             raise StreamLost(str(error)) from error
 
     async def pause(self) -> None:
-        """What a client waits before it tries again."""
+        """Waits before a retry."""
         await asyncio.sleep(self._dice.uniform(*AGAIN_S))
 
     async def come_again(self, answer: Answer) -> None:
-        """What a client waits that was told "not now": as long as the answer says when a limit is used up."""
+        """Waits after a refusal: as long as the answer says, if a limit is used up."""
         if answer.status == TOO_MUCH and answer.retry_after_s is not None:
             await asyncio.sleep(answer.retry_after_s)
         await self.pause()
@@ -160,7 +161,7 @@ class Client:
         return Answer(status, body, None if retry_after is None else int(retry_after))
 
     def _note_limit(self, request: Request, body: Any, retry_after: str | None) -> None:
-        """A refusal says which limit it was, and when to come again."""
+        """Checks that the refusal names its limit and the time to wait, and counts it."""
         said = _LIMIT.search(str(body))
         if said is None or retry_after is None:
             detail = f"{request.method} {request.path}: 429 with Retry-After {retry_after}: {str(body)[:300]}"
@@ -184,7 +185,7 @@ def _is_end_of_run(body: Any) -> bool:
 
 
 def new_http() -> httpx.AsyncClient:
-    """One connection per request: a client that keeps connections would sit at a process that is gone."""
+    """Returns a client with one connection per request: kept connections would lead to processes that have ended."""
     timeout = httpx.Timeout(SILENT_S, connect=5.0, pool=None)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
     return httpx.AsyncClient(headers=HEADERS, timeout=timeout, limits=limits)

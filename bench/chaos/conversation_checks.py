@@ -1,4 +1,4 @@
-"""What must be true of every history: it fits together, every provider would take it, and it goes on."""
+"""Checks every history: it is consistent, every provider would accept it, and it can be continued."""
 
 import asyncio
 from collections import Counter
@@ -35,7 +35,7 @@ GOES_ON = '{"turns": [{"text": "And so it goes on."}]}'
 
 @dataclass
 class ConversationChecks:
-    """Looks at every thread once."""
+    """Checks every thread once."""
 
     clients: dict[str, Client]
     """By project."""
@@ -43,8 +43,8 @@ class ConversationChecks:
     database: Database
 
     async def check(self, threads: list[Thread], *, kept: list[Thread]) -> None:
-        """All checks of this module. Afterwards each thread has one more run, but for those that are `kept` as they
-        are: no path of Letta's API leads to them."""
+        """Runs all checks of this module. Afterwards each thread has one more run, but for those that are `kept` as
+        they are: no path of Letta's API leads to them."""
         async with ModelServer() as server:
             models = Models(server.base_urls(), first_event_timeout=10, idle_timeout=10, retries=0)
             for thread in threads:
@@ -74,9 +74,9 @@ class ConversationChecks:
             self._broken(thread, f"calls without results and results without calls: {without}")
 
     async def _listed_ids(self, thread: Thread) -> list[str]:
-        """Page by page; the parts of one answer share its id."""
+        """Lists messages page by page; the parts of one answer share its id."""
         ids: dict[str, None] = {}
-        # Without it, an agent lists the messages of all of its histories.
+        # Without it, the API lists the messages of all of the agent's histories.
         history, cursor = "" if thread.conversation_id is not None else "&conversation_id=default", ""
         while page := await self._client(thread).get(f"{thread.messages_path}?limit={PAGE}&order=asc{history}{cursor}"):
             ids |= dict.fromkeys(message["id"] for message in page)
@@ -96,10 +96,10 @@ class ConversationChecks:
         if ids != told:
             here = next((n for n, pair in enumerate(zip(ids, told, strict=False)) if pair[0] != pair[1]), None)
             differ = f"first differing at {here}, {ids[here : here + 3]} and {told[here : here + 3]}" if here else ""
-            self._broken(thread, f"{len(ids)} messages listed, {len(told)} ids told; {differ}")
+            self._broken(thread, f"{len(ids)} messages listed, {len(told)} ids expected; {differ}")
 
     async def _left_by_compaction(self, thread: Thread) -> set[str]:
-        """The ids of what a summary has taken the place of: it is listed, and the model is not told of it."""
+        """Returns the ids of messages that a summary replaces: they are listed, but the model does not get them."""
         async with self.database.read() as connection:
             found = await connection.execute(
                 sa.select(messages.c.id, messages.c.sibling_id).where(
@@ -109,14 +109,14 @@ class ConversationChecks:
             return {one for row in found for one in row if one is not None}
 
     async def _check_compactions(self, thread: Thread, context: list[Message]) -> None:
-        """One summary stands for all that has left, and each compaction that was answered for has one."""
+        """Checks that one summary stands for all removed messages, and that each acknowledged compaction has one."""
         async with self.database.read() as connection:
             found = await connection.execute(
                 sa.select(messages).where(messages.c.thread_id == thread.id).order_by(messages.c.turn)
             )
             stored = [message_of(row) for row in found.mappings()]
         summaries = Counter(one.run_id for one in stored if isinstance(one.body, Summary))
-        # A run whose window is full again and again writes one after the other, each for the one before it, too.
+        # A run whose window fills several times writes several summaries, and each replaces the one before it.
         if sum(isinstance(one.body, Summary) for one in context) > 1:
             self._broken(thread, f"several summaries in the context, by run: {dict(summaries)}")
         if summaries.total() < thread.compactions:

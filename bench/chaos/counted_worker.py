@@ -1,8 +1,8 @@
-"""A worker that counts the starts of its walled tools: `holdfast worker`, with one line in a file for each.
+"""A `holdfast worker` that counts the starts of its isolated tools: it writes a line to a file for each.
 
-A walled tool can tell nobody that it was started, so its worker is what counts: between the fork of the call and the
-payload without which it cannot begin. So no start is missed, whichever of the two dies next, and a call that was sent
-twice is counted twice. A tool without walls writes down its own start (`tools.py`).
+An isolated tool cannot report its start, so the worker does, between the fork of the call and the payload without which
+the call cannot begin. So no start is missed, whichever of the two dies next, and a call that was sent twice is counted
+twice. A tool without isolation records its own start (`tools.py`).
 """
 
 import json
@@ -22,22 +22,22 @@ launch_counted = partial(execute, program="from bench.chaos.counted_worker impor
 
 
 class KnownCall(ForkedCall):
-    """A call whose process id this machine's `/proc` knows."""
+    """A call that reads its process id from this machine's `/proc`."""
 
     @property
     def pid(self) -> int:
-        """0 when it is dead and buried."""
-        with open(f"/proc/self/fdinfo/{self._pidfd}") as file:  # noqa: PTH123 - pathlib is slow, and the loop waits
+        """The process id; 0 if the process was reaped."""
+        with open(f"/proc/self/fdinfo/{self._pidfd}") as file:  # noqa: PTH123 - pathlib is slow and would block the loop
             said = dict(line.split(":", 1) for line in file)
         return max(0, int(said["Pid"]))
 
 
 class CountedProcess(WalledProcess):
-    """A call that is written down before its payload is sent."""
+    """A call that records its start before it sends its payload."""
 
     def __init__(self, pool: Any, needs: Any, sent: bytes, *arguments: Any, **options: Any) -> None:
         super().__init__(pool, needs, sent, *arguments, **options)
-        # A worker tries its walls out when it starts, with calls of its own, which are nobody's.
+        # A starting worker tests its isolation with calls of its own, which belong to no run.
         self._key = json.loads(sent)["arguments"].get("key")
 
     async def _forked(self, ends: list[int]) -> ForkedCall:
@@ -51,12 +51,12 @@ class CountedProcess(WalledProcess):
 
 
 def count_starts() -> None:
-    """From now on this process writes down each start of a walled tool."""
+    """Makes this process record each start of an isolated tool."""
     setattr(zygote, ForkedCall.__name__, KnownCall)
     setattr(isolated_sandbox, WalledProcess.__name__, CountedProcess)
 
 
 def work() -> None:
-    """The command, counted."""
+    """Runs the command with counted tools."""
     count_starts()
     main()

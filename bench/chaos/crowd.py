@@ -1,4 +1,4 @@
-"""Keeps so many stories going, of every kind, on a set of agents and conversations."""
+"""Keeps a number of stories of every kind going, on a set of agents and conversations."""
 
 import asyncio
 import random
@@ -26,9 +26,9 @@ AGENTS_OWN = frozenset(
         "response, hung up",
     }
 )
-"""Stories that are told on an agent's own history: what they ask for is not there for conversations."""
+"""Stories on agents' default histories, because their routes or policies do not exist for conversations."""
 AFTER_S = 90.0
-"""How long everything may take to come to its end when nothing is broken any more."""
+"""Seconds that all runs may take to end after the last fault."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Crowd:
     _number: int = 0
 
     async def prepare(self, log: Path) -> None:
-        """Makes tools, agents and conversations, while nothing is broken yet."""
+        """Makes tools, agents and conversations before the first fault."""
         tool_ids: list[str] = []
         for name, fields in FIELDS.items():
             made = await self._make("PUT", "/v1/tools/", {"source_code": source_of(name, log), **fields})
@@ -60,7 +60,7 @@ class Crowd:
                 self.threads.append(Thread(self.client.project, agent["id"], conversation["id"]))
 
     async def tell_until(self, stop: asyncio.Event) -> None:
-        """Begins stories until told to stop; returns when all have ended, or will not any more."""
+        """Begins stories until `stop` is set, and waits until all have ended or are overdue."""
         kinds = {**self.stories.kinds(), **self.responses.kinds()}
         names = list(kinds)
         weights = [weight for _, weight in kinds.values()]
@@ -95,7 +95,7 @@ class Crowd:
         return story
 
     def _thread(self, *, in_conversation: bool) -> Thread:
-        """One on which nothing goes on, if there is one: stories that meet are told on purpose only."""
+        """Returns an idle thread if there is one, because stories should share a thread only on purpose."""
         wanted = [thread for thread in self.threads if (thread.conversation_id is not None) is in_conversation]
         least = min(thread.stories for thread in wanted)
         return self.dice.choice([thread for thread in wanted if thread.stories == least])

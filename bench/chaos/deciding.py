@@ -1,5 +1,5 @@
-"""People who decide waiting tool calls: early or late, once or twice at the same time, of one mind or not; clients that
-bring the results of their own tools; and calls that nobody decides in time."""
+"""Plays people who decide waiting tool calls (early or late, once or twice at the same time, in agreement or not),
+clients that return the results of their own tools, and calls that expire."""
 
 import asyncio
 import random
@@ -17,18 +17,18 @@ AROUND_EXPIRY_S = 0.3
 
 @dataclass
 class Deciding:
-    """Decides."""
+    """Decides waiting calls."""
 
     client: Client
     ledger: Ledger
     witness: Witness
     dice: random.Random
     hurry: asyncio.Event
-    """Set when nobody should think any longer."""
+    """Set when decisions should no longer be delayed."""
     _returns: int = field(default=0)
 
     async def decide(self, story: Story, parked: RunRecord) -> RunRecord | None:
-        """Decides all that a parked run waits for; its continuation, if there is one."""
+        """Decides all waiting calls of a parked run. Returns its continuation, if there is one."""
         await self._think(self.dice.choice([0.1, self.dice.uniform(0, LONGEST_S)]))
         waiting = await self._waiting(story, parked)
         if not waiting:
@@ -42,8 +42,8 @@ class Deciding:
         return continued
 
     async def leave_to_clock(self, story: Story, parked: RunRecord) -> RunRecord | None:
-        """Waits until the clock has decided what a parked run waits for, or somebody has who came at that moment. Its
-        continuation, if there is one."""
+        """Waits until a parked run's calls have expired, or were decided at the last moment. Returns its continuation,
+        if there is one."""
         [asked] = await self.witness.approvals_of(parked.run_id)
         if self.dice.random() < 0.3:
             until_s = (asked.expires_at - datetime.now(UTC)).total_seconds()
@@ -59,7 +59,7 @@ class Deciding:
         return None if run_id is None else self.ledger.accept(run_id, story, None, None)
 
     async def cancel_left_over(self, run_ids: list[str]) -> None:
-        """Cancels what nobody came to decide; what is another project's is not found."""
+        """Cancels runs that still wait for a decision; those of another project are not found."""
         for run_id in run_ids:
             await self.client.call(Request("POST", f"/v1/runs/{run_id}/cancel", {}))
 
@@ -81,13 +81,13 @@ class Deciding:
 
     def _check_expiry(self, parked: RunRecord, decided: dict[str, Any]) -> None:
         by_clock = decided["decided_by"] in ("expiry", "approval_expired")
-        self.ledger.notes[f"expiry: {decided['status']} by {'the clock' if by_clock else 'somebody'}"] += 1
+        self.ledger.notes[f"expiry: {decided['status']} by {'the clock' if by_clock else 'a person'}"] += 1
         early = datetime.fromisoformat(decided["decided_at"]) < datetime.fromisoformat(decided["expires_at"])
         if by_clock and (early or decided["status"] != "denied"):
-            detail = f"by the clock: {decided['status']} at {decided['decided_at']}, due at {decided['expires_at']}"
+            detail = f"expired: {decided['status']} at {decided['decided_at']}, due at {decided['expires_at']}"
             self.ledger.broken(Column.DECISIONS, parked.run_id, detail)
         if by_clock and decided["on_expiry"] == "cancel" and decided["continued_by"] is not None:
-            self.ledger.broken(Column.DECISIONS, parked.run_id, "was to be cancelled when nobody decided, and went on")
+            self.ledger.broken(Column.DECISIONS, parked.run_id, "must be cancelled on expiry, but went on")
 
     async def _decide_each(self, story: Story, waiting: list[dict[str, Any]]) -> RunRecord | None:
         for approval in waiting:
@@ -127,7 +127,7 @@ class Deciding:
         self.ledger.decide(shown["id"], decided)
 
     async def _decide_together(self, story: Story, waiting: list[dict[str, Any]]) -> RunRecord | None:
-        """All in one message, as `letta-client` does it; at times sent twice at once under the same key."""
+        """Decides all calls in one message, as `letta-client` does; sometimes sends it twice at once with one key."""
         otid = self.ledger.otid("decided")
         body = {
             "messages": [{**self._in_a_message(waiting), "otid": otid}],

@@ -1,5 +1,4 @@
-"""What must be true of what was decided: nothing starts that was denied, and what a client brought is what the model is
-told, once."""
+"""Checks decisions: a denied call never starts, and the model gets a client's result once."""
 
 from collections import defaultdict
 
@@ -16,7 +15,7 @@ from shared.sql.tables import messages
 
 
 async def check_decisions(ledger: Ledger, database: Database, starts: dict[str, list[Start]]) -> None:
-    """Looks at every call that waited and was decided."""
+    """Checks every decided call."""
     told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
     async with database.read() as connection:
         for row in (await connection.execute(sa.select(messages))).mappings():
@@ -43,7 +42,7 @@ def _check(ledger: Ledger, decided: Decided, told: list[ToolReturn], begun: list
         detail = f"{decided.key} was {decided.status} and has {len(told)} results: {[one.text for one in told]}"
         ledger.broken(Column.DECISIONS, decided.run_id, detail)
     elif decided.status == "returned" and told[0].text != decided.tool_return:
-        detail = f"{decided.key}: the client brought {decided.tool_return!r}, the model is told {told[0].text!r}"
+        detail = f"{decided.key}: the client returned {decided.tool_return!r}, the model gets {told[0].text!r}"
         ledger.broken(Column.DECISIONS, decided.run_id, detail)
     elif decided.status == "denied" and told[0].status != "error":
         ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and came to {told[0].text!r}")

@@ -1,4 +1,4 @@
-"""What is broken: API and worker processes, a Redis of their own, a new database, and a proxy before each service."""
+"""The deployment under test: API and worker processes, their own Redis, a new database, a proxy before each service."""
 
 import asyncio
 import json
@@ -28,17 +28,17 @@ from worker.tools.sandbox_choice import SandboxChoice
 LEASE_S = 6.0
 
 PROJECTS = {"north": "key-of-north", "south": "key-of-south"}
-"""Each project and its key."""
+"""Projects and their keys."""
 
 CALLBACK_SECRET = "what-callbacks-are-signed-with"
 
 REQUESTS_PER_S, REQUESTS_OF_SOUTH_PER_S, READERS, QUEUED_RUNS, RUNS_IN_FLIGHT = 1.6, 1.2, 1.5, 0.4, 0.6
-"""Limits of a project, for each of its stories that go on at once. Stories meet all of them, and get on."""
+"""A project's limits, for each of its concurrent stories. Stories sometimes reach each of them, but succeed."""
 
 IN_FLIGHT = "HOLDFAST_RUNS_IN_FLIGHT"
 
 MOST_CONNECTIONS = 75
-"""To Postgres, for all processes together: a server of the usual settings takes 100, and others may use it."""
+"""All processes' connections to Postgres: a server's default limit is 100, and others may use the server."""
 
 SETTINGS = {
     "HOLDFAST_LEASE_S": str(LEASE_S),
@@ -48,15 +48,15 @@ SETTINGS = {
     "HOLDFAST_API_KEYS": ",".join(f"{project}={key}" for project, key in PROJECTS.items()),
     "HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true",
     "HOLDFAST_CALLBACK_SECRET": CALLBACK_SECRET,
-    # Never reached: what is counted is compared with the runs.
+    # Never reached: the checks only compare the accounts with the runs.
     "HOLDFAST_PROJECT_DAILY_TOKENS": str(10**12),
     "HOLDFAST_AGENT_DAILY_TOKENS": str(10**12),
-    "HOLDFAST_BUILTIN_MODELS": "true",  # `scripts.py` writes what `builtin/scripted` plays
+    "HOLDFAST_BUILTIN_MODELS": "true",  # `builtin/scripted` plays the texts of `scripts.py`
 }
 
 
 def limits_for(at_once: int) -> dict[str, str]:
-    """Limits that so many stories meet now and then. `at_once`: in all projects together."""
+    """Returns limits that the stories sometimes reach. `at_once`: concurrent stories of all projects together."""
     stories = at_once / len(PROJECTS)
     own = {"south": {"key_requests_per_s": REQUESTS_OF_SOUTH_PER_S * stories}}
     return {
@@ -69,21 +69,21 @@ def limits_for(at_once: int) -> dict[str, str]:
 
 
 async def tier_of(sandbox: str) -> str:
-    """The walls that tools get with this value of HOLDFAST_SANDBOX. Raises `InvalidRequest` where there are none."""
+    """Returns the isolation of tools with this value of HOLDFAST_SANDBOX. Raises `InvalidRequest` if there is none."""
     plan = await SandboxChoice(sandbox, "nobody", "", 64).best_walls()
     return SandboxTier.PROCESS if plan is None else plan.tier
 
 
 @dataclass
 class Slot:
-    """A place for one process: when it dies, the next one gets the place, and an API its port."""
+    """A place for one process. Its next process takes over the place, and the port of an API."""
 
     name: str
     processes: Processes
     port: int | None = None
     process: HoldfastProcess | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a fault is done to it."""
+    """Held during a fault."""
     is_suspended: bool = False
 
     @property
@@ -92,11 +92,11 @@ class Slot:
         return self.process.pid
 
     async def start(self) -> None:
-        """Returns when the new process is ready. One that gives up because a service is away is started again."""
+        """Starts a process and waits until it is ready. One that ends because a service is away is started again."""
         self.process = await self.started()
 
     async def started(self, **settings: object) -> HoldfastProcess:
-        """A new process, ready; the slot's own goes on. `settings` are fields of `Settings`."""
+        """Returns a new, ready process beside the slot's own. `settings` are fields of `Settings`."""
         start = self.processes.worker if self.port is None else partial(self.processes.api, self.port)
         while True:
             try:
@@ -105,7 +105,7 @@ class Slot:
                 await asyncio.sleep(0.5)
 
     async def replace(self, launch: Launch) -> None:
-        """A process of another release takes the place of this one, which is asked to end, as a deploy does."""
+        """Replaces the process with one of another release, and sends it SIGTERM, as a deploy does."""
         self.processes.launch = launch
         async with self.changing:
             assert self.process is not None
@@ -117,7 +117,7 @@ class Slot:
                 self.process = await self.started()
 
     def is_running(self) -> bool:
-        """Whether its process is there, suspended or not."""
+        """Whether its process exists, suspended or not."""
         try:
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
@@ -125,11 +125,11 @@ class Slot:
 
 
 class PatientDatabase(Database):
-    """The harness's own way to the database. A server that is full for a moment must not end the performance."""
+    """The harness's own access to the database. It retries while the server has no free connection."""
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[Connection]:
-        """A connection for reading, as soon as there is one."""
+        """Yields a connection for reading as soon as one is free."""
         async with AsyncExitStack() as stack:
             while True:
                 try:
@@ -143,17 +143,17 @@ class PatientDatabase(Database):
 
 @dataclass
 class Deployment:
-    """A running product and the ways to break it."""
+    """A running product, and the faults that can be injected into it."""
 
     directory: Path
     redis: PrivateRedis
     redis_servers: list[PrivateRedis]
-    """The present one, and those that it has taken the place of."""
+    """The current one, and those that it replaced."""
     redis_proxy: TcpProxy | None
     postgres_proxy: TcpProxy | None
-    """None where nothing is done to the way to a service."""
+    """None if no fault is injected into the connection to a service."""
     database: Database
-    """The harness's own way to the database, which no fault touches."""
+    """The harness's own access to the database, which no fault affects."""
     workers: list[Slot]
     apis: list[Slot]
 
@@ -163,7 +163,7 @@ class Deployment:
 
     @property
     def pids(self) -> set[int]:
-        """Of every process that the harness has started, the dead ones included."""
+        """The ids of all processes that the harness has started, including dead ones."""
         started = {pid for slot in (*self.workers, *self.apis) for pid in slot.processes.pids}
         return started | {one.pid for one in self.redis_servers if one.pid is not None}
 
@@ -172,11 +172,11 @@ class Deployment:
         return any(slot.is_suspended for slot in self.workers)
 
     def redis_client(self) -> Any:
-        """One more client of the present Redis, past the proxy."""
+        """Returns a new client of the current Redis that bypasses the proxy."""
         return cast("Any", self.redis.client())
 
     async def fail_over(self, *, lags_s: float) -> None:
-        """A replica takes Redis' place. It lacks what was written in its last `lags_s` seconds."""
+        """Replaces Redis with a replica, which lacks the writes of the last `lags_s` seconds."""
         lost, replica = self.redis, PrivateRedis(self.directory)
         await replica.start()
         self.redis_servers.append(replica)
@@ -200,8 +200,7 @@ async def deployed(
     launch: Launch,
     behind_proxies: bool,
 ) -> AsyncGenerator[Deployment]:
-    """A deployment of the release that `launch` starts, for the block. Everything that was started is dead when it
-    ends."""
+    """Yields a deployment of the release that `launch` starts. All its processes have ended after the block."""
     redis = PrivateRedis(directory)
     redis_servers = [redis]
     try:
@@ -225,12 +224,12 @@ async def deployed(
     finally:
         for one in redis_servers:
             await one.close()
-            with suppress(ProcessLookupError):  # whoever ends us may have ended it, too
+            with suppress(ProcessLookupError):  # it may have got our SIGTERM, too
                 await one.kill()
 
 
 async def _proxied(stack: AsyncExitStack, service: str, most: int = 10_000) -> tuple[str, TcpProxy]:
-    """The URL of a way to the service that can be broken, and what breaks it."""
+    """Returns the service's URL through a proxy, and the proxy, which can inject faults."""
     url = make_url(service)
     proxy = await stack.enter_async_context(TcpProxy(url.port or 5432, most).serving())
     return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False), proxy
@@ -244,5 +243,5 @@ async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: 
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Prints a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

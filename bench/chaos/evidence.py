@@ -1,4 +1,4 @@
-"""What there is to look at when a promise was broken, kept in one file per run: logs, SQL, and what readers saw."""
+"""Writes the evidence of broken promises, a file per run: logs, SQL, and the frames that readers got."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LOG_LINES = 40
 
 
 async def write_evidence(ledger: Ledger, database: Database, directory: Path) -> Path:
-    """A file for each run with a violation; where they are."""
+    """Writes a file for each run with a violation. Returns their directory."""
     place = directory / "violations"
     place.mkdir(exist_ok=True)
     lines = [

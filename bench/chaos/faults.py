@@ -1,4 +1,4 @@
-"""Causes the faults, each at its time, side by side where they overlap; and makes everything whole again."""
+"""Injects each fault at its time, concurrently with others if they overlap, and repairs the deployment afterwards."""
 
 import asyncio
 import time
@@ -17,10 +17,10 @@ from tests.kit.free_ports import free_port
 from tests.kit.product.processes import HoldfastProcess
 
 OVERLAP_S = 1.0
-"""A fault goes on to have effects for so long: connections are made again, loops wake up."""
+"""Seconds for which an ended fault still has effects: processes reconnect, loops wake up."""
 
 WAITS_S = 10.0
-"""How long a fault that is to be alone waits for those before it."""
+"""Seconds that a fault that is to be alone waits for those before it."""
 
 WATCH_S = 0.02
 WATCH_CLOSELY_S = 0.005
@@ -28,7 +28,7 @@ WATCH_CLOSELY_S = 0.005
 
 @dataclass
 class Happened:
-    """A fault as it was caused; times are the monotonic clock's."""
+    """An injected fault; times are the monotonic clock's."""
 
     fault: Fault
     began_at: float
@@ -37,7 +37,7 @@ class Happened:
 
 @dataclass
 class Faults:
-    """Breaks a deployment by a schedule."""
+    """Injects faults into a deployment by a schedule."""
 
     deployment: Deployment
     recoveries: Recoveries
@@ -47,7 +47,7 @@ class Faults:
     _redis_changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def play(self, schedule: Iterable[Fault], stop: asyncio.Event | None = None) -> None:
-        """Returns when the last fault is over and all it met is healthy again. After `stop` none begins any more."""
+        """Injects the faults, and returns when the last one is over and repaired. After `stop` none begins."""
         began_at = time.monotonic()
         stop = stop or asyncio.Event()
         under_way: set[asyncio.Task[None]] = set()
@@ -61,13 +61,13 @@ class Faults:
                 if fault.is_alone and under_way:
                     await asyncio.wait(set(under_way), timeout=WAITS_S)
                     await asyncio.sleep(OVERLAP_S)
-                    began_at += time.monotonic() - due_at  # those that come later keep their distance
+                    began_at += time.monotonic() - due_at  # later faults keep their distance
                 task = group.create_task(self._cause(fault), name=f"fault {number}")
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
 
     async def watch_over(self) -> None:
-        """Replaces processes that end although nobody broke them, and says so."""
+        """Replaces processes that end without a fault, and reports them."""
         while True:
             await asyncio.sleep(0.5)
             for slot in [*self.deployment.workers, *self.deployment.apis]:
@@ -145,7 +145,7 @@ class Faults:
         return True
 
     async def _crash_worker(self, fault: Fault) -> bool:
-        """A worker that is to die at one of its writes takes the place of one that is asked to end."""
+        """Replaces a worker with one that dies at one of its writes."""
         async with _one_of(self.deployment.workers, fault.target) as slot:
             if slot is None or slot.process is None:
                 return False
@@ -153,7 +153,7 @@ class Faults:
             slot.process.ask_to_end()
             await self._has_ended(slot, slot.process)
             slot.process = doomed
-            with suppress(AssertionError):  # it has not come there, or has lost an answer and lives
+            with suppress(AssertionError):  # it has not reached the write, or has lost an answer and lives
                 await doomed.ended(fault.lasts_s)
             await doomed.kill()
             await slot.start()
@@ -212,7 +212,7 @@ class Faults:
         return True
 
     async def _at_a_proxy(self, fault: Fault) -> bool:
-        """Faults of the ways to the services, and those that take no time."""
+        """Injects faults of the connections to services, and those without a duration."""
         deployment, redis, postgres = self.deployment, self.deployment.redis_proxy, self.deployment.postgres_proxy
         assert redis is not None
         assert postgres is not None
@@ -241,7 +241,7 @@ class Faults:
 
 @asynccontextmanager
 async def _one_of(slots: list[Slot], target: int):
-    """A slot that nothing is done to at the moment, the one aimed at if it is one; None when there is none."""
+    """Yields a slot without a current fault, preferably the targeted one; None if there is none."""
     for number in range(len(slots)):
         slot = slots[(target + number) % len(slots)]
         if not slot.changing.locked():

@@ -1,4 +1,4 @@
-"""What the harness knows: what was accepted, what was shown, what it saw go wrong. Nothing here asks the product."""
+"""The harness's records: accepted submissions, received frames, and violations. Nothing here asks the product."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from bench.chaos.scripts import Script
 
 
 class Column(StrEnum):
-    """What must be zero."""
+    """The counts that must be zero."""
 
     LOST = "lost"
     CHANGED = "changed after the end"
@@ -21,19 +21,19 @@ class Column(StrEnum):
     GAPS = "gaps"
     ENDS = "streams without exactly one end"
     TOOLS = "double tool starts"
-    UNCOUNTED = "tools whose start nobody counted"
+    UNCOUNTED = "tools with an uncounted start"
     AFTER_CANCEL = "activity after cancelled"
-    SHOWN = "shown differs from stored"
+    SHOWN = "streams that differ from stored answers"
     CONVERSATIONS = "invalid conversations"
-    DECISIONS = "decided otherwise than was said"
-    CALLBACKS = "callbacks lost, forged or unlike"
-    BUDGETS = "budgets unlike their runs"
-    WALLS = "shown to another project"
+    DECISIONS = "decisions that were not obeyed"
+    CALLBACKS = "callbacks lost, forged or different"
+    BUDGETS = "budgets that differ from their runs"
+    WALLS = "data that another project got"
     STUCK = "stuck"
-    FAILED = "failed unasked"
+    FAILED = "unexpected failures"
     ERRORS = "answers 5xx other than 503"
     DIED = "processes that ended by themselves"
-    OUTLIVED = "processes that outlive their worker"
+    OUTLIVED = "processes that outlived their worker"
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Thread:
     agent_id: str
     conversation_id: str | None = None
     stories: int = 0
-    """How many are told on it at this moment."""
+    """Stories that use it at this moment."""
     compactions: int = 0
-    """How many were answered with a summary."""
+    """Compactions that were answered with a summary."""
 
     @property
     def id(self) -> str:
@@ -60,13 +60,13 @@ class Thread:
 
 @dataclass
 class Story:
-    """One thing that a client does with the product: a run, or several that belong together."""
+    """One use of the product by a client: a run, or several that belong together."""
 
     number: int
     kind: str
     thread: Thread
     notes: bool
-    """Its runs are made and read with status events."""
+    """Whether its runs are made and read with status events."""
     keys: dict[str, str] = field(default_factory=dict[str, str])
     """Its tool calls: key and name of the tool."""
     run_ids: list[str] = field(default_factory=list[str])
@@ -74,7 +74,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Standstill:
-    """What SQL held of a run when a cancel of it was answered with "cancelled"."""
+    """A run's rows in SQL when a cancel of it was answered with "cancelled"."""
 
     at: float
     last_seq: int
@@ -84,7 +84,7 @@ class Standstill:
 
 @dataclass
 class RunRecord:
-    """A run that was accepted, and everything that was shown of it."""
+    """An accepted run, and all that its readers got."""
 
     run_id: str
     kind: str
@@ -96,9 +96,9 @@ class RunRecord:
     standstill: Standstill | None = None
     accepted_at: float = field(default_factory=time.monotonic)
     is_pushed: bool = False
-    """Something is done to it on purpose, so it may end otherwise than its script does."""
+    """Whether the story interferes with it, so that it may not end as its script does."""
     is_called_back: bool = False
-    """Its submission named a URL."""
+    """Whether its submission named a callback's URL."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Violation:
 
 @dataclass
 class Injection:
-    """A message that was given to a run, and whether that was answered for."""
+    """A message that was injected into a run, and whether the API acknowledged it."""
 
     otid: str
     run_id: str
@@ -135,10 +135,10 @@ class Injection:
 
 @dataclass(frozen=True)
 class Decided:
-    """What has become of a tool call that waited, as the answer to a decision said."""
+    """The outcome of a waiting tool call, from the answer to a decision."""
 
     run_id: str
-    """The run that waited."""
+    """The run whose call waited."""
     tool_call_id: str
     key: str
     status: str
@@ -147,11 +147,11 @@ class Decided:
 
 @dataclass
 class Ledger:
-    """Everything that is known."""
+    """All records of a performance."""
 
     runs: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
     submissions: dict[str, str] = field(default_factory=dict[str, str])
-    """The otid of each answered submission, and its run."""
+    """By otid: the run of each answered submission."""
     responses: dict[str, ResponseRecord] = field(default_factory=dict[str, ResponseRecord])
     """By the id of the run."""
     injections: list[Injection] = field(default_factory=list[Injection])
@@ -160,24 +160,24 @@ class Ledger:
     violations: list[Violation] = field(default_factory=list[Violation])
     http: Counter[str] = field(default_factory=Counter[str])
     limits: Counter[str] = field(default_factory=Counter[str])
-    """How often which limit was used up, by project."""
+    """How often each limit of a project was reached."""
     notes: Counter[str] = field(default_factory=Counter[str])
-    """What is worth knowing and breaks no promise."""
+    """Counts of noteworthy events that break no promise."""
     began_at: float = field(default_factory=time.monotonic)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def otid(self, word: str) -> str:
-        """A new one, unlike those of every other project."""
+        """Returns a new otid that no other project uses."""
         return f"{word}-{next(self._numbers):05d}"
 
     def decide(self, approval_id: str, decided: Decided) -> None:
-        """An answer said how a call was decided. Every answer must say the same."""
+        """Records the outcome of a call from an answer. Every answer must have the same."""
         known = self.decided.setdefault(approval_id, decided)
         if known != decided:
             self.broken(Column.DECISIONS, decided.run_id, f"{approval_id} was {known}, is {decided}")
 
     def accept(self, run_id: str, story: Story, script: Script | None, otid: str | None) -> RunRecord:
-        """A submission was answered with this run. The same otid must always be answered with the same one."""
+        """Records the run of an answered submission. The same otid must always give the same run."""
         record = self.runs.get(run_id)
         if record is None:
             record = self.runs[run_id] = RunRecord(run_id, story.kind, story, script)
@@ -189,7 +189,7 @@ class Ledger:
         return record
 
     def broken(self, column: Column, run_id: str, detail: str) -> None:
-        """Notes a violation, once."""
+        """Records a violation, once."""
         record = self.runs.get(run_id)
         violation = Violation(column, run_id, record.kind if record else "-", detail)
         if violation not in self.violations:
@@ -201,6 +201,6 @@ class Ledger:
 
 
 def json_of(frame: bytes) -> dict[str, Any]:
-    """The body of a frame; the end of the stream has none."""
+    """Returns the body of a frame; empty for the mark of the stream's end."""
     data = frame.rpartition(b"data: ")[2]
     return {} if data == b"[DONE]" else json.loads(data)

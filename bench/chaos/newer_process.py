@@ -1,5 +1,5 @@
-"""A process of a release that is yet to come: `holdfast worker` or `holdfast api`, with fields and events in logs, and
-fields in stored runs, that this release does not know. Its workers take runs over from the others and they from it."""
+"""A process of a made-up newer release: a worker or an API that writes fields and events into logs, and fields into
+stored runs, that this release does not know. Workers of both releases take over runs from each other."""
 
 from typing import Any, cast
 
@@ -17,18 +17,18 @@ UNKNOWN_EVENT = b'{"type":"thought_of","at":1,"step_id":{"of":"another shape"},"
 UNKNOWN = {"tone": {"of": "a newer release"}}
 UNKNOWN_FIELD = b"," + msgspec.json.encode(UNKNOWN)[1:]
 EVERY = 5
-"""Of so many entries one is preceded by an event that nobody knows."""
+"""Every so many entries, an unknown event precedes one."""
 
 
 class NewerLogWriter(LogWriter):
-    """Numbers entries as this release does, and writes more than this release knows."""
+    """Numbers entries as this release does, and adds unknown fields and events."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._emitted = 0
 
     def emit(self, entry: bytes) -> None:
-        """Adds the entry with a field of its own, and at times an event of its own before it."""
+        """Adds the entry with an unknown field, and sometimes an unknown event before it."""
         self._emitted += 1
         if self._emitted % EVERY == 0:
             super().emit(UNKNOWN_EVENT)
@@ -36,15 +36,14 @@ class NewerLogWriter(LogWriter):
 
 
 def newer_json(value: Any) -> str:
-    """`to_json` of a run's options, its input or its usage, with a field in each struct that this release does not
-    know."""
+    """As `to_json` of a run's options, input or usage, with an unknown field in each struct."""
     if isinstance(value, list):
         return f"[{','.join(map(newer_json, cast('list[Any]', value)))}]"
     return to_json({**msgspec.json.decode(to_json(value)), **UNKNOWN})
 
 
 def work() -> None:
-    """The command, which writes what the newer release does."""
+    """Runs the command with the newer release's writers."""
     count_starts()
     for module in (publisher, orphans):
         setattr(module, LogWriter.__name__, NewerLogWriter)

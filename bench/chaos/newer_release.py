@@ -1,6 +1,6 @@
-"""A newer release beside the deployment, as its words: on every channel, in the queue, and as a mode of cancels.
+"""Sends a made-up newer release's words: on every channel, in the queue, and as a mode of cancels.
 
-What it writes into logs and rows is written by processes of its own, `newer_process.py`.
+`newer_process.py` writes its logs and rows.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ JOBS = {"job-without-a-number": 1, "compact:thread-1:x": 2}
 
 @dataclass
 class NewerRelease:
-    """Speaks."""
+    """Sends unknown words to a deployment."""
 
     deployment: Deployment
     ledger: Ledger
     dice: random.Random
 
     async def speak(self) -> None:
-        """Says on every channel what nobody understands, again and again."""
+        """Publishes unknown words on every channel, again and again."""
         while True:
             with suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(5):
@@ -49,7 +49,7 @@ class NewerRelease:
             await asyncio.sleep(SPEAKS_EVERY_S)
 
     async def cancel(self, run_id: str) -> bool:
-        """Cancels a run in a mode that only the newer release knows; False when the run had ended."""
+        """Cancels a run with an unknown mode. Returns False if the run had ended."""
         database = self.deployment.database
         request = CancelRequest(datetime.now(UTC), actor="newer release", mode=CancelMode.INTERRUPT)
         try:

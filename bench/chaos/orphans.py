@@ -1,5 +1,5 @@
-"""What outlives its worker. The harness adopts every orphan of the processes that it has started, and looks who comes:
-a tool's process, a zygote, or whatever else a worker has begun, by whichever way it left."""
+"""Finds processes that outlive their worker. The harness adopts all orphans of the processes that it started, such as a
+tool's process or a zygote, however they detached themselves."""
 
 import asyncio
 import ctypes
@@ -16,49 +16,49 @@ from bench.chaos.ledger import Column, Ledger
 
 LOOK_S = 0.25
 OUTLIVES_S = 2.0
-"""So long a process may take to follow its worker on a busy machine. Slow tools and zygotes would stay longer."""
+"""Seconds that a process may take to end after its worker on a busy machine. Leaked tools and zygotes stay longer."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on what this process' children leave behind is this process' own child, where the kernel is Linux."""
+    """Makes this process the parent of its children's orphans, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @dataclass
 class Orphans:
-    """Looks for them."""
+    """Watches for orphans."""
 
     deployment: Deployment
     ledger: Ledger
     _seen: dict[psutil.Process, float] = field(default_factory=dict[psutil.Process, float])
-    """Since when each is known, by the monotonic clock."""
+    """When each was first seen, by the monotonic clock."""
 
     async def watch(self) -> None:
-        """Looks again and again."""
+        """Looks for orphans again and again."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Buries the dead, and notes those that should be."""
+        """Reaps dead orphans, and records those that should be dead."""
         ours = self.deployment.pids
         here = [child for child in psutil.Process().children() if child.pid not in ours]
         self._seen = {child: self._seen.get(child, time.monotonic()) for child in here}
         for orphan, since in self._seen.items():
             if time.monotonic() - since < OUTLIVES_S:
-                continue  # a process that was started just now is not among ours yet
+                continue  # it may be a process that has just been started
             with suppress(psutil.NoSuchProcess):
                 if orphan.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(orphan.pid, os.WNOHANG)
                 else:
-                    detail = f"process {orphan.pid} ({' '.join(orphan.cmdline())[:80]}) is there without its worker"
+                    detail = f"process {orphan.pid} ({' '.join(orphan.cmdline())[:80]}) has outlived its worker"
                     self.ledger.broken(Column.OUTLIVED, "-", detail)
 
     def kill(self) -> None:
-        """Ends those that are left."""
+        """Kills the orphans that are left."""
         self.look()
         for orphan in self._seen:
             with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""One performance from beginning to end: start, break, make whole, wait, check."""
+"""One performance from beginning to end: start, inject faults, repair, wait, check."""
 
 import asyncio
 import random
@@ -57,7 +57,7 @@ REST_S = 90.0
 
 @dataclass
 class Performance:
-    """What is asked for, and what is known meanwhile."""
+    """The options and the state of one performance."""
 
     directory: Path
     seed: int
@@ -72,7 +72,7 @@ class Performance:
     tier: str = ""
 
     async def play(self) -> Scoreboard:
-        """All of it."""
+        """Runs the whole performance."""
         say(f"seed {self.seed}; logs in {self.directory}")
         self.tier = await tier_of(self.sandbox)
         starts = StartLog(self.directory / "starts.txt")
@@ -132,25 +132,25 @@ class Performance:
 
     @asynccontextmanager
     async def _telling(self, crowds: list[Crowd], hurry: asyncio.Event) -> AsyncGenerator[None]:
-        """Stories are told during the block; what goes on at its end comes to its own."""
+        """Plays stories during the block, and lets unfinished ones end after it."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for crowd in crowds:
                 group.create_task(crowd.tell_until(stop), name=f"stories of {crowd.client.project}")
             yield
-            say("nothing is broken any more: waiting for what goes on")
+            say("no more faults: waiting for unfinished runs")
             stop.set()
             hurry.set()
 
     async def _break(self, faults: Faults) -> None:
-        """Everything breaks, until the time is up."""
+        """Injects faults until the time is over."""
         async with asyncio.TaskGroup() as breaking:
             breaking.create_task(asyncio.sleep(self.minutes * 60), name="the time")
             schedule = draw_schedule(self.seed, self.minutes * 60, LEASE_S)
             breaking.create_task(faults.play(schedule), name="play the schedule")
 
     async def _come_to_rest(self, witness: Witness, crowds: list[Crowd]) -> None:
-        """Waits until every run has ended; those that wait for a person are cancelled."""
+        """Waits until every run has ended. Runs that wait for a decision are cancelled."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REST_S
         while loop.time() < deadline:

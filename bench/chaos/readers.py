@@ -1,6 +1,6 @@
-"""Readers of streams: some stay, some leave and come back, all at whichever API process answers.
+"""Readers of streams: some stay, some leave and reconnect, all at any API process that answers.
 
-A reader checks the numbers as they come; what the frames hold is kept in the run's record, where all readers meet.
+A reader checks the numbers of the frames. The run's record keeps their contents, which all readers must agree on.
 """
 
 import random
@@ -22,7 +22,7 @@ class Submission:
 
     request: Request
     accept: Callable[[str], RunRecord]
-    """Told the run's id as soon as the stream says it."""
+    """Called with the run's id as soon as the stream has it."""
 
 
 class StreamReader(ABC):
@@ -42,7 +42,7 @@ class StreamReader(ABC):
         self._ended = False
 
     async def read(self) -> None:
-        """To the end of the stream. Returns early when it is refused for good."""
+        """Reads to the end of the stream. Returns early after a final refusal."""
         while not self._ended and self.refusal is None:
             try:
                 await self._read_once()
@@ -128,7 +128,7 @@ class Reader(StreamReader):
         elif _GAP in frame and (first := first_missing(frame)) is not None:
             self.record.gaps.add((first, seq))
             if first > self._last + 1:
-                self._broken(Column.GAPS, f"{seq} says a gap from {first}, but {self._last} was the last number")
+                self._broken(Column.GAPS, f"{seq} reports a gap from {first}, but {self._last} was the last number")
             self._last = seq
         elif seq <= self._last:
             if b'"message_type":"ping"' not in frame:
@@ -139,7 +139,7 @@ class Reader(StreamReader):
     def _end(self, seq: int) -> None:
         assert self.record is not None
         self._ended = True
-        # A reader whose cursor is at the end already is told so under the number of its cursor.
+        # A reader whose cursor is at the end gets the end with its cursor's number.
         if seq > self._last:
             if seq != self._last + 1:
                 self._broken(Column.GAPS, f"the end {seq} came after {self._last}")
@@ -150,7 +150,7 @@ class Reader(StreamReader):
         if seq != self._last + 1:
             follows = follows_of(frame)
             if follows is None or not follows <= self._last:
-                self._broken(Column.GAPS, f"{seq} came after {self._last} without a word of what is missing")
+                self._broken(Column.GAPS, f"{seq} came after {self._last} without a gap")
         self._last = seq
         known = self.record.frames.setdefault(seq, frame)
         if known != frame:
@@ -158,7 +158,7 @@ class Reader(StreamReader):
 
 
 def follows_of(frame: bytes) -> int | None:
-    """The number that a new owner's first frame goes on from; None for all other frames."""
+    """Returns the number that a new owner's first frame follows; None for all other frames."""
     if b'"follows"' not in frame:
         return None
     match json_of(frame):
@@ -169,7 +169,7 @@ def follows_of(frame: bytes) -> int | None:
 
 
 def first_missing(frame: bytes) -> int | None:
-    """Where the gap begins that this frame stands for; None when it stands for none."""
+    """Returns the first number of the gap that this frame reports; None for all other frames."""
     match json_of(frame):
         case {"message_type": "gap", "first_missing": int(first)}:
             return first

@@ -1,6 +1,6 @@
-"""How long it takes until a run goes on elsewhere: from the fault that meets its worker to the next fence in SQL.
+"""Measures how long a run takes to go on elsewhere: from its worker's fault to the next fence in SQL.
 
-Which runs a worker holds is said by its leases in Redis, read just before. SQL says when somebody else has the run.
+The leases in Redis, read just before the fault, say which runs the worker holds. SQL says when another worker has them.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from shared.sql.run_tables import runs
 GIVE_UP_S = 60.0
 NEVER = float("inf")
 BEGINS_ALONE_AFTER = 2
-"""Workers lost with a run before it stores a step, after which it waits until a worker has nothing else to do."""
+"""If a run has lost so many workers before it stored a step, it waits until a worker has nothing else to do."""
 
 
 class Holding(NamedTuple):
-    """What SQL says of a run."""
+    """A run's row in SQL."""
 
     fence: int
     status: str
     attempts: int
-    """Workers that have had it since it stored a step, the present one included."""
+    """Workers that have had it since it stored a step, including the current one."""
 
     @property
     def is_running(self) -> bool:
@@ -39,7 +39,7 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True)
 class Recovered:
-    """One run that changed hands."""
+    """One run that another worker took over."""
 
     fault: Fault
     run_id: str
@@ -54,17 +54,17 @@ class Recovered:
 
 @dataclass
 class Recoveries:
-    """Measures."""
+    """Measures recoveries."""
 
     database: Database
     redis: Callable[[], Any]
-    """Gives a client of the present Redis: a failover puts another one in its place."""
+    """Returns a client of the current Redis, which a failover replaces."""
     measured: list[Recovered] = field(default_factory=list[Recovered])
     unknown: int = 0
-    """Faults whose runs could not be told, because Redis did not say who held them."""
+    """Faults whose runs are unknown, because Redis did not return the leases."""
 
     async def held_by(self, pid: int) -> dict[str, Holding]:
-        """The running runs that the worker with this number holds."""
+        """Returns the running runs that the worker with this process id holds."""
         try:
             async with asyncio.timeout(0.3):
                 held = await self._leased_by(pid)
@@ -82,7 +82,7 @@ class Recoveries:
             for run_id, found in (await self._look(list(waiting))).items():
                 before = waiting[run_id]
                 if found.fence > before.fence or not found.is_running:
-                    # One that had ended by the first look has ended by itself.
+                    # A run that had ended by the first look has ended by itself.
                     if not (first and found.fence == before.fence):
                         self.measured.append(_recovered(fault, run_id, before, began_at, time.monotonic() - began_at))
                     del waiting[run_id]
@@ -118,6 +118,6 @@ def _recovered(fault: Fault, run_id: str, held: Holding, began_at: float, took_s
 
 
 def percentile(figures: list[float], share: float) -> float:
-    """The figure below which that share of all lies."""
+    """Returns the figure below which `share` of all figures are."""
     ordered = sorted(figures)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]

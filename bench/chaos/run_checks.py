@@ -1,4 +1,4 @@
-"""What must be true of the runs in SQL when everything has come to rest."""
+"""Checks the runs in SQL at the end."""
 
 import re
 from collections import Counter
@@ -18,12 +18,12 @@ from shared.sql.tables import EPOCH, from_json, messages
 _OTID = re.compile(r'"otid":"((?:sent|decided)-\d+)"')
 _ANY_OTID = re.compile(r'"otid":"((?:sent|given)-\d+)"')
 SETTLED_LATE_S = 0.25
-"""A message of the transaction that settles may be dated so much after the run's end."""
+"""Seconds after a run's end by which a message of the settling transaction may be dated."""
 
 
 @dataclass
 class RunChecks:
-    """Looks at every run once."""
+    """Checks every run once."""
 
     clients: dict[str, Client]
     """By project."""
@@ -31,11 +31,11 @@ class RunChecks:
     witness: Witness
     database: Database
     ends: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """How many runs of a kind came to which end."""
+    """Counts runs by kind and end."""
     errors: Counter[str] = field(default_factory=Counter[str])
 
     async def check(self) -> None:
-        """All checks of this module but those of tools."""
+        """Runs all checks of this module."""
         async with self.database.read() as connection:
             rows = {row.id: row for row in await connection.execute(sa.select(runs))}
             inputs = {row.run_id: str(row.input) for row in await connection.execute(sa.select(run_inputs))}
@@ -61,7 +61,7 @@ class RunChecks:
             self.ledger.broken(Column.LOST, record.run_id, f"the API does not show it: {refusal}")
             return
         if shown["status"] != row.status:
-            self.ledger.broken(Column.CHANGED, record.run_id, f"SQL says {row.status}, the API {shown['status']}")
+            self.ledger.broken(Column.CHANGED, record.run_id, f"SQL has {row.status}, the API {shown['status']}")
         self._check_failure(record, row)
         await self._check_standstill(record, row)
 
@@ -91,7 +91,7 @@ class RunChecks:
             self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"messages were written later: {added}")
 
     def _check_otids(self, inputs: dict[str, str]) -> None:
-        """Each submission made one run, also those that were sent many times."""
+        """Checks that each submission made one run, even if it was sent many times."""
         made: dict[str, list[str]] = {}
         for run_id, given in inputs.items():
             for otid in set(_OTID.findall(given)):
@@ -101,7 +101,7 @@ class RunChecks:
                 self.ledger.broken(Column.DUPLICATED, run_ids[0], f"otid {otid} made {run_ids}")
 
     async def _check_messages(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
-        """What was said is in the history once."""
+        """Checks that the history has each message once."""
         async with self.database.read() as connection:
             found = await connection.execute(
                 sa.select(messages.c.run_id, messages.c.body, messages.c.created_at).where(
@@ -139,7 +139,7 @@ class RunChecks:
                 self.ledger.broken(Column.LOST, injection.run_id, detail)
 
     def _check_continuations(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
-        """One decision, one continuation."""
+        """Checks that each decision made one continuation."""
         by_parked = Counter(str(row.continues) for row in rows.values() if row.continues is not None)
         for run_id, times in by_parked.items():
             if times > 1:

@@ -1,4 +1,4 @@
-"""Which fault comes when: drawn from the seed before anything starts, so that the seed plays the same faults again."""
+"""Draws the schedule of faults from the seed before anything starts, so that the seed reproduces them."""
 
 import random
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from shared.crash_points import SIDES, CrashPoint
 
 
 class FaultKind(StrEnum):
-    """What is done to the deployment."""
+    """The kinds of faults."""
 
     KILL_WORKER = "kill -9 a worker"
     END_WORKER = "SIGTERM a worker"
@@ -41,7 +41,7 @@ _IN_A_DECK = {
     FaultKind.END_API: 1,
     FaultKind.CRASH_WORKER: 0,
 }
-"""How often a kind is in a deck of faults; others are in it once."""
+"""How often a kind is in a deck of faults; other kinds are in it once."""
 
 _OF_WORKERS = {
     FaultKind.KILL_WORKER: 4,
@@ -49,7 +49,7 @@ _OF_WORKERS = {
     FaultKind.FREEZE_WORKER: 1,
     FaultKind.CRASH_WORKER: 4,
 }
-"""The deck of faults that meet workers alone."""
+"""The deck of faults that affect only workers."""
 
 _MOST_PASSES = {
     CrashPoint.CLAIM: 12,
@@ -63,10 +63,10 @@ _MOST_PASSES = {
     CrashPoint.SETTLE: 12,
     CrashPoint.FINISH_JOB: 12,
 }
-"""The writes at which a worker dies, and at which of its passes at the latest: about what it does in some seconds."""
+"""The writes at which a worker dies, and the highest number of its passes: about as many as in some seconds."""
 
 DIES_WITHIN_S = 20.0
-"""A worker that has not come to its write by then is killed where it is."""
+"""Seconds after which a worker that has not reached its write is killed."""
 
 _LASTS_S = {
     FaultKind.KILL_REDIS: (0.0, 1.5),
@@ -80,21 +80,21 @@ _LASTS_S = {
 
 _TWO_AT_ONCE = 0.15
 _CLEAN_KILLS = 0.6
-"""The share of killed workers that are followed by quiet, so that the recovery is theirs alone."""
+"""The share of kills without further faults until the recovery, so that it can be measured by itself."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: when it begins (seconds from the start), whom it meets, how long it lasts."""
+    """One fault: its begin (seconds from the start), its target and its duration."""
 
     at_s: float
     kind: FaultKind
     target: int
     lasts_s: float
     is_alone: bool = False
-    """It waits for those before it to be over, so that what it costs can be measured by itself."""
+    """Whether it waits for earlier faults to end, so that its cost can be measured by itself."""
     crash_at: str = ""
-    """The write at which a worker dies, as `HOLDFAST_CRASH_AT` has it."""
+    """The write at which a worker dies, in the form of `HOLDFAST_CRASH_AT`."""
 
     def __str__(self) -> str:
         alone = ", alone" if self.is_alone else ""
@@ -103,7 +103,7 @@ class Fault:
 
 
 def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
-    """The faults of so many seconds, in order. Every kind comes before any comes more often than its share."""
+    """Draws the faults of so many seconds, in order. Every kind occurs before any exceeds its share."""
     dice = random.Random(f"faults {seed}")
     faults: list[Fault] = []
     deck: list[FaultKind] = []
@@ -124,7 +124,7 @@ def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
 
 
 def draw_worker_faults(seed: int, every_s: float, lease_s: float) -> Iterator[Fault]:
-    """Faults that meet workers alone, without an end: one every so many seconds in the mean."""
+    """Draws faults that affect only workers, without end: one every `every_s` seconds on average."""
     dice = random.Random(f"workers {seed}")
     at_s = 0.0
     while True:

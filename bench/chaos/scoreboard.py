@@ -1,4 +1,4 @@
-"""What came of it, as text: runs, faults, recoveries, errors of the wire, and the columns that must be zero."""
+"""Prints the result: runs, faults, recoveries, errors of requests, and the counts that must be zero."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from bench.chaos.run_checks import RunChecks
 from bench.chaos.schedule import FaultKind
 
 SHOWN = 60
-"""So many violations are printed; all are counted."""
+"""Violations that are printed; all are counted."""
 
 KILL_SLACK_S = 2.0
 UNDISTURBED = "no other fault"
@@ -22,7 +22,7 @@ DISTURBED = "among other faults"
 
 @dataclass
 class Scoreboard:
-    """Prints."""
+    """The result of a performance."""
 
     seed: int
     tier: str
@@ -35,18 +35,18 @@ class Scoreboard:
     tool_starts: int
 
     def is_clean(self, *, timed: bool) -> bool:
-        """Whether everything is zero that must be; if `timed`, no recovery took too long either."""
+        """Returns whether all counts that must be zero are; if `timed`, also whether no recovery took too long."""
         return not self.ledger.violations and not (timed and self._too_slow())
 
     def lines(self) -> Iterable[str]:
-        """All of it."""
+        """Renders the whole result."""
         accepted = f"{len(self.ledger.runs)} runs accepted in {len(PROJECTS)} projects"
-        yield f"seed {self.seed}, {accepted}, {self.tool_starts} tools started, walls: {self.tier}"
+        yield f"seed {self.seed}, {accepted}, {self.tool_starts} tools started, isolation: {self.tier}"
         yield from self._ends()
         yield from _counted("faults", Counter(happened.fault.kind.value for happened in self.faults.happened))
-        yield from _counted("faults left out, their target being broken already", self.faults.skipped)
+        yield from _counted("faults left out, because another one had their target", self.faults.skipped)
         yield from _counted("failed runs", self.runs.errors)
-        yield from _counted("limits that were used up", self.ledger.limits)
+        yield from _counted("limits that were reached", self.ledger.limits)
         yield from _counted("connections and statuses", self.ledger.http)
         yield from _counted("notes", self.ledger.notes)
         yield ""
@@ -65,7 +65,7 @@ class Scoreboard:
             for title, measured in self._measured(kind).items():
                 yield f"recovery, {kind}, {title}: {_figures([one.took_s for one in measured])}"
         if self.recoveries.unknown:
-            yield f"recovery: {self.recoveries.unknown} times it could not be told which runs a worker held"
+            yield f"recovery: of {self.recoveries.unknown} faults it is unknown which runs the worker held"
 
     def _columns(self) -> Iterable[str]:
         counted = Counter(violation.column for violation in self.ledger.violations)
@@ -81,7 +81,7 @@ class Scoreboard:
             yield f"! recovery: {one.run_id} took {one.took_s:.2f} s"
 
     def _too_slow(self) -> list[Recovered]:
-        """The p99 must be below; with few runs that is all of them but one in a hundred."""
+        """Returns the recoveries above the bound, if they are more than one in a hundred: the bound is for the p99."""
         kills = self._measured(FaultKind.KILL_WORKER)[UNDISTURBED]
         limit = self.lease_s + KILL_SLACK_S
         if not kills or percentile([one.took_s for one in kills], 0.99) <= limit:
@@ -89,7 +89,7 @@ class Scoreboard:
         return [one for one in kills if one.took_s > limit]
 
     def _measured(self, kind: FaultKind) -> dict[str, list[Recovered]]:
-        """The recoveries from such faults, by what else they had to wait for."""
+        """Returns the recoveries from faults of this kind, by what else they had to wait for."""
         measured: dict[str, list[Recovered]] = {UNDISTURBED: [], BEGINS_ALONE: [], DISTURBED: []}
         for one in self.recoveries.measured:
             if one.fault.kind is kind:

@@ -1,4 +1,4 @@
-"""What the model is made to play: random scripts of each kind, with calls that can be counted."""
+"""Draws random scripts of each kind for the model, with calls that can be counted."""
 
 import json
 import random
@@ -21,14 +21,14 @@ ERRORS = ("rate_limit", "auth", "server", "timeout", "context")
 
 @dataclass
 class Script:
-    """A script, and what is known of it beforehand."""
+    """A script, and the facts that follow from it."""
 
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     keys: dict[str, str] = field(default_factory=dict[str, str])
     """The key of each tool call, and the name of the tool."""
     fails: bool = False
     waits: bool = False
-    """It parks its run, and another one goes on with it."""
+    """Whether its run parks itself, and a continuation plays the rest."""
 
     @property
     def text(self) -> str:
@@ -36,12 +36,12 @@ class Script:
 
     @property
     def said(self) -> str:
-        """All words of the model when it is played to its end, in order."""
+        """All words of the model in order, if the script is played to its end."""
         return " ".join(word for turn in self.turns for word in str(turn.get("text", "")).split())
 
 
 class Scripts:
-    """Writes scripts. Every text and every call is unlike any other."""
+    """Draws scripts. Every text and every call is unique."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -52,7 +52,7 @@ class Scripts:
         return Script([self._words(most_words)])
 
     def long(self) -> Script:
-        """An answer that takes seconds: there is time to do something to it."""
+        """An answer that takes seconds, so that there is time to interfere."""
         return Script([{**self._words(120, fewest=50), "delay_ms": self._dice.randint(60, 150)}])
 
     def tools(self, name: str = NOTE) -> Script:
@@ -67,7 +67,7 @@ class Scripts:
         return self.tools(NOTE_AGAIN)
 
     def parallel(self) -> Script:
-        """Steps with several calls that may run at the same time, or may not."""
+        """Steps with several calls, which may or may not run concurrently."""
         script = Script()
         for _ in range(self._dice.randint(1, 2)):
             names = [NOTE_TOGETHER] * self._dice.randint(2, 3)
@@ -83,7 +83,7 @@ class Scripts:
         return script
 
     def approval(self) -> Script:
-        """Calls that wait for a person, at times beside one that does not."""
+        """Calls that wait for approval, sometimes beside one that does not."""
         script = Script(waits=True)
         names = self._dice.choice([[ASK_FIRST], [ASK_FIRST], [ASK_FIRST, NOTE], [ASK_FIRST, ASK_FIRST]])
         self._add_calls(script, names)
@@ -91,21 +91,21 @@ class Scripts:
         return script
 
     def expires(self) -> Script:
-        """A call that the clock decides: denied, or the run is cancelled."""
+        """A call that expires: it is denied, or its run is cancelled."""
         script = Script(waits=True)
         self._add_calls(script, [self._dice.choice([ASK_IN_TIME, ASK_OR_CANCEL])])
         script.turns.append(self._words(20))
         return script
 
     def client_side(self) -> Script:
-        """Calls whose results the client brings, at times beside one that the worker runs."""
+        """Calls whose results the client returns, sometimes beside one that the worker runs."""
         script = Script(waits=True)
         self._add_calls(script, self._dice.choice([[ON_CLIENT], [ON_CLIENT, ON_CLIENT], [ON_CLIENT, NOTE]]))
         script.turns.append(self._words(20))
         return script
 
     def error(self) -> Script:
-        """A model that fails: at once, in the middle of its words, or after a tool."""
+        """A model that fails: at once, in the middle of a text, or after a tool."""
         script = Script(fails=True)
         if self._dice.random() < 0.4:
             self._add_calls(script, [NOTE])

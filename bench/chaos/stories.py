@@ -1,4 +1,4 @@
-"""What clients do: one method for each kind of story, from the submission to the end of all that it led to."""
+"""Plays clients: one method for each kind of story, from the submission to the end of all its runs."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ Tell = Callable[[Story], Awaitable[None]]
 
 @dataclass
 class Stories:
-    """Tells them."""
+    """Plays stories."""
 
     client: Client
     ledger: Ledger
@@ -37,7 +37,7 @@ class Stories:
     dice: random.Random
 
     def kinds(self) -> dict[str, tuple[Tell, int]]:
-        """Each kind of story and how often it is told, beside the others."""
+        """The kinds of stories, with their relative frequencies."""
         return {
             "text": (self.text, 4),
             "long text": (self.long_text, 3),
@@ -91,16 +91,16 @@ class Stories:
         await self.submitting.whole(story, self.dice.choice([self.scripts.plain, self.scripts.tools])())
 
     async def approval(self, story: Story) -> None:
-        """A run that waits for a person, and its continuation."""
+        """A run that waits for approval, and its continuation."""
         await self._decided(story, await self._streamed(story, self.scripts.approval()))
 
     async def client_tools(self, story: Story) -> None:
-        """A run that waits for the results of tools which its client runs."""
+        """A run that waits for the results of its client's tools."""
         record = await self._streamed(story, self.scripts.client_side(), client_tools=CLIENT_TOOLS)
         await self._decided(story, record)
 
     async def expiry(self, story: Story) -> None:
-        """A run that waits for a person who comes too late, or just then."""
+        """A run whose decision comes too late, or at the last moment."""
         record = await self._streamed(story, self.scripts.expires())
         if record is None:
             return
@@ -110,7 +110,7 @@ class Stories:
             await self._read(await self.deciding.leave_to_clock(story, record))
 
     async def called_back(self, story: Story) -> None:
-        """A run of which a receiver is told, however it ends."""
+        """A run that calls its receiver back, however it ends."""
         scripts = self.scripts
         script = self.dice.choice([scripts.plain, scripts.long, scripts.tools, scripts.error])()
         record = await self.submitting.later(story, script, callback_url=self.callbacks.url())
@@ -124,7 +124,7 @@ class Stories:
         await self.submitting.poll(record.run_id)
 
     async def compaction(self, story: Story) -> None:
-        """A history that is compacted in its turn: behind runs that go on, and before others."""
+        """A compaction of a history: after its active runs, and before later ones."""
         submitting, scripts = self.submitting, self.scripts
         records = [await submitting.later(story, scripts.plain(20)), await submitting.later(story, scripts.tools())]
         settings = {"mode": self.dice.choice(["all", "sliding_window"])}
@@ -145,7 +145,7 @@ class Stories:
                 await submitting.poll(record.run_id)
 
     async def called_tool(self, story: Story) -> None:
-        """A client calls a tool of an agent, beside what the agent does. Sent again, it is the same call."""
+        """A client calls a tool of an agent, concurrently with the agent's runs. Sent again, it is the same call."""
         name = self.dice.choice([NOTE, NOTE_AGAIN, TAKE_SECONDS])
         seconds = self.dice.uniform(0, 4) if name == TAKE_SECONDS else 0.0
         key = self.ledger.otid("called")
@@ -173,7 +173,7 @@ class Stories:
             self.ledger.broken(Column.SHOWN, run_id, f"the call {key} returned {answer.body['func_return']!r}")
 
     async def stranger(self, story: Story) -> None:
-        """Somebody with another project's key asks for everything of a run, and finds nothing."""
+        """A caller with another project's key requests all data of a run, and finds nothing."""
         record = self._of_another_project()
         if record is None:
             return
@@ -199,7 +199,7 @@ class Stories:
                 self.ledger.broken(Column.WALLS, record.run_id, f"{detail}: {str(answer.body)[:300]}")
 
     async def newer_cancel(self, story: Story) -> None:
-        """A run that an API process of a newer release cancels, in a mode of its own."""
+        """A run that an API process of a newer release cancels, with an unknown mode."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.scripts.long(), stack)
             if record is None:
@@ -238,7 +238,7 @@ class Stories:
         await self._cancel_what_waits(record)
 
     async def inject(self, story: Story) -> None:
-        """A run that is given a message while it works."""
+        """A run that gets a message while it works."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.dice.choice([self.scripts.long, self.scripts.slow_tool])(), stack)
             if record is None:
@@ -248,7 +248,7 @@ class Stories:
             await self._inject(story, record)
 
     async def busy(self, story: Story) -> None:
-        """Several messages for one agent, one behind the other."""
+        """Several messages for one agent, one after the other."""
         records = [await self.submitting.later(story, self.scripts.plain(20)) for _ in range(self.dice.randint(2, 4))]
         async with AsyncExitStack() as stack:
             for record in records:
@@ -256,7 +256,7 @@ class Stories:
                     await stack.enter_async_context(self.submitting.readers(record, 1))
 
     async def in_the_way(self, story: Story) -> None:
-        """A message that cancels what is in its way, or is given to it."""
+        """A message that cancels the active run, or is injected into it."""
         policy = self.dice.choice(["interrupt", "rollback", "inject"])
         async with AsyncExitStack() as stack:
             first = await self._begin(story, self.scripts.long(), stack)
@@ -273,7 +273,7 @@ class Stories:
             return await self._begin(story, script, stack, **fields)
 
     async def _begin(self, story: Story, script: Script, stack: AsyncExitStack, **fields: Any) -> RunRecord | None:
-        """A run with one to three readers, who are waited for at the end of the stack."""
+        """Begins a run with one to three readers, which the stack waits for at its end."""
         in_conversation = story.thread.conversation_id is not None
         if in_conversation or self.dice.random() < 0.6:
             record = await stack.enter_async_context(self.submitting.streaming(story, script, **fields))
@@ -291,7 +291,7 @@ class Stories:
             await self.submitting.poll(record.run_id)
 
     async def cancel_now(self, record: RunRecord) -> None:
-        """Cancels until the answer is how the run ended."""
+        """Cancels until the answer has the run's end."""
         body = {"mode": self.dice.choice(CANCEL_MODES), "reason": "chaos", "wait": self.dice.choice([0, 2, 5])}
         while True:
             answer = await self.client.call(Request("POST", f"/v1/runs/{record.run_id}/cancel", body))
@@ -305,7 +305,7 @@ class Stories:
             await asyncio.sleep(0.3)
 
     async def _cancel_what_waits(self, record: RunRecord) -> None:
-        """A cancel after the step finds a run that parked itself: nobody will decide it, so it is cancelled again."""
+        """Cancels again a run that parked itself before the cancel, because no decision will come."""
         if await self.submitting.until_parked_or_over(record.run_id):
             await self.cancel_now(record)
 

@@ -1,4 +1,4 @@
-"""What must be true of the streams: every reader saw the same, it is what is read now, and it is what is stored."""
+"""Checks the streams: all readers got the same frames, which are those that are read now and those that are stored."""
 
 import asyncio
 import random
@@ -22,15 +22,15 @@ from shared.sql.tables import messages
 
 AT_ONCE = 20
 JUST_BEFORE_S = 1.0
-"""A run may be at work before its submission is answered."""
+"""Seconds that a run may have worked before its submission is answered."""
 
 TOGETHER_S = 15.0
-"""A worker's and Redis' loss within so many seconds count as one: the log was not written again in between."""
+"""Losses of a worker and of Redis within so many seconds count as one: the log was not rewritten in between."""
 
 
 @dataclass
 class StreamChecks:
-    """Reads every stream once more, from its beginning to its end, and compares."""
+    """Reads every stream again from beginning to end, and compares it."""
 
     clients: dict[str, Client]
     """By project."""
@@ -61,9 +61,9 @@ class StreamChecks:
             self._check_text(record, stored[record.run_id], completed=status == RunStatus.COMPLETED)
             self._check_gaps(record)
             if record.story.notes:
-                # Whoever wants status events gets no other pings under numbers of their own.
+                # Readers with status events get no other numbered pings.
                 unknown = sum(seq > 1 and b'"message_type":"ping"' in frame for seq, frame in record.frames.items())
-                self.ledger.notes["events of the newer release, as they were shown"] += unknown
+                self.ledger.notes["unknown events of the newer release in streams"] += unknown
 
     async def _read(self, record: RunRecord, turnstile: asyncio.Semaphore) -> None:
         client = self.clients[record.story.thread.project]
@@ -81,16 +81,16 @@ class StreamChecks:
             return
         [end] = record.ends
         if last_seq is not None and last_seq != end:
-            self.ledger.broken(Column.ENDS, record.run_id, f"ends at {end}, SQL says {last_seq}")
+            self.ledger.broken(Column.ENDS, record.run_id, f"ends at {end}, in SQL at {last_seq}")
         for first, last in self._unseen(record, end):
-            self.ledger.broken(Column.GAPS, record.run_id, f"nobody was shown {first} to {last} of {end}")
+            self.ledger.broken(Column.GAPS, record.run_id, f"no reader got {first} to {last} of {end}")
         beyond = [number for number in record.frames if number >= end]
         if beyond:
             self.ledger.broken(Column.ENDS, record.run_id, f"frames {beyond[:20]} at or after the end {end}")
 
     def _unseen(self, record: RunRecord, end: int) -> Iterator[tuple[int, int]]:
-        """Numbers that were given and that nobody was shown, neither as a frame nor in a gap. A new owner's first frame
-        jumps, and goes on from a number that somebody must have been shown."""
+        """Yields ranges of numbers that no reader got, neither as a frame nor in a gap. A new owner's first frame skips
+        numbers, and follows one that a reader must have got."""
         gaps = {last: first for first, last in record.gaps}
         known = 0
         for seq in [*sorted({*record.frames, *gaps}), end]:
@@ -102,12 +102,12 @@ class StreamChecks:
             known = seq
 
     def _check_text(self, record: RunRecord, stored: list[Message], *, completed: bool) -> None:
-        """What was shown of each stored answer is that answer, and a script that was played to its end was said."""
+        """Checks that the frames of each stored answer are that answer, and that a completed script was streamed."""
         shown: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for seq, frame in sorted(record.frames.items()):
             follows = follows_of(frame)
             if follows is not None:
-                # What a lost owner has shown behind that number is void.
+                # The frames of a lost owner after that number are void.
                 shown = defaultdict(
                     list, {one: [part for part in said if part[0] <= follows] for one, said in shown.items()}
                 )
@@ -119,17 +119,17 @@ class StreamChecks:
             if body.text and not record.gaps:
                 text = "".join(said for _, said in shown[message_id])
                 if text.strip() != body.text.strip():
-                    detail = f"{message_id}: shown …{text[-120:]!r}, stored …{body.text[-120:]!r}"
+                    detail = f"{message_id}: streamed …{text[-120:]!r}, stored …{body.text[-120:]!r}"
                     self.ledger.broken(Column.SHOWN, record.run_id, detail)
         if not completed or record.script is None or record.is_pushed or record.script.waits:
             return
         said = " ".join(word for _, body in answers for word in body.text.split())
         if said != record.script.said:
-            detail = f"scripted {record.script.said[-150:]!r}, said {said[-150:]!r}"
+            detail = f"scripted {record.script.said[-150:]!r}, stored {said[-150:]!r}"
             self.ledger.broken(Column.SHOWN, record.run_id, detail)
 
     def _check_gaps(self, record: RunRecord) -> None:
-        """A gap that is said is right only where a worker and Redis were lost together."""
+        """Checks that gaps are reported only if a worker and Redis were lost together."""
         if not record.gaps:
             return
         self.explicit_gaps += len(record.gaps)

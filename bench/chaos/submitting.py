@@ -1,4 +1,4 @@
-"""Sending scripts to threads in each of the ways that the wire has, and following what becomes of them."""
+"""Submits scripts to threads by each of the API's routes, and follows their runs."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ class Submitting:
     dice: random.Random
 
     async def later(self, story: Story, script: Script, **fields: Any) -> RunRecord | None:
-        """Submits to an agent and is answered with the run at once."""
+        """Submits to an agent, and gets the run at once."""
         path = f"/v1/agents/{story.thread.agent_id}/messages/async"
         otid, request = self._request(story, script, path, stream_tokens=True, **fields)
         answer = await self.client.call(request)
@@ -39,7 +39,7 @@ class Submitting:
         return self.ledger.accept(str(answer.body["id"]), story, script, otid)
 
     async def whole(self, story: Story, script: Script) -> None:
-        """Submits and waits for the whole answer, which may be that the run failed."""
+        """Submits and waits for the whole answer, which may be a failed run's."""
         otid, request = self._request(story, script, story.thread.messages_path, streaming=False)
         answer = await self.client.call(request)
         assert answer is not None
@@ -53,7 +53,7 @@ class Submitting:
 
     @asynccontextmanager
     async def streaming(self, story: Story, script: Script, **fields: Any) -> AsyncGenerator[RunRecord | None]:
-        """Submits and reads the answer's stream beside the block; waits at its end for the end of the stream."""
+        """Submits, reads the stream concurrently with the block, and waits for the stream's end."""
         otid, request = self._request(
             story, script, story.thread.messages_path, streaming=True, background=True, stream_tokens=True, **fields
         )
@@ -80,7 +80,7 @@ class Submitting:
 
     @asynccontextmanager
     async def readers(self, record: RunRecord, count: int) -> AsyncGenerator[None]:
-        """So many readers beside the block; waits at its end until each has seen the end of the stream."""
+        """Runs `count` readers concurrently with the block, and waits until each has the stream's end."""
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
                 restless = self.dice.random() < 0.6
@@ -89,7 +89,7 @@ class Submitting:
             yield
 
     async def poll(self, run_id: str) -> str:
-        """Asks for the run until the wire says that it is over; its status."""
+        """Polls the run until it has ended. Returns its status."""
         while True:
             status = (await self.client.get(f"/v1/runs/{run_id}"))["status"]
             if status in OVER:
@@ -97,7 +97,7 @@ class Submitting:
             await asyncio.sleep(self.dice.uniform(0.2, 1.0))
 
     async def until_parked_or_over(self, run_id: str) -> bool:
-        """Waits until the run's stream has ended; whether it waits for a person."""
+        """Waits until the run's stream has ended. Returns whether the run waits for approval."""
         while True:
             status = await self.witness.status_of(run_id)
             if status in STREAM_ENDED:

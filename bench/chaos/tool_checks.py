@@ -1,4 +1,4 @@
-"""What must be true of the tools when everything has come to rest: each was started once, counted, and is over."""
+"""Checks the tools at the end: each call was started once at most, was counted, and has ended."""
 
 import sqlalchemy as sa
 
@@ -11,7 +11,8 @@ from shared.sql.tables import messages
 
 
 def check_tools(ledger: Ledger, starts: dict[str, list[Start]]) -> int:
-    """Every call started at most once, none after its run was cancelled, none lives on. How many starts there were."""
+    """Checks that every call started at most once, none after its run's cancel, and none still runs. Returns the number
+    of starts."""
     for record in ledger.runs.values():
         for key, name in record.story.keys.items():
             begun = starts.get(key, [])
@@ -32,7 +33,7 @@ def _check_after_cancel(ledger: Ledger, record: RunRecord, begun: list[Start]) -
 
 
 async def check_counts(ledger: Ledger, database: Database, starts: dict[str, list[Start]]) -> None:
-    """A tool that has returned was started: what was not counted cannot be found to have started twice."""
+    """Checks that the start of every returned tool was counted, because otherwise a second start would be missed."""
     keys = {key: record.run_id for record in ledger.runs.values() for key in record.story.keys}
     async with database.read() as connection:
         for row in (await connection.execute(sa.select(messages))).mappings():

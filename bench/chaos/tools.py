@@ -1,7 +1,7 @@
-"""The tools that the runs call, and the file in which each start of one is a line.
+"""The tools that the runs call, and the file with a line for each start.
 
-A tool without walls writes its line itself. Behind walls there is no file to write to, and its worker writes the line
-(`counted_worker.py`). A tool that got through its walls would be counted by both, and so be found out.
+A tool without isolation writes its line itself. An isolated one has no access to the file, so its worker writes the
+line (`counted_worker.py`). A tool that escaped would be counted by both, and so be found.
 """
 
 import os
@@ -23,7 +23,7 @@ NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST, ASK_IN_TIME, ASK_OR_CA
 IDEMPOTENT = frozenset({NOTE_AGAIN})
 
 STARTS = "CHAOS_STARTS"
-"""The variable that tells a worker the path of the file."""
+"""The variable that gives a worker the path of the file."""
 
 FIELDS: dict[str, dict[str, Any]] = {
     NOTE: {},
@@ -34,7 +34,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     ASK_IN_TIME: {"default_requires_approval": True, "approval_expires_s": 2, "on_approval_expiry": "deny"},
     ASK_OR_CANCEL: {"default_requires_approval": True, "approval_expires_s": 2, "on_approval_expiry": "cancel"},
 }
-"""What is said of each tool when it is made."""
+"""The fields with which each tool is made."""
 
 ON_CLIENT = "on_client"
 CLIENT_TOOLS = [
@@ -48,7 +48,7 @@ CLIENT_TOOLS = [
         },
     }
 ]
-"""What a submission says of the tools that its client runs itself."""
+"""The client's own tools in a submission."""
 
 _SOURCE = '''
 def {name}(key: str, seconds: float) -> str:
@@ -76,7 +76,7 @@ def {name}(key: str, seconds: float) -> str:
 
 
 def source_of(name: str, log: Path) -> str:
-    """The source of a tool that writes to `log` if it can."""
+    """Returns the source of a tool that writes to `log` if it can."""
     return _SOURCE.format(name=name, log=str(log))
 
 
@@ -88,7 +88,7 @@ def write_start(log: str, key: str, pid: int, born_at: int, at: float) -> None:
 
 
 def birth_of(pid: int) -> int | None:
-    """When this process began, in ticks since the machine did; None when it is dead or there was none."""
+    """Returns when this process began, in ticks since the machine's start; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -98,7 +98,7 @@ def birth_of(pid: int) -> int | None:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a tool: its process, told apart from a later one of the same number by when it was born."""
+    """One start of a tool: its process. The time of birth tells it apart from a later one with the same id."""
 
     key: str
     pid: int
@@ -111,14 +111,14 @@ class Start:
 
 
 class StartLog:
-    """The lines so far."""
+    """The file of starts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def starts(self) -> dict[str, list[Start]]:
-        """The starts so far, by the key of the call."""
+        """Reads the starts so far, by the call's key."""
         found: dict[str, list[Start]] = defaultdict(list)
         for line in self.path.read_text().splitlines():
             key, pid, began, at = line.split()
@@ -127,6 +127,6 @@ class StartLog:
 
 
 def kill_left_over(starts: dict[str, list[Start]]) -> None:
-    """Ends tools that outlived everything; they are ours, each is known by its number and birth."""
+    """Kills tools that are still running. They are ours: each is identified by its id and birth."""
     for start in (one for some in starts.values() for one in some if one.is_alive()):
         os.kill(start.pid, 9)

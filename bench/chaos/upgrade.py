@@ -1,8 +1,8 @@
-"""An upgrade to a release that is yet to come, and back, while everything goes on.
+"""Upgrades to a made-up newer release, and back, while runs go on.
 
-The order is that of `docs/operations/upgrade.md`: workers first, then API processes. On the way back it is the other
-way round, so that no worker of this release has to do what only a newer API accepts. The newer release makes no
-migration: one that does leaves no way back.
+The order is that of `docs/operations/upgrade.md`: workers first, then API processes. The way back reverses it, so that
+no worker of this release gets work that only a newer API accepts. The newer release has no migration, because a
+migration could not be reverted.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from bench.chaos.deployment import Deployment, Slot, say
 from bench.chaos.newer_release import launch_newer
 
 ALONE_S = 4.0
-"""How long this release is alone."""
+"""Seconds in which only this release runs."""
 
 MIGRATES_AGAIN = 3
 
 OVERLAP_S = 2.0
-"""How long each step lasts."""
+"""Seconds of each step."""
 
 
 async def upgrade_and_return(deployment: Deployment) -> None:
-    """Replaces every process by one of the newer release, one after the other, and then by one of this release again.
-    The last worker stays one of the newer release."""
+    """Replaces every process with one of the newer release, one after the other, and then with one of this release.
+    The last worker stays on the newer release."""
     await asyncio.sleep(ALONE_S)
     say("upgrade: migrating")
     await _migrate(deployment.workers[0])
@@ -38,7 +38,7 @@ async def upgrade_and_return(deployment: Deployment) -> None:
 
 
 async def _migrate(slot: Slot) -> None:
-    """A database whose connections are all taken asks to try again, as an operator would."""
+    """Migrates. If the database has no free connection, it tries again, as an operator would."""
     for _ in range(MIGRATES_AGAIN):
         with suppress(AssertionError):
             await slot.processes.migrate()

@@ -1,4 +1,4 @@
-"""Watches SQL while the deployment is broken: what is final must stay as it is, what is cancelled must stand still."""
+"""Watches SQL during the faults: ended runs must not change, and cancelled runs must do nothing more."""
 
 import asyncio
 import time
@@ -18,20 +18,20 @@ from shared.sql.tables import messages
 
 LOOK_S = 1.0
 TOOL_DEAD_S = 0.5
-"""So long after "cancelled" a tool's process may take to be gone from the process table of a busy machine."""
+"""Seconds after "cancelled" that a tool's process may still be in the process table of a busy machine."""
 
 
 @dataclass
 class Witness:
-    """Remembers what it has seen of each run in SQL."""
+    """Remembers the state of each run in SQL."""
 
     deployment: Deployment
     ledger: Ledger
     starts: StartLog
     in_flight: int
-    """How many runs a project may have at work."""
+    """The most runs of a project that may work at once."""
     final: dict[str, tuple[str, str | None]] = field(default_factory=dict[str, tuple[str, str | None]])
-    """The status and stop reason of each run that was seen to have ended."""
+    """The status and stop reason of each ended run."""
 
     async def watch(self) -> None:
         """Looks again and again."""
@@ -40,7 +40,7 @@ class Witness:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> dict[str, str]:
-        """Compares what has ended with what was seen before; the status of every run."""
+        """Compares ended runs with their earlier state. Returns the status of every run."""
         async with self.deployment.database.read() as connection:
             columns = runs.c.id, runs.c.status, runs.c.stop_reason, runs.c.project_id
             found = (await connection.execute(sa.select(*columns))).all()
@@ -56,13 +56,13 @@ class Witness:
         return {run_id: status for run_id, status, _ in rows}
 
     async def status_of(self, run_id: str) -> str | None:
-        """As SQL has it; None when it does not."""
+        """Returns the run's status in SQL; None if there is no such run."""
         async with self.deployment.database.read() as connection:
             found = await connection.execute(sa.select(runs.c.status).where(runs.c.id == run_id))
             return found.scalar_one_or_none()
 
     async def run_of(self, thread_id: str, otid: str) -> str | None:
-        """The run of a submission, by its otid."""
+        """Returns the run of a submission by its otid."""
         return await self._run_under(thread_id, OTIDS + otid)
 
     async def _run_under(self, thread_id: str, key: str) -> str | None:
@@ -73,11 +73,11 @@ class Witness:
             return (await connection.execute(query)).scalar_one_or_none()
 
     async def called_by(self, agent_id: str, key: str) -> str | None:
-        """The run of a call of one of the agent's tools, by its Idempotency-Key."""
+        """Returns the run of a single call of the agent's tool by its Idempotency-Key."""
         return await self._run_under(agent_id, IDEMPOTENCY_KEY + key)
 
     async def approvals_of(self, run_id: str) -> list[Any]:
-        """Id and time of expiry of what a run waits or has waited for."""
+        """Returns id and time of expiry of a run's approvals."""
         query = sa.select(approvals.c.id, approvals.c.expires_at).where(approvals.c.run_id == run_id)
         async with self.deployment.database.read() as connection:
             return list(await connection.execute(query))
@@ -89,14 +89,14 @@ class Witness:
             return list((await connection.execute(query)).scalars())
 
     async def compactions_of(self, thread_id: str) -> list[str]:
-        """The runs that compact a thread, or have."""
+        """Returns the compactions of a thread."""
         is_compaction = runs.c.options.contains('"run_type":"compaction"')
         async with self.deployment.database.read() as connection:
             found = await connection.execute(sa.select(runs.c.id).where(runs.c.thread_id == thread_id, is_compaction))
             return list(found.scalars())
 
     async def cancelled(self, record: RunRecord) -> None:
-        """A cancel of this run was just answered with "cancelled": from now on nothing may happen."""
+        """Records that a cancel of this run was just answered with "cancelled". From now on it must do nothing."""
         at = time.time()
         standstill = await self.standstill_of(record.run_id, at)
         if standstill is None:
@@ -116,7 +116,7 @@ class Witness:
                 self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"{self.ledger.elapsed_s:.1f} s: {detail}")
 
     async def standstill_of(self, run_id: str, at: float) -> Standstill | None:
-        """What SQL holds of a run now."""
+        """Returns a run's rows in SQL."""
         async with self.deployment.database.read() as connection:
             found = await connection.execute(sa.select(runs.c.last_seq, runs.c.fence).where(runs.c.id == run_id))
             row = found.one_or_none()

@@ -1,1 +1,1 @@
-"""Requests and texts that nobody would write, for as long as somebody has time for them."""
+"""Fuzzing: generated requests and texts, for a given time."""

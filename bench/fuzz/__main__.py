@@ -1,8 +1,8 @@
-"""Sends what nobody would send, and says what came of it. Exit status 1: an answer was wrong.
+"""Fuzzes the parsers and the API, and reports wrong answers. Exit status 1: an answer was wrong.
 
-First the property tests that read what strangers write (ids, cursors, arguments, tool source, agent files, streams of
-models), again and again with other examples. Then requests that schemathesis makes of our own OpenAPI document, against
-each set-up: no answer is a 5xx, and each is one that the document says. Everything is on loopback.
+First it repeats the property tests of parsers of foreign input (ids, cursors, arguments, tool source, agent files,
+models' streams) with new examples. Then schemathesis generates requests from our OpenAPI document for each set-up: no
+answer may be a 5xx, and each must match the document. Everything listens on loopback.
 """
 
 import argparse
@@ -33,32 +33,32 @@ ENVIRONMENT = {
     "HOLDFAST_TRUSTED_PROXIES": "127.0.0.1",
 }
 OPERATIONS = 125
-"""About as many as the document has. Each gets as many examples, so that together they are the cases asked for."""
+"""About the number of the document's operations, by which the requested cases are divided."""
 FOUND, SUMMARY = re.compile(r"=+ (FAILURES|ERRORS) =+"), re.compile(r"=+ SUMMARY =+")
 LONGEST_LINE = 1 << 24
 PROPERTIES = "tests/contract/test_hostile_texts.py", "tests/contract/test_hostile_streams.py"
 
 
 SHOWN_LINES, SHOWN_CHARACTERS = 120, 600
-"""Of what was found, so much is said again at the end. A request that has no end is in the report."""
+"""How much of the findings is printed at the end. The report has all of them."""
 
 
 class Outcome(NamedTuple):
-    """What came of the requests to one set-up."""
+    """The result of the requests to one set-up."""
 
     cases: int
     found: str = ""
-    """Which operations answered what, how to send that again, and the command that finds it again."""
+    """The operations with wrong answers, how to repeat the requests, and the command that finds them again."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=2000, help="requests to each set-up (default: 2000)")
-    parser.add_argument("--seconds", type=int, default=0, help="for each set-up; 0: as long as the cases take")
-    parser.add_argument("--minutes", type=float, default=1.0, help="for the property tests (default: 1)")
+    parser.add_argument("--seconds", type=int, default=0, help="seconds for each set-up; 0: until all cases were sent")
+    parser.add_argument("--minutes", type=float, default=1.0, help="minutes of the property tests (default: 1)")
     parser.add_argument("--shape", choices=["embedded", "services", "both"], default="both")
-    parser.add_argument("--seed", type=int, default=None, help="draws the examples (default: any)")
-    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server for a database of our own")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the examples (default: random)")
+    parser.add_argument("--postgres", default="postgresql://127.0.0.1/test", help="a server to make a database on")
     sys.exit(0 if uvloop.run(fuzz(parser.parse_args())) else 1)
 
 
@@ -76,7 +76,7 @@ async def fuzz(options: argparse.Namespace) -> bool:
         results += [outcome.found] if outcome.found else []
         results += [f"{shape}: ended: {', '.join(dead)}"] if dead else []
         is_clean = is_clean and not outcome.found and not dead
-    print("\n".join(results), flush=True)  # last, where a log that is cut off still has it
+    print("\n".join(results), flush=True)  # last, because a truncated log keeps its end
     return is_clean
 
 
@@ -85,7 +85,7 @@ def _deployed(shape: str, directory: Path, postgres: str) -> AbstractAsyncContex
 
 
 async def _properties(seed: int, minutes: float) -> bool:
-    """The property tests with many examples, until the time is over."""
+    """Repeats the property tests with many examples until the time is over."""
     ends, rounds = time.monotonic() + minutes * 60, 0
     while time.monotonic() < ends:
         command = [sys.executable, "-m", "pytest", "-q", *PROPERTIES, f"--hypothesis-seed={seed + rounds}"]
@@ -97,7 +97,7 @@ async def _properties(seed: int, minutes: float) -> bool:
 
 
 async def _requests(shape: str, url: str, directory: Path, seed: int, options: argparse.Namespace) -> Outcome:
-    """Rounds of schemathesis until there were as many cases as asked for, or the time is over."""
+    """Repeats schemathesis until it has sent the requested number of cases, or the time is over."""
     cases: int = 0
     ends = time.monotonic() + (options.seconds or 24 * 3600)
     while cases < options.cases and time.monotonic() + 1 < ends:
@@ -118,8 +118,8 @@ async def _requests(shape: str, url: str, directory: Path, seed: int, options: a
 
 
 def _what_was_found(output: Path) -> str:
-    """What schemathesis says of each failure and error: operation, status, answer, and a command that sends the
-    request again."""
+    """Returns schemathesis' text of each failure and error: operation, status, answer, and a command that repeats the
+    request."""
     lines = output.read_text(errors="replace").splitlines()
     headings = [number for number, line in enumerate(lines) if FOUND.fullmatch(line)]
     ends = [number for number, line in enumerate(lines) if SUMMARY.fullmatch(line)]
@@ -128,7 +128,7 @@ def _what_was_found(output: Path) -> str:
 
 
 async def _run(command: list[str], environment: Mapping[str, str], output: Path | None = None) -> int:
-    """Its exit status. What it prints is shown as it comes, and kept in `output`."""
+    """Runs a command. Shows its output at once and writes it to `output`. Returns the exit status."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,

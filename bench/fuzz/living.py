@@ -1,6 +1,7 @@
-"""Has most requests name things that exist: without that, nearly every answer is that there is no such thing.
+"""Makes most requests name existing objects, because otherwise nearly every answer would be a 404.
 
-Loaded by schemathesis. The things are made as they are needed, and anew after a while: requests delete and change them.
+Schemathesis loads it. It makes objects when they are needed, and replaces them after a while, because requests delete
+and change them.
 """
 
 import json
@@ -16,10 +17,10 @@ from typing import Any, cast
 import schemathesis
 
 USES = 40
-"""Requests that name a thing before another takes its place."""
+"""Requests that name an object before another replaces it."""
 TRIES = 4
 NAMED = 0.8
-"""Part of the requests that name things that exist."""
+"""The share of requests that name existing objects."""
 
 _ID = re.compile(r"[a-z]+-[0-9a-f-]{36}|default")
 _TOOL = '''
@@ -34,7 +35,7 @@ def roll_dice(sides: int) -> str:
 
 
 class Living:
-    """The ids of things that are there."""
+    """The ids of existing objects."""
 
     def __init__(self) -> None:
         self._url = os.environ["HOLDFAST_FUZZ_URL"]
@@ -53,7 +54,7 @@ class Living:
         self._found: dict[str, tuple[str, int]] = {}
 
     def of(self, parameter: str) -> str | None:
-        """An id for this parameter of a path; None for those that we make none for."""
+        """Returns an id for this parameter of a path; None for other parameters."""
         make = self._makers.get(parameter)
         if make is None:
             return None
@@ -64,7 +65,7 @@ class Living:
         return found
 
     def _made(self, make: Callable[[], str]) -> str:
-        """Another request may just have deleted what this one is made of."""
+        """Makes an object. It tries again if another request has just deleted an object that it needs."""
         for _ in range(TRIES):
             with suppress(urllib.error.HTTPError):
                 return make()
@@ -118,14 +119,14 @@ hook: Callable[[Callable[..., None]], Callable[..., None]] = cast("Any", schemat
 
 @hook
 def before_call(_context: Any, case: Any, **_: Any) -> None:
-    """Names what exists in the place of well-formed ids. Each request comes from an address of its own: wrong keys are
-    among them, and are counted by address."""
+    """Replaces generated ids with existing ones. Each request gets its own client address, because the API counts wrong
+    keys by address."""
     address = ".".join(str(random.randrange(1, 255)) for _ in range(3))
     leaves_key_out = case.meta is not None and getattr(case.meta.phase.data, "parameter", None) == "Authorization"
-    if case.headers is not None and not leaves_key_out:  # with any header of its own it would be sent the key after all
+    if case.headers is not None and not leaves_key_out:  # with other headers, schemathesis would add the key again
         case.headers["X-Forwarded-For"] = f"10.{address}"
     if case.meta is not None and case.meta.phase.name.value == "stateful":
-        return  # which names what it has made itself
+        return  # it names objects that it has made itself
     given: list[dict[str, Any] | None] = [case.path_parameters, case.query]
     for parameters in filter(None, given):
         for name, value in parameters.items():
@@ -139,8 +140,8 @@ DONE = {"const": "[DONE]"}
 
 @hook
 def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
-    """The document says what the `data` of an event is, which is what types are generated of. Schemathesis asks for the
-    event."""
+    """Wraps the schemas of streams: the document describes an event's `data`, for generated types, but schemathesis
+    expects the whole event."""
     for methods in raw_schema["paths"].values():
         for operation in methods.values():
             for answer in operation["responses"].values():
@@ -150,6 +151,6 @@ def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
 
 
 def event_of(frame: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an event whose data is one of these, or the end."""
+    """Returns the schema of an event whose data is one of these frames, or the end."""
     as_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": frame}
     return {"type": "object", "properties": {"data": {"if": DONE, "else": as_json}}}

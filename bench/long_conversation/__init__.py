@@ -1,2 +1,2 @@
-"""A conversation that is far longer than its window, and what the agent must remember at its end: `python -m
+"""A conversation that is far longer than its window, with a check of the agent's memory at its end: `python -m
 bench.long_conversation --help`."""

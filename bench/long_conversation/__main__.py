@@ -1,10 +1,9 @@
 """Talks to an agent for thousands of turns in a small window, kills its workers meanwhile, and checks its memory.
 
 It starts a Redis, an API, workers and a model, on SQLite or on a new database of a Postgres server. One agent talks for
-all of the turns; a second one that shares a memory block with it talks beside it, a quarter as long, in a conversation.
-The model decides by each request alone which memory tools to call. The seed draws all that is said and decided, and the
-faults. At the end, the memory must be exactly what was decided, and the history what was said. Exit status 1: one of
-them is not.
+all turns; a second one, which shares a memory block with it, talks concurrently for a quarter of them, in a
+conversation. The model derives its memory tool calls from each request alone. The seed determines all messages, calls
+and faults. At the end, the memory must match the calls, and the history the messages. Exit status 1: one does not.
 """
 
 import argparse
@@ -24,15 +23,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.long_conversation", description=__doc__)
     parser.add_argument("--turns", type=_count, default=2000, help="questions to the first agent (default: 2000)")
     parser.add_argument("--window", type=_window, default=8000, help="tokens of the model's window (default: 8000)")
-    parser.add_argument("--seed", type=int, default=None, help="draws conversations and faults (default: any)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of conversations and faults (default: random)")
     parser.add_argument("--workers", type=_count, default=2, help="worker processes (default: 2)")
     parser.add_argument(
         "--kill-every",
         type=_seconds,
         default=10.0,
-        help="seconds between two faults, in the mean; 0: none (default: 10)",
+        help="mean seconds between two faults; 0: no faults (default: 10)",
     )
-    parser.add_argument("--postgres", default=None, help="a server on which a database may be made (default: SQLite)")
+    parser.add_argument("--postgres", default=None, help="a server to make a database on (default: SQLite)")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1_000_000)
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 async def perform(options: argparse.Namespace) -> bool:
-    """Talks, checks and prints; whether everything was as it must be. SIGTERM ends it as Ctrl-C does."""
+    """Talks, checks and prints. Returns whether nothing was wrong. SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,6 +1,6 @@
-"""The memory that an agent must have: every edit that its model decides is made here, too, by a few lines of our own.
+"""The memory that an agent must have. Every edit of its model is applied here, too.
 
-Nothing here uses the product's code: what an edit comes to is worked out twice, independently.
+It uses no code of the product, so the result of an edit is computed twice, independently.
 """
 
 from collections import Counter
@@ -23,30 +23,30 @@ class Edit:
     tool: str
     arguments: Mapping[str, Any]
     is_refused: bool = False
-    """The memory stays as it is, and the model is told why."""
+    """Whether the tool must refuse the edit, with a reason for the model."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """The memory as a request to the model must show it."""
+    """The memory that a request to the model must have."""
 
     blocks: Mapping[str, str]
     own_lines: tuple[str, ...]
-    """The agent's lines in the shared block, in their order."""
+    """The agent's lines in the shared block, in order."""
 
 
 @dataclass
 class Account:
-    """What one agent must remember."""
+    """The memory of one agent."""
 
     name: str
     blocks: dict[str, str] = field(
         default_factory=lambda: {"human": "", "persona": "I take notes.", RULES: READ_ONLY, MOTTO: "Short."}
     )
-    """The text of each block but the shared one, by label."""
+    """The text of each block except the shared one, by label."""
     own_lines: list[str] = field(default_factory=list[str])
     passages: list[str] = field(default_factory=list[str])
-    """In archival memory, in the order in which they were stored."""
+    """The passages in archival memory, in the order of their insertion."""
     changes: Counter[str] = field(default_factory=Counter[str])
     """How often each block was changed."""
 
@@ -57,12 +57,12 @@ class Account:
         return self.blocks[label].split("\n") if self.blocks[label] else []
 
     def write(self, label: str, lines: list[str]) -> None:
-        """The block has these lines now."""
+        """Replaces the lines of a block."""
         self.blocks[label] = "\n".join(lines)
         self.changes[label] += 1
 
     def swap(self, label: str, old: str, new: str) -> None:
-        """Each occurrence of a text in the block is another one now."""
+        """Replaces each occurrence of a text in a block."""
         self.blocks[label] = self.blocks[label].replace(old, new)
         self.changes[label] += 1
 
@@ -78,7 +78,7 @@ class Account:
         self.changes.pop(label, None)
 
     def share(self, old: str | None, new: str) -> None:
-        """The agent has added a line to the shared block, or put it in the place of an old one."""
+        """Adds a line of the agent to the shared block, or replaces an old one."""
         if old is None:
             self.own_lines.append(new)
         else:

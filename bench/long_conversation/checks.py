@@ -1,4 +1,4 @@
-"""What must be true of a conversation when it is over. Each check gives what it has found wrong, in words."""
+"""Checks a conversation that has ended. Each check returns its findings as texts."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from shared.sql.run_tables import runs
 from shared.sql.tables import blocks, from_json, messages
 
 Fact = tuple[Any, ...]
-"""Something that a history tells: who said what in which turn."""
+"""A fact of a history: a message's author, content and turn."""
 
 
 @dataclass
 class Told:
-    """What a history tells, in its order."""
+    """The facts of a history, in order."""
 
     facts: list[Fact] = field(default_factory=list[Fact])
     answers: list[int] = field(default_factory=list[int])
-    """Numbers of the model's answers that the history has."""
+    """The numbers of the model's answers in the history."""
     answers_of: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
     """The same by run."""
     turns: dict[str, int] = field(default_factory=dict[str, int])
@@ -38,7 +38,7 @@ class Told:
     wrong: list[str] = field(default_factory=list[str])
 
     def take(self, message: Any, questions: dict[str, int]) -> None:
-        """A message of the listing; `questions` has the turn of each."""
+        """Takes a message of the listing. `questions` has the turn of each question."""
         match message.message_type:
             case "system_message":
                 pass
@@ -67,7 +67,7 @@ class Told:
             self.facts.append(("returned", turn, step, place, result.status))
 
     def _text(self, message: Any) -> None:
-        """The end of a turn; what the model says beside its calls is none."""
+        """Takes the text that ends a turn. The model's texts beside calls end none."""
         if found := ANSWER.search(message.content):
             self.facts.append(("answered", int(found[2])))
             self.turns[message.run_id] = int(found[2])
@@ -86,7 +86,7 @@ class Told:
 
 
 def _place_of(call: Any) -> tuple[int, ...]:
-    """Turn, step, place in its answer and number of the answer, which the id of each call says."""
+    """Reads turn, step, place in its answer and number of the answer from a call's id."""
     found = CALL_ID.fullmatch(call.tool_call_id)
     assert found is not None, call
     return tuple(map(int, found.groups()))
@@ -105,7 +105,7 @@ def _expected(turns: list[PlannedTurn]) -> Iterator[Fact]:
 
 @dataclass
 class Checks:
-    """Looks at one conversation that has come to its end."""
+    """Checks one ended conversation."""
 
     talk: Talk
     model: PlannedModel
@@ -113,7 +113,7 @@ class Checks:
     told: Told = field(default_factory=Told)
 
     async def wrong(self) -> list[str]:
-        """All that is wrong with it."""
+        """Returns all findings."""
         questions = {turn.question: turn.number for turn in self.talk.plan.turns}
         async for message in self.talk.history():
             self.told.take(message, questions)
@@ -122,18 +122,18 @@ class Checks:
         return [f"{self.talk.name}: {one}" for one in found]
 
     def _history(self) -> Iterator[str]:
-        """Every question, call, result and answer once, in order."""
+        """Checks that the history has every question, call, result and answer once, in order."""
         expected = list(_expected(self.talk.plan.turns))
         for number, (found, wanted) in enumerate(zip_longest(self.told.facts, expected)):
             if found != wanted:
-                yield f"the history tells {found} where {wanted} belongs (at {number} of {len(expected)})"
+                yield f"the history has {found} in place of {wanted} (at {number} of {len(expected)})"
                 break
         for fact, times in Counter(self.told.facts).items():
             if times > 1:
-                yield f"the history tells {times} times: {fact}"
+                yield f"the history has {times} times: {fact}"
 
     def _requests(self) -> Iterator[str]:
-        """What the model was shown before the answers that count. Those of a worker that has lost its run do not."""
+        """Checks the requests of all answers in the history. Answers to a worker that lost its run do not count."""
         for number in sorted(set(self.told.answers)):
             for flaw in self.model.answers[number].flaws:
                 yield f"answer {number} was asked for with a request that is wrong: {flaw}"
@@ -154,7 +154,7 @@ class Checks:
         return wrong
 
     async def _memory(self) -> list[str]:
-        """Each block has its text, and was changed so often as was decided."""
+        """Checks that each block has its text, and the right number of changes."""
         listing = self.talk.client.agents.blocks.list(self.talk.agent_id, limit=PAGE)
         found = {block.label or "": block async for block in listing}
         account = self.talk.plan.account
@@ -166,7 +166,7 @@ class Checks:
         return wrong
 
     async def _passages(self) -> list[str]:
-        """Each one once, in the order in which they were stored."""
+        """Checks that archival memory has each passage once, in the order of insertion."""
         found, expected = [text async for text in self.talk.passages()], self.talk.plan.account.passages
         if found == expected:
             return []
@@ -174,7 +174,7 @@ class Checks:
         return [f"passages: {len(found)}, must be {len(expected)}; lost {dict(lost)}, too many {dict(more)}"]
 
     async def _runs(self) -> list[str]:
-        """One for each turn, completed; its usage has every call that brought something."""
+        """Checks that each turn has one completed run, whose usage counts all its answers."""
         query = sa.select(runs).where(runs.c.thread_id == self.talk.thread_id)
         async with self.database.read() as connection:
             rows = (await connection.execute(query)).all()
@@ -190,7 +190,7 @@ class Checks:
         return wrong
 
     def _usage(self, row: Any) -> Iterator[str]:
-        """Exactly so many tokens as the model has counted, when the run had one owner; more, when answers were lost."""
+        """Checks that a run with one owner has the model's count of tokens, and that one with lost answers has more."""
         answers = self.told.answers_of.get(row.id, set())
         summaries = {number for number, message in self.told.summaries.items() if message.run_id == row.id}
         counted = sum(self.model.answers[number].tokens for number in answers)
@@ -206,7 +206,7 @@ class Checks:
 
 
 async def check_shared(talks: list[Talk], block_id: str, database: Database) -> list[str]:
-    """The block that the agents share has the lines of each and nothing else, and was changed so often as they did."""
+    """Checks that the shared block has the lines of both agents and nothing else, and the right number of changes."""
     block = await talks[0].client.blocks.retrieve(block_id)
     wanted = sorted(line for talk in talks for line in talk.plan.account.own_lines)
     found = sorted(block.value.split("\n")) if block.value else []
@@ -216,7 +216,7 @@ async def check_shared(talks: list[Talk], block_id: str, database: Database) -> 
 
 
 async def _version_of(block_id: str, database: Database) -> int:
-    """How often a block was changed."""
+    """Returns the number of a block's changes."""
     async with database.read() as connection:
         found = await connection.execute(sa.select(blocks.c.document).where(blocks.c.id == block_id))
         return from_json(found.scalar_one(), Block).version

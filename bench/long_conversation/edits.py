@@ -1,4 +1,4 @@
-"""Draws the edits that a model decides: each kind of each memory tool, those that must be refused with them."""
+"""Draws a model's edits: each kind of each memory tool, including edits that must be refused."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TOOLS = (
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jetty", "knoll", "larch")
 MOST_LINES = 12
-"""Of a block: then it is condensed, so that the memory stays small beside the window."""
+"""Lines from which a block is condensed, so that the memory stays small in the window."""
 KEPT_LINES = 5
 MOST_SHARED_LINES = 6
 MOST_TOPICS = 3
@@ -26,16 +26,16 @@ MOST_TOPICS = 3
 
 @dataclass
 class Drawing:
-    """Draws edits of one agent's memory, and makes each of them in its account."""
+    """Draws edits of one agent's memory, and applies each to its account."""
 
     dice: random.Random
     account: Account
 
     def draw(self, mark: str) -> list[Edit]:
-        """One call, or several that follow each other in one answer. `mark` is unlike that of any other answer."""
+        """Draws one call, or several in one answer. `mark` is unique to the answer."""
         label = self.dice.choice(["human", "persona"])
         if len(self.account.lines(label)) >= MOST_LINES:
-            # Condensed in one answer with an edit before it: what the model writes anew knows of its own edit.
+            # The model condenses the block after an edit in the same answer, so its text includes that edit.
             return [self._append(label, f"{mark}a"), self._condense(label)]
         kinds: dict[Callable[[str, str], Edit], int] = {
             self._append: 4,

@@ -1,4 +1,4 @@
-"""The model: it decides by the request alone which tools to call, counts its tokens, and looks at what it is shown."""
+"""The model. It derives its tool calls from the request alone, counts the request's tokens, and checks its contents."""
 
 import re
 from collections import defaultdict
@@ -26,7 +26,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Answered:
-    """A request that was answered, and what was wrong with it."""
+    """An answered request, and its flaws."""
 
     tokens: int
     flaws: list[str] = field(default_factory=list[str])
@@ -34,26 +34,26 @@ class Answered:
 
 @dataclass
 class PlannedModel:
-    """Answers as the plans say. Give it to `ModelServer.answer_with`."""
+    """Answers by the plans. Pass it to `ModelServer.answer_with`."""
 
     plans: Mapping[str, Plan]
     """By the name of the agent."""
     window: int
     uncounted: str
-    """The name of the agent whose requests are answered without a count of tokens: its window is kept by estimates."""
+    """The name of the agent whose answers have no count of tokens, so that its window is kept by estimates."""
     answers: dict[int, Answered] = field(default_factory=dict[int, Answered])
-    """By number; those among them that were lost with their worker, too."""
+    """By number, including those that were lost with their worker."""
     asked: dict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
-    """How many requests came in each turn of each agent."""
+    """The number of requests in each turn of each agent."""
     summaries: dict[int, Answered] = field(default_factory=dict[int, Answered])
     first_after: dict[int, int] = field(default_factory=dict[int, int])
-    """Tokens of the first request with the summary of this number in it."""
+    """By summary's number: the tokens of the first request with it."""
     refused: list[int] = field(default_factory=list[int])
-    """Tokens of the requests that were too long."""
+    """The tokens of each request that was too long."""
 
     @property
     def flawed(self) -> int:
-        """How many requests were wrong, those that do not count included."""
+        """The number of requests with flaws, including those that do not count."""
         return sum(bool(answered.flaws) for answered in self.answers.values())
 
     def __call__(self, request: ReceivedRequest) -> Turn:
@@ -88,7 +88,7 @@ class PlannedModel:
         return Turn(text=text, calls=calls, prompt_tokens=tokens, cached_tokens=0, usage=is_counted)
 
     def _question(self, messages: list[dict[str, Any]]) -> tuple[int, str, PlannedTurn]:
-        """The newest question: where it is, whose it is, and its turn."""
+        """Returns the newest question's position, its agent's name and its turn."""
         for place in range(len(messages) - 1, -1, -1):
             found = QUESTION.match(str(messages[place]["content"])) if messages[place]["role"] == "user" else None
             if found:
@@ -97,7 +97,7 @@ class PlannedModel:
 
 
 def _steps_taken(since: list[dict[str, Any]]) -> int:
-    """How many answers of this turn are in the history: the last one says which it was."""
+    """Returns how many answers of this turn are in the history. The last one's calls have its number."""
     for message in reversed(since):
         for call in message.get("tool_calls") or ():
             found = CALL_ID.fullmatch(call["id"])
@@ -119,12 +119,12 @@ def _flaws(request: ReceivedRequest, question: dict[str, Any], turn: PlannedTurn
 
 
 def seen_in(system: str) -> dict[str, str]:
-    """The memory blocks in a text of instructions."""
+    """Parses the memory blocks in the instructions."""
     return {found["label"]: found["value"] for found in BLOCK.finditer(system)}
 
 
 def differences(blocks: Mapping[str, str], expected: Sight, name: str) -> list[str]:
-    """How the blocks of an agent differ from what they must be. Of the shared one, only its own lines are looked at."""
+    """Returns how an agent's blocks differ from the account. Of the shared one, only the agent's lines are compared."""
     own = tuple(line for line in blocks.get(SHARED, "").split("\n") if line.startswith(f"{name} "))
     wrong = [] if own == expected.own_lines else [f"{SHARED}: its lines are {own}, must be {expected.own_lines}"]
     for label in sorted((blocks.keys() | expected.blocks.keys()) - {SHARED}):

@@ -1,4 +1,4 @@
-"""One performance from beginning to end: start, talk, kill, check."""
+"""One performance from beginning to end: start, talk, inject faults, check."""
 
 import asyncio
 import random
@@ -31,26 +31,26 @@ from tests.kit.services.databases import PostgresServer, new_database
 
 PROGRESS_S = 5.0
 ANSWERED_S = 180.0
-"""A turn that is not answered by then is lost: the longest fault takes ten seconds, and a lease is over after six."""
+"""Seconds after which a turn is lost: the longest fault takes ten, and a lease expires after six."""
 
 SETTINGS = {
     "HOLDFAST_LEASE_S": str(LEASE_S),
     "HOLDFAST_DATABASE_CONNECTIONS": "14",
-    "HOLDFAST_MAX_ATTEMPTS": "20",  # a run whose workers are killed again and again must not fail for it
+    "HOLDFAST_MAX_ATTEMPTS": "20",  # a run must not fail because its workers are killed again and again
 }
 
 FIRST, SECOND = "main", "beside"
 SHARE_OF_SECOND = 4
-"""The second agent has one turn for so many of the first one's."""
+"""The first agent's turns for each turn of the second."""
 
 
 class Refused(Exception):
-    """What was asked for is not possible here. The text says why."""
+    """The options are not possible on this machine; the text says why."""
 
 
 @dataclass
 class Performance:
-    """What is asked for, and what is known meanwhile."""
+    """The options and the state of one performance."""
 
     directory: Path
     seed: int
@@ -62,7 +62,7 @@ class Performance:
     ledger: Ledger = field(default_factory=Ledger)
 
     async def play(self) -> Report:
-        """All of it. Raises `Refused`."""
+        """Runs the whole performance. Raises `Refused`."""
         say(f"seed {self.seed}; logs in {self.directory}")
         measured_on = machine()
         plans = {
@@ -128,7 +128,7 @@ class Performance:
 
     @asynccontextmanager
     async def _breaking(self, faults: Faults, report: Report) -> AsyncGenerator[None]:
-        """Workers are killed for the block; those that are suspended at its end wake up."""
+        """Injects faults into workers during the block, and resumes suspended ones at its end."""
         if not self.kill_every_s:
             yield
             return
@@ -148,7 +148,7 @@ class Performance:
     ) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
-            # What was answered is in the model's own account; the requests themselves are large.
+            # The model keeps its own record of the answers; the requests are large.
             server.requests.clear()
             done = ", ".join(f"{talk.name} {len(talk.took_s)} of {len(talk.plan.turns)}" for talk in talks)
             summaries, flawed = len(report.model.summaries), report.model.flawed

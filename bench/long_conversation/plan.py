@@ -1,7 +1,7 @@
-"""What happens in each turn: what the user says, what the model decides, what it must see, what a person does between.
+"""The plan of each turn: the user's message, the model's calls, the memory that it must see, and a person's edits.
 
-All of it is drawn from the seed before anything starts. A request to the model leads to its place in the plan, whoever
-sends it and how often, so the memory that must come out of a conversation does not depend on how it comes about.
+All of it is drawn from the seed before anything starts. The model finds a request's place in the plan, whichever worker
+sends it and how often, so the resulting memory does not depend on the faults.
 """
 
 import random
@@ -15,7 +15,7 @@ QUESTION = "{name} turn {number}. {text} So much of turn {number}."
 BY_PERSON = 0.03
 """The share of turns before which a person edits the memory."""
 GIANT = 0.01
-"""The share of questions that are longer than half of the window, so that the model is not shown their middle."""
+"""The share of questions that are longer than half of the window, so that the model does not get their middle."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class PlannedTurn:
     by_person: tuple[str, str] | None
     """The label and the new text of a block that a person edits before this turn."""
     steps: list[list[Edit]]
-    """The calls of each answer of the model but the last, which has none."""
+    """The calls of each answer of the model except the last, which has none."""
     sights: list[Sight]
-    """What the model must be shown before each of its answers."""
+    """The memory that the model must see before each of its answers."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Plan:
 
     turns: list[PlannedTurn]
     account: Account
-    """As it must be at the end."""
+    """The memory at the end."""
 
 
 def draw_plan(seed: int, name: str, turns: int, window: int) -> Plan:
-    """The conversation of the agent with this name; `window` is in tokens."""
+    """Draws the conversation of the agent with this name. `window`: tokens."""
     account = Account(name)
     return Plan([_turn(seed, account, number, window) for number in range(1, turns + 1)], account)
 
@@ -66,12 +66,12 @@ def _turn(seed: int, account: Account, number: int, window: int) -> PlannedTurn:
 
 
 def _steps(dice: random.Random) -> int:
-    """How many answers have calls: mostly few, at times so many that the turn alone fills a part of the window."""
+    """Draws the number of answers with calls: mostly few, sometimes so many that they fill a part of the window."""
     few, many = dice.choices([0, 1, 2, 3], [25, 45, 20, 10])[0], dice.randint(8, 14)
     return many if dice.random() < 0.02 else few
 
 
 def _text(dice: random.Random, characters: int) -> str:
-    """So many characters or more; a message of ordinary length when that is 0."""
+    """Draws a text of at least so many characters; of ordinary length for 0."""
     words = dice.choices(WORDS, k=max(dice.randint(5, 120), characters // 5))
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""One conversation with one agent, as a program has it with the public SDK."""
+"""One conversation with one agent, by the public SDK."""
 
 import asyncio
 import random
@@ -20,12 +20,12 @@ OVER = ("completed", "failed", "cancelled")
 
 
 class TurnFailed(Exception):
-    """A turn that was not answered."""
+    """A turn got no answer."""
 
 
 @dataclass
 class Talk:
-    """Says what the plan says, and keeps how long each turn took."""
+    """Sends the plan's messages, and records the time of each turn."""
 
     client: AsyncLetta
     name: str
@@ -41,7 +41,7 @@ class Talk:
         return self.conversation_id or self.agent_id
 
     async def begin(self, shared_block_id: str, window: int, *, in_conversation: bool) -> None:
-        """Makes the agent."""
+        """Makes the agent, and its conversation if it has one."""
         before = Account(self.name).blocks
         blocks: list[CreateBlockParam] = [{"label": label, "value": text} for label, text in before.items()]
         for block in blocks:
@@ -64,7 +64,7 @@ class Talk:
             self.conversation_id = (await self.client.conversations.create(agent_id=agent.id)).id
 
     async def go_on(self) -> None:
-        """All turns, one after the other. Raises `TurnFailed`."""
+        """Plays all turns, one after the other. Raises `TurnFailed`."""
         for turn in self.plan.turns:
             if turn.by_person is not None:
                 label, value = turn.by_person
@@ -76,7 +76,7 @@ class Talk:
                 raise TurnFailed(f"turn {turn.number} of {self.name} ended with {stop_reason}, not with end_turn")
 
     async def _say(self, turn: PlannedTurn) -> str | None:
-        """Says one thing and waits for the answer, in one of the ways that there are; the stop reason."""
+        """Sends one message by one of the API's routes and waits for the answer. Returns the stop reason."""
         message: Any = {"role": "user", "content": turn.question, "otid": f"{self.name}-{turn.number}"}
         if self.conversation_id is not None:
             return await self._end_of(
@@ -103,7 +103,7 @@ class Talk:
                 return await self._polled(message)
 
     async def _end_of(self, frames: AsyncIterator[Any]) -> str | None:
-        """Reads a stream to its end; its stop reason."""
+        """Reads a stream to its end. Returns the stop reason."""
         reasons = [frame.stop_reason async for frame in frames if frame.message_type == "stop_reason"]
         if len(reasons) > 1:
             raise TurnFailed(f"a stream of {self.name} has the ends {reasons}")
@@ -117,7 +117,7 @@ class Talk:
         return run.stop_reason
 
     async def history(self) -> AsyncIterator[Any]:
-        """Everything that was said, page by page, oldest first."""
+        """Yields all messages, page by page, oldest first."""
         if self.conversation_id is not None:
             listing = self.client.conversations.messages.list(self.conversation_id, limit=PAGE, order="asc")
         else:
@@ -128,7 +128,7 @@ class Talk:
             yield message
 
     async def passages(self) -> AsyncIterator[str]:
-        """The texts in archival memory, page by page, oldest first."""
+        """Yields the texts in archival memory, page by page, oldest first."""
         after: str | Omit = omit
         while page := await self.client.agents.passages.list(self.agent_id, limit=PAGE, ascending=True, after=after):
             for passage in page:

@@ -1,6 +1,6 @@
-"""What earlier runs cost those that come after them: many in a thread, and a million in a project.
+"""Measures what earlier runs cost later ones: many in a thread, and a million in a project.
 
-They are inserted as rows, so this takes minutes and much disk: `--section age`.
+It inserts them as rows, which takes minutes and much disk, so it needs `--section age`.
 """
 
 import sys
@@ -19,7 +19,7 @@ RUNS, WARM_UP = 40, 5
 
 
 async def age(deployment: Deployment) -> list[Figure]:
-    """Runs of one thread, one after the other, when it has had so many."""
+    """Measures runs of one thread, one after the other, with a growing number of earlier runs."""
     database = Database(deployment.database_url, answer_s=None)
     figures: list[Figure] = []
     try:
@@ -34,7 +34,7 @@ async def age(deployment: Deployment) -> list[Figure]:
 
 
 async def _agent(client: Client, database: Database, of_thread: int, earlier: int) -> str:
-    """One with earlier runs, so many of which are in its thread."""
+    """Makes an agent with `earlier` runs, `of_thread` of which are in its thread."""
     agent_id, began = await client.agent(), time.monotonic()
     runs = EarlierRuns(DEFAULT_PROJECT, agent_id, agent_id, f"of-{agent_id}")
     await runs.insert(database, 1, earlier, of_thread=of_thread)

@@ -1,4 +1,4 @@
-"""Many submissions at the same moment, and what a cancel waits for meanwhile."""
+"""Measures many simultaneous submissions, and how long a cancel takes meanwhile."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ PATIENCE_S = 60.0
 
 
 async def burst(deployment: Deployment) -> list[Figure]:
-    """Each submission wants one token. The cancels are of runs that were there before, one after the other."""
+    """Measures submissions with one token each. The cancels are of earlier runs, one after the other."""
     client = deployment.client
     figures: list[Figure] = []
     for size in SIZES:
@@ -38,19 +38,19 @@ async def burst(deployment: Deployment) -> list[Figure]:
             figures.append(Figure(f"{title}: all first tokens", max(served), "s"))
         figures.append(Figure(f"{title}: cancel meanwhile, p99", quantile(cancels, 0.99) * 1000, "ms"))
         while (await _submit(client, await client.agent())) in (None, PATIENCE_S):
-            pass  # runs that nobody waited for any longer are still in the queue before this one
+            pass  # abandoned runs are still in the queue before this one
     return figures
 
 
 async def _connect(client: Client, size: int) -> None:
-    """The first time that so many connect at once, the kernel lets some of them wait for a second."""
+    """Opens the connections before the measurement, because the kernel delays some of so many by a second."""
     opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", client.port) for _ in range(size)))
     for _, writer in opened:
         writer.close()
 
 
 async def _submit(client: Client, agent_id: str) -> float | None:
-    """Seconds until the first token, at most `PATIENCE_S`; None when the submission was refused."""
+    """Returns the seconds until the first token, at most `PATIENCE_S`; None if the submission was refused."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE_S), client.send(agent_id, tokens=1) as stream:

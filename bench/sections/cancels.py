@@ -1,4 +1,4 @@
-"""From sending a cancel to the end of the stream at the client, in each state that a run can be in."""
+"""Measures the time from a cancel to the end of the stream at the client, in each state of a run."""
 
 import asyncio
 import time
@@ -11,30 +11,30 @@ from bench.sections.waiting import streaming
 
 CANCELS, CANCELS_UNDER_LOAD = 20, 10
 LOAD = 100
-"""Runs that stream meanwhile."""
+"""Concurrently streaming runs."""
 LOAD_TOKENS = 10_000
 
 
 async def cancel(deployment: Deployment) -> list[Figure]:
-    """One run after the other, with nothing else to do."""
+    """Cancels one run after the other, without other load."""
     return await _in_every_state(deployment.client, CANCELS, "")
 
 
 async def cancel_streaming(deployment: Deployment) -> list[Figure]:
-    """Of a relay: the one state that it knows."""
+    """Measures the relay, which has only this state."""
     times = [await _cancel_streaming(deployment.client) for _ in range(CANCELS)]
     return median_and_slowest("cancel, streaming", times)
 
 
 async def cancel_under_load(deployment: Deployment) -> list[Figure]:
-    """The same while many other runs stream."""
+    """Measures the same while many other runs stream."""
     async with streaming(deployment, LOAD, LOAD_TOKENS) as streams:
         figures = await _in_every_state(deployment.client, CANCELS_UNDER_LOAD, f", beside {LOAD} runs x 30/s")
         for stream in streams:
             await deployment.client.cancel(stream.run_id)
         await asyncio.gather(*(stream.until("ended_at") for stream in streams))
         for stream in streams:
-            deployment.client.check(stream, len(stream.delays))  # in order; how many there were depends on the cancel
+            deployment.client.check(stream, len(stream.delays))  # only the order: the cancel decides the number
     return figures
 
 
@@ -68,8 +68,8 @@ async def _cancel_silent(client: Client) -> float:
 
 async def _cancel_in_tool(client: Client, tool_id: str) -> float:
     async with client.send(await client.agent(tool_id), call="wait") as stream:
-        await stream.until_seq(3)  # the call has been shown
-        await asyncio.sleep(0.25)  # the tool's process is up and sleeps
+        await stream.until_seq(3)  # the stream has the call
+        await asyncio.sleep(0.25)  # the tool's process has started and sleeps
         return await _cancelled(client, stream)
 
 

@@ -1,4 +1,4 @@
-"""What readers cost that wait for a model that says nothing."""
+"""Measures the cost of readers that wait for a silent model."""
 
 import asyncio
 import sys
@@ -12,13 +12,13 @@ from bench.idle_readers import raise_open_files
 RUNS = 100
 READERS = (100, 1_000, 5_000)
 SPARE_FILES = 400
-"""Open files of a server beside its readers."""
+"""Open files of a server besides its readers."""
 SETTLED_S, WATCHED_S = 2.0, 6.0
 OPENED_S = 120.0
 
 
 async def idle_readers(deployment: Deployment) -> list[Figure]:
-    """Processor time and memory of the servers with more and more readers of silent runs."""
+    """Measures processor time and memory of the servers with more and more readers of silent runs."""
     client = deployment.client
     runs = [await client.submit(agent_id, silent=True) for agent_id in await client.agents(RUNS)]
     await asyncio.sleep(SETTLED_S)

@@ -1,4 +1,4 @@
-"""The sections of the bench, in their order: what each measures, on what, and how often."""
+"""The sections of the bench, in order: what each measures, on which deployments, and how often."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -20,13 +20,13 @@ class Section(NamedTuple):
     measure: Measure
     on: frozenset[str]
     is_repeated: bool
-    """Once per round. What is not repeated takes long, or is the worst of many times already."""
+    """Whether it is measured in every round. Otherwise it takes long, or is already the worst of many times."""
 
     profiles: bool = False
-    """Whether `--profile` takes it when no section is asked for."""
+    """Whether `--profile` measures it by default."""
 
     is_default: bool = True
-    """Whether it is measured when no section is asked for."""
+    """Whether it is measured by default."""
 
 
 SECTIONS = {

@@ -1,4 +1,4 @@
-"""How long a stream is silent when the worker that writes it is lost, or asked to end."""
+"""Measures how long a stream is silent when its worker is killed, or gets SIGTERM."""
 
 import signal
 
@@ -9,17 +9,17 @@ TOKENS, PER_S = 10_000, 30
 
 
 async def crash(deployment: Deployment) -> list[Figure]:
-    """`kill -9`. Another worker is there already; with one process, it is started again at once."""
+    """Measures `kill -9`. Another worker runs already; a single process is restarted at once."""
     return [Figure("silence after kill -9 of the worker", await _silence(deployment, signal.SIGKILL), "s")]
 
 
 async def hand_over(deployment: Deployment) -> list[Figure]:
-    """SIGTERM, as a deploy sends it. The answer that streams goes on meanwhile, for as long as HOLDFAST_DRAIN_S."""
+    """Measures SIGTERM, as a deploy sends it. The current answer goes on for up to HOLDFAST_DRAIN_S."""
     return [Figure("silence at SIGTERM of the worker", await _silence(deployment, signal.SIGTERM), "s")]
 
 
 async def _silence(deployment: Deployment, end: signal.Signals) -> float:
-    """Seconds without a token, until the next owner of the run begins its step again."""
+    """Returns the seconds without a token until the run's next owner restarts its step."""
     assert deployment.replace is not None
     client = deployment.client
     async with client.send(await client.agent(), tokens=TOKENS, per_second=PER_S) as stream:
@@ -30,7 +30,7 @@ async def _silence(deployment: Deployment, end: signal.Signals) -> float:
 
         await deployment.replace(end, begin)
         if deployment.keeps_readers:
-            await stream.until("disorder")  # the numbers of the new answer begin at 0
+            await stream.until("disorder")  # the new answer's numbers begin at 0
             silence = stream.longest_silence
         else:
             async with client.resume(stream.run_id, stream.last_seq) as resumed:

@@ -1,4 +1,4 @@
-"""What Redis takes by itself for what every token needs: an entry in a stream, and a message to whoever reads it.
+"""Measures Redis alone with the writes of every token: an entry in a stream, and a message to its readers.
 
 The requests are bytes that are made once, so that no client library is measured.
 """
@@ -17,7 +17,7 @@ PAYLOAD = "x" * 200
 
 
 async def redis_floor(deployment: Deployment) -> list[Figure]:
-    """One entry after the other, each waited for; and as many as go through, a hundred in a send."""
+    """Measures single entries, each awaited; and the throughput with a hundred entries per send."""
     port = sa.make_url(deployment.redis_url).port
     (reader, writer), (seen, subscriber) = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     subscriber.write(_request("SUBSCRIBE", "floor"))
@@ -53,7 +53,7 @@ def _request(*words: str) -> bytes:
 
 
 async def _replies(reader: asyncio.StreamReader, entries: int) -> None:
-    """Those to as many entries: an id, which has two lines, and a number."""
+    """Reads the replies to so many entries: each is an id, which has two lines, and a number."""
     lines = 3 * entries
     while lines:
         lines -= (await reader.read(1 << 16)).count(b"\n")

@@ -1,4 +1,4 @@
-"""Joining a stream in the middle: half of a long one, and a hundred events out of a very long one."""
+"""Measures joining a stream in the middle: half of a long one, and a hundred events of a very long one."""
 
 from bench.deployments import Deployment
 from bench.figures import Figure, quantile
@@ -8,7 +8,7 @@ TIMES = 15
 
 
 async def half_of_a_log(deployment: Deployment) -> list[Figure]:
-    """The second half of a run that has ended."""
+    """Reads the second half of an ended run."""
     run_id, last_seq = await _log(deployment, LONG)
     first: list[float] = []
     whole: list[float] = []
@@ -26,7 +26,7 @@ async def half_of_a_log(deployment: Deployment) -> list[Figure]:
 
 
 async def few_of_many(deployment: Deployment) -> list[Figure]:
-    """Events from the middle; the reader leaves when it has them."""
+    """Reads events from the middle, and then disconnects."""
     run_id, last_seq = await _log(deployment, VERY_LONG)
     times: list[float] = []
     for _ in range(TIMES):
@@ -37,7 +37,7 @@ async def few_of_many(deployment: Deployment) -> list[Figure]:
 
 
 async def _log(deployment: Deployment, tokens: int) -> tuple[str, int]:
-    """A run that has ended, and its last event's number. Every token is in its log."""
+    """Makes an ended run whose log has every token. Returns its id, and its last event's number."""
     client = deployment.client
     run_id = await client.submit(await client.agent(), tokens=tokens)
     await client.ended(run_id)

@@ -1,4 +1,4 @@
-"""What a start costs in processor time, and how soon the first submissions behind it are answered."""
+"""Measures the processor time of a start, and how soon the first submissions after it are answered."""
 
 import asyncio
 from pathlib import Path
@@ -18,18 +18,18 @@ SAID: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 async def start(deployment: Deployment) -> list[Figure]:
-    """Everything from the beginning: processes until they are ready, and then a hundred runs one after the other."""
+    """Starts new processes, and then a hundred runs, one after the other."""
     assert deployment.fresh is not None
     figures: list[Figure] = []
     async with deployment.fresh():
-        pass  # Python compiles now
+        pass  # a first start, in which Python compiles
     before = calibrating_s()
     async with deployment.fresh() as (client, pids):
         used = {name: used_s(pid) for name, pid in pids.items()}
         scale = pace(before, calibrating_s())
         figures += [Figure(f"start of {name}: CPU", seconds * scale, "s") for name, seconds in used.items()]
         figures += await _first_tokens(client)
-    if len(pids) == 1:  # what is said without a server is the same in both set-ups
+    if len(pids) == 1:  # commands without a server are the same in both set-ups
         figures += await _said()
     return figures
 

@@ -1,4 +1,4 @@
-"""How much goes through: tokens of models without a pace, and short runs, each with an agent made for it."""
+"""Measures throughput: tokens of models without a pace, and short runs, each with its own agent."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ SHORT_TOKENS, AT_ONCE, SHORT_S = 5, 16, 4.0
 
 
 async def tokens_per_s(deployment: Deployment) -> list[Figure]:
-    """Runs whose models write as fast as they are read."""
+    """Measures runs whose models write as fast as they are read."""
     await _pour(deployment, RUNS, TOKENS // 10)
     times, began = ProcessorTimes(deployment), time.monotonic()
     await _pour(deployment, RUNS, TOKENS)
@@ -25,7 +25,7 @@ async def tokens_per_s(deployment: Deployment) -> list[Figure]:
 
 
 async def short_runs(deployment: Deployment) -> list[Figure]:
-    """Clients that make an agent, talk to it once and go on with the next, many at the same time."""
+    """Measures concurrent clients that make an agent, talk to it once and repeat that."""
     await asyncio.gather(*(_talk_until(deployment, time.monotonic() + 0.5) for _ in range(AT_ONCE)))
     times, began = ProcessorTimes(deployment), time.monotonic()
     runs = sum(await asyncio.gather(*(_talk_until(deployment, began + SHORT_S) for _ in range(AT_ONCE))))
@@ -49,7 +49,7 @@ async def _pour(deployment: Deployment, runs: int, tokens: int) -> None:
 
 
 async def _talk_until(deployment: Deployment, end: float) -> int:
-    """How many runs there were."""
+    """Talks until the time is over. Returns the number of runs."""
     client, runs = deployment.client, 0
     while time.monotonic() < end:
         async with client.send(await client.agent(), tokens=SHORT_TOKENS) as stream:

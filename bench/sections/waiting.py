@@ -1,4 +1,4 @@
-"""How long somebody waits: for the first token, for each further one while many runs stream, and for a tool."""
+"""Measures delays: of the first token, of each further one while many runs stream, and of a tool."""
 
 import asyncio
 import time
@@ -11,17 +11,17 @@ from bench.figures import Figure, median_and_slowest, quantile
 
 RUNS, WARM_UP = 60, 10
 AT_ONCE = (1, 10, 50, 100, 200)
-"""Runs that stream at the same time."""
+"""Numbers of concurrently streaming runs."""
 COUNTED_AT = 10
-"""The number of them at which the processor time of a token is told."""
+"""The number of runs at which the processor time per token is reported."""
 TOKENS_PER_S, SECONDS = 30, 3
 STARTS_PER_S = 25
-"""Runs that begin in a second, or more. Each streams until the last one has begun, and for `SECONDS` behind that."""
+"""Runs that begin per second, at least. Each streams until the last one has begun, and for `SECONDS` after that."""
 TOOL_CALLS = 20
 
 
 async def first_token(deployment: Deployment) -> list[Figure]:
-    """From sending the request to the first token at the client, one run after the other."""
+    """Measures from the request to the first token at the client, one run after the other."""
     client = deployment.client
     times: list[float] = []
     for agent_id in await client.agents(WARM_UP + RUNS):
@@ -33,7 +33,7 @@ async def first_token(deployment: Deployment) -> list[Figure]:
 
 
 async def token_delay(deployment: Deployment) -> list[Figure]:
-    """From the model's writing a token to the client's reading it, while runs stream; and what that costs."""
+    """Measures from the model's write of a token to the client's read, while runs stream; and its processor time."""
     figures: list[Figure] = []
     for runs in AT_ONCE:
         try:
@@ -44,7 +44,7 @@ async def token_delay(deployment: Deployment) -> list[Figure]:
 
 
 async def _delay_at(deployment: Deployment, runs: int) -> list[Figure]:
-    """The figures for one number of runs, while all of them stream: they begin at once, and end at once, too."""
+    """Returns the figures of `runs` runs while all of them stream."""
     tokens = (SECONDS + runs // STARTS_PER_S) * TOKENS_PER_S
     async with streaming(deployment, runs, tokens) as streams:
         begun = [len(stream.delays) for stream in streams]
@@ -64,7 +64,7 @@ async def _delay_at(deployment: Deployment, runs: int) -> list[Figure]:
 
 
 async def tool_call(deployment: Deployment) -> list[Figure]:
-    """From the model's call of a tool that returns at once to the first token of the answer to its result."""
+    """Measures from the model's call of a tool that returns at once to the first token of the next answer."""
     client = deployment.client
     agent_id = await client.agent(await client.tool(QUICK_TOOL))
     times: list[float] = []
@@ -78,7 +78,7 @@ async def tool_call(deployment: Deployment) -> list[Figure]:
 
 @asynccontextmanager
 async def streaming(deployment: Deployment, runs: int, tokens: int) -> AsyncGenerator[list[Watched]]:
-    """Runs that stream at 30 tokens/s for the block, each with an agent of its own. All have begun."""
+    """Runs streams at 30 tokens/s for the block, each with its own agent. Yields them when all have begun."""
     agents = await deployment.client.agents(runs)
     async with AsyncExitStack() as stack:
         wish = {"tokens": tokens, "per_second": TOKENS_PER_S}

@@ -1,1 +1,1 @@
-"""A fleet under load, worked out from what one process costs."""
+"""Simulates a fleet under load from the costs of one process."""

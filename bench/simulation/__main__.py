@@ -1,7 +1,7 @@
-"""Works out what a fleet of Holdfast needs for many runs in flight, from what its processes cost: `python -m
-bench.simulation bench/simulation/costs.json --in-flight 100000`.
+"""Computes the fleet that many runs in flight need, from the costs of its processes: `python -m bench.simulation
+bench/simulation/costs.json --in-flight 100000`.
 
-It sizes the fleet so that no process is busier than `--busy`, plays a minute of it, and prints how busy each kind of
+It sizes the fleet so that no process is busier than `--busy`, simulates a minute, and prints how busy each kind of
 process was and how long tokens waited there.
 """
 
@@ -17,7 +17,7 @@ from bench.simulation.costs import POOLS, Costs, read_costs
 from bench.simulation.fleet import Fleet, Outcome, Simulation, Workload
 
 SAMPLE = 2000
-"""Runs in flight of the simulation that finds how much work there is."""
+"""Runs in flight of the simulation that measures the work."""
 
 MEASURED_S, WARM_UP_S = 30.0, 30.0
 
@@ -25,10 +25,10 @@ MEASURED_S, WARM_UP_S = 30.0, 30.0
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.simulation", description=__doc__)
     parser.add_argument("costs", type=Path, help="a JSON file with processor times in microseconds")
-    parser.add_argument("--in-flight", type=int, default=100_000, metavar="N", help="runs at one time")
+    parser.add_argument("--in-flight", type=int, default=100_000, metavar="N", help="concurrent runs")
     parser.add_argument("--busy", type=float, default=0.7, help="the most that a process may be busy, from 0 to 1")
     parser.add_argument("--workload", type=Path, help="a JSON file with other steps, tokens and times")
-    parser.add_argument("--json", type=Path, help="write the outcome there as well")
+    parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     options = parser.parse_args()
     if options.in_flight < 1 or not 0 < options.busy <= 1:
         parser.error("--in-flight is at least 1, and --busy is above 0 and at most 1")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def simulate(costs: Costs, work: Workload, *, in_flight: int, busy: float) -> Outcome:
-    """A fleet that is as large as it must be, under load."""
+    """Simulates a fleet of the needed size under load."""
     fleet = sized(costs, work, in_flight=in_flight, busy=busy)
     with progress_bar(f"{in_flight:,} runs", WARM_UP_S + MEASURED_S) as progress:
         simulation = Simulation(costs, fleet, work, in_flight=in_flight)
@@ -52,8 +52,8 @@ def simulate(costs: Costs, work: Workload, *, in_flight: int, busy: float) -> Ou
 
 
 def sized(costs: Costs, work: Workload, *, in_flight: int, busy: float) -> Fleet:
-    """The smallest fleet in which no process is busier than that, by what a few of the runs give to do. Postgres is
-    one server: its figure says how many cores it needs."""
+    """Returns the smallest fleet in which no process is busier than `busy`, from the work of a sample of runs. Postgres
+    is one server, so its figure is the cores that it needs."""
     sample = min(in_flight, SAMPLE)
     one_of_each = Fleet(worker=1, api=1, redis=1)
     few = Simulation(costs, one_of_each, work, in_flight=sample).run(warm_up_s=WARM_UP_S, for_s=MEASURED_S)
@@ -61,7 +61,7 @@ def sized(costs: Costs, work: Workload, *, in_flight: int, busy: float) -> Fleet
 
 
 def table(outcome: Outcome) -> str:
-    """The outcome in Markdown."""
+    """Renders the outcome in Markdown."""
     lines = [
         f"{outcome.in_flight:,} runs in flight, {outcome.streaming:,.0f} of them streaming: "
         f"{outcome.tokens_per_s:,.0f} tokens/s, {outcome.runs_per_s:,.0f} runs/s",

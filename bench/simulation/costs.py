@@ -1,4 +1,4 @@
-"""What work costs each kind of process: the figures that a simulation stands on."""
+"""The cost of work for each kind of process, which a simulation needs."""
 
 from pathlib import Path
 
@@ -8,18 +8,19 @@ POOLS = ("worker", "api", "redis", "postgres")
 
 
 class PoolCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Processor time of one kind of process, in microseconds. Each uses one core; of Postgres, a core counts as one."""
+    """Processor time of one kind of process, in microseconds. A process uses one core; each core of Postgres counts as
+    a process."""
 
     token: float
-    """For each token that a model writes; of the API, for each that a client reads."""
+    """Per token that a model writes; for the API, per token that a client reads."""
     step: float
-    """For each step beyond the first."""
+    """Per step after the first."""
     run: float
-    """For each run, with its first step."""
+    """Per run, including its first step."""
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Measured by `python -m bench.run`; where from is said in docs/scaling.md."""
+    """Measured by `python -m bench.run`; docs/scaling.md names the sections."""
 
     worker: PoolCosts
     api: PoolCosts
@@ -31,7 +32,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_costs(file: Path) -> Costs:
-    """The costs in a JSON file. Raises `ValueError` that says what is wrong in it."""
+    """Reads the costs from a JSON file. Raises `ValueError`, which names the fault."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Costs)
     except (OSError, msgspec.DecodeError) as error:

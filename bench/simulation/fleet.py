@@ -1,9 +1,9 @@
-"""The simulation: runs go through their phases, and each phase gives work to the processes that carry it.
+"""The simulation: runs pass through phases, and each phase makes work for their processes.
 
-A run waits for its model, streams, calls a tool, and so on until its last step; then another one takes its place, so
-that the number in flight stays. The moments at which runs change their phase are events, one after the other. Tokens
-are too many for that: while a run streams it adds to the load of its worker, its API process and its Redis, and every
-tick each process works off what has come. What is left over is how long a token waits there.
+A run waits for its model, streams, calls a tool, and so on until its last step; then another one replaces it, so that
+the number in flight stays constant. Changes of phases are single events. Tokens are too many for that: a streaming run
+adds a rate of work to its worker, its API process and its Redis, and in every tick each process does as much as it can.
+The rest is how long a token waits there.
 """
 
 import heapq
@@ -18,28 +18,28 @@ from bench.simulation.costs import POOLS, Costs
 TICK_S = 0.02
 
 CAPACITY_US = 1e6
-"""Processor time that a process has in a second."""
+"""Microseconds of processor time per process and second."""
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the runs do. Times and lengths are medians of log-normal distributions with `spread` as their sigma."""
+    """The runs' behaviour. Times and lengths are medians of log-normal distributions with `spread` as their sigma."""
 
     steps: float = 3.0
-    """Mean of a geometric distribution."""
+    """The mean of a geometric distribution."""
     silence_s: float = 1.5
-    """Until the first token of a step."""
+    """Seconds until the first token of a step."""
     tokens: float = 200.0
-    """Of a step."""
+    """Tokens per step."""
     tokens_per_s: float = 40.0
     tool_s: float = 1.0
-    """Of the tool call between two steps."""
+    """Seconds of the tool call between two steps."""
     watched: float = 0.5
-    """Share of the runs whose stream a client reads."""
+    """The share of runs whose stream a client reads."""
     spread: float = 0.6
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many processes there are of each kind."""
+    """The number of processes of each kind."""
 
     worker: int
     api: int
@@ -53,18 +53,18 @@ class Pool:
 
     size: int
     rate_us: list[float] = field(init=False)
-    """What streaming runs give to each process per second."""
+    """Microseconds of work per second that streaming runs make for each process."""
     backlog_us: list[float] = field(init=False)
     given_us: float = 0.0
     worked_us: float = 0.0
     waits: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """How long what came in a tick had to wait, in seconds, and how much it was."""
+    """For each tick and process: the seconds that its work had to wait, and the amount of it."""
 
     def __post_init__(self) -> None:
         self.rate_us, self.backlog_us = [0.0] * self.size, [0.0] * self.size
 
     def give(self, place: int, work_us: float) -> None:
-        """Work that is to be done at once."""
+        """Adds work to a process."""
         self.backlog_us[place] += work_us
         self.given_us += work_us
 
@@ -81,31 +81,31 @@ class Pool:
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
-    """What came of one kind of process."""
+    """The result for one kind of process."""
 
     processes: int
     busy: float
-    """Share of their capacity."""
+    """The used share of their capacity."""
     needed: float
-    """Processes that would be busy all the time with what there was to do."""
+    """The number of processes that the work would keep fully busy."""
     wait_p50_s: float
     wait_p99_s: float
-    """How long a token waits for its turn there, before anything is done with it."""
+    """The 99th percentile of the seconds that a token waits before it is processed."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a simulation."""
+    """The result of a simulation."""
 
     in_flight: int
     streaming: float
-    """Runs that stream at one time, in the mean."""
+    """The mean number of concurrently streaming runs."""
     tokens_per_s: float
     runs_per_s: float
     pools: dict[str, PoolFigures]
 
 
 class Simulation:
-    """`in_flight` runs on a fleet. `warm_up_s` is left out of the figures."""
+    """Simulates `in_flight` runs on a fleet. The figures do not include `warm_up_s`."""
 
     def __init__(self, costs: Costs, fleet: Fleet, work: Workload, *, in_flight: int, seed: int = 1) -> None:
         self._costs, self._work, self._in_flight = costs, work, in_flight
@@ -117,7 +117,7 @@ class Simulation:
         self._ended = 0
 
     def run(self, *, warm_up_s: float, for_s: float, progress: Callable[[float], None] = lambda _: None) -> Outcome:
-        """Simulates; `progress` is told the seconds that have passed."""
+        """Simulates. `progress` is called with the seconds that have passed."""
         for _ in range(self._in_flight):
             self._at(self._random.uniform(0, warm_up_s), self._begin_run)
         streaming, tokens, warm_up, ticks = 0, 0.0, round(warm_up_s / TICK_S), round(for_s / TICK_S)
@@ -203,7 +203,7 @@ def _figures(pool: Pool, for_s: float) -> PoolFigures:
 
 
 def _weighted(waits: list[tuple[float, float]], until: float) -> float:
-    """The wait that so much of the weight does not exceed."""
+    """Returns the wait that `until` of the weight does not exceed."""
     passed = 0.0
     for wait, weight in sorted(waits):
         passed += weight

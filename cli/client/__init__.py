@@ -1,1 +1,1 @@
-"""Commands of the API's callers. They use its paths alone, so they do nothing that a caller could not."""
+"""Commands for the API's callers. They use its public routes alone, so any caller can do what they do."""

@@ -1,5 +1,4 @@
-"""`holdfast agents`: list, show, make and delete agents; which agent a name means; and whether a message goes to the
-agent's default history or to one of its further conversations."""
+"""`holdfast agents`; and how all commands find an agent by id or name, and send messages to one of its histories."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -18,10 +17,12 @@ from shared.domain.ids import is_id
 
 commands = typer.Typer(help="List, show, make and delete agents.")
 
-AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id, or its name if one has it.")]
-LimitOption = Annotated[int, typer.Option(parser=positive, metavar="N", help="The newest N.")]
+AgentArgument = Annotated[
+    str, typer.Argument(metavar="AGENT", help="The agent's id, or a name that no other agent has.")
+]
+LimitOption = Annotated[int, typer.Option(parser=positive, metavar="N", help="Only the first N rows.")]
 MOST_NAMES = 100
-"""Agents that a list asks the server for. Further ones are shown by their ids."""
+"""Agents whose names a list requests from the server. It shows the ids of further ones."""
 
 SHOWN = (
     *("id", "name", "model", "description", "tags", "created_at"),
@@ -30,7 +31,7 @@ SHOWN = (
 
 
 def agent_of(server: Server, name: str) -> Record:
-    """The agent with this id or name. Raises `NotFound`, and `InvalidRequest` where several have the name."""
+    """Returns the agent with this id or name. Raises `NotFound`, and `InvalidRequest` if several have the name."""
     if is_id(name, "agent"):
         return server.get(f"/v1/agents/{name}")
     found: list[Record] = server.get("/v1/agents", name=name, limit=2)
@@ -42,7 +43,7 @@ def agent_of(server: Server, name: str) -> Record:
 
 
 def with_agents(server: Server, records: Iterable[Record]) -> Iterator[Record]:
-    """The records with the names of their agents as `agent`: for people, who know an agent by its name."""
+    """Adds each record's agent's name as `agent`, because people know an agent by its name."""
     names: dict[str, str] = {}
     for record in records:
         agent_id = str(record["agent_id"])
@@ -69,12 +70,12 @@ def list_agents(
     with server_at(url) as server:
         found = server.pages("/v1/agents", limit, name=name)
         columns = ("id", "name", "model", "created_at")
-        print_all(found, columns, as_json=as_json, nothing="no agents; make one: holdfast agents create NAME")
+        print_all(found, columns, as_json=as_json, nothing="no agents; make one with: holdfast agents create NAME")
 
 
 @commands.command(epilog="Example: holdfast agents show first")
 def show(agent: AgentArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Show an agent: its model, its instructions, its tools and its memory."""
+    """Show an agent: its model, instructions, tools and memory."""
     with server_at(url) as server:
         found = agent_of(server, agent)
     if as_json:
@@ -119,7 +120,7 @@ def delete(
         found = agent_of(server, agent)
         name = printable(found["name"])
         if not yes and not is_interactive():
-            raise InvalidRequest("nobody can be asked here whether to delete it: say --yes")
+            raise InvalidRequest("this is no terminal, so the command cannot ask whether to delete it: give --yes")
         if not yes and not typer.confirm(
             f"Delete {printable(found['name'])} ({found['id']}) with all of its messages?"
         ):
@@ -136,7 +137,7 @@ ConversationOption = Annotated[
     typer.Option(metavar="CONV", help="A conversation, conv-…; `new` begins one (default: the agent's own history)."),
 ]
 PAUSES_S = (0.5, 2.0)
-"""Before a message is sent again whose answer was lost."""
+"""Seconds before each further attempt to send a message whose answer was lost."""
 
 
 @dataclass(frozen=True)
@@ -148,14 +149,14 @@ class Conversation:
     id: str | None = None
 
     def submit(self, text: str, *, if_busy: str | None = None) -> str:
-        """The id of the run that a message has made. It goes on whatever becomes of this process. Raises `typer.Exit`
-        when the person interrupts the sending."""
+        """Sends a message and returns the id of its run, which goes on even if this process ends. Raises `typer.Exit`
+        if the person interrupts the sending."""
         body: Record = {"input": text, "background": True, "stream_tokens": True, "if_busy": if_busy}
         path = f"/v1/agents/{self.agent_id}/messages/stream"
         if self.id:
-            # Where nothing else is said, a conversation refuses what an agent's own history would let wait.
+            # By default a busy conversation refuses a message, but an agent's default history queues it.
             path, body = f"{self._path}/messages", {**body, "if_busy": if_busy or "enqueue"}
-        key = str(uuid4())  # with which a message that is sent again is the same one
+        key = str(uuid4())  # lets the server recognize a message that is sent again
         try:
             for pause in PAUSES_S:
                 try:
@@ -165,17 +166,17 @@ class Conversation:
             return self._run_of(path, body, key)
         except KeyboardInterrupt:
             look = f"holdfast runs list --agent {self.agent_id}"
-            hint(f"[interrupted before the server answered: it may have the message, and then {look} shows the run]")
+            hint(f"[interrupted before the server answered: if it has the message, {look} shows the run]")
             raise typer.Exit(INTERRUPTED) from None
 
     def _run_of(self, path: str, body: Record, key: str) -> str:
         with closing(self.server.frames(path, body, idempotency_key=key)) as frames:
             for frame in frames:
                 return str(frame["run_id"])
-        raise Unavailable("the server has shown no run for this message: `holdfast runs list` shows what there is")
+        raise Unavailable("the server named no run for this message: `holdfast runs list` shows whether it has one")
 
     def history(self, count: int) -> list[Record]:
-        """What was said last, oldest first."""
+        """Returns the last `count` messages of the user and the agent, oldest first."""
         path, said = f"{self._path}/messages", ["user_message", "assistant_message"]
         found: list[Record] = self.server.get(
             path, agent_id=self.agent_id, limit=count, order="desc", include_return_message_types=said
@@ -183,17 +184,17 @@ class Conversation:
         return found[::-1] if self.id else found  # an agent's own newest are listed oldest first
 
     def active_runs(self) -> list[Record]:
-        """The runs that are waiting or at work, in the order in which they were made."""
+        """Returns the waiting and running runs in order of creation."""
         found: list[Record] = self.server.get("/v1/runs/active", agent_id=self.agent_id)
         return sorted((one for one in found if one["conversation_id"] == self.id), key=lambda one: one["created_at"])
 
     def waiting_approvals(self) -> list[Record]:
-        """The oldest tool call that waits for a decision, if one does."""
+        """Returns the oldest tool call that waits for a decision, or an empty list."""
         path, conversation_id = "/v1/approvals", self.id or "default"
         return self.server.get(path, agent_id=self.agent_id, conversation_id=conversation_id, limit=1)
 
     def cancel(self, reason: str) -> dict[str, str]:
-        """Ends what waits or is at work. Gives what became of each run, by its id."""
+        """Cancels the waiting and running runs. Returns the outcome of each by its run's id."""
         return self.server.post(f"{self._path}/cancel?agent_id={self.agent_id}", {"reason": reason})
 
     @property
@@ -202,7 +203,7 @@ class Conversation:
 
 
 def conversation_of(server: Server, agent: Record, given: str | None) -> Conversation:
-    """The conversation that an option names. Raises `NotFound`, and `InvalidRequest` for another agent's."""
+    """Returns the conversation that an option names. Raises `NotFound`, and `InvalidRequest` for another agent's."""
     agent_id = str(agent["id"])
     if given is None or given == "default":
         return Conversation(server, agent_id)

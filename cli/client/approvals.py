@@ -1,4 +1,4 @@
-"""`holdfast approvals`: what waits for a person, and the decisions on it."""
+"""`holdfast approvals`: lists tool calls that wait for approval, and sends decisions on them."""
 
 import getpass
 from collections.abc import Iterator
@@ -13,18 +13,15 @@ from cli.client.terminal import console, hint, print_all, print_fields, print_js
 from cli.printable import JsonOption, printable
 from shared.domain.errors import InvalidRequest
 
-# Decisions on tool calls that wait: asked for in place, and sent.
-
-
 MOST = 10_000
-"""Approvals that are looked through for those of a run."""
+"""Approvals that are searched for those of a run."""
 
 QUESTION = "[a]pprove, [d]eny, [e]dit the arguments, or [l]ater? [l] "
 
 
 def decide_in_place(server: Server, run: Record) -> str | None:
-    """Asks for a decision on each call that the run waits with. The id of the run that goes on; None: somebody has yet
-    to decide."""
+    """Asks for a decision on each waiting call of the run. Returns the id of the run that goes on; None: decisions are
+    missing."""
     continued: str | None = None
     for approval in list(_of(server, run)):
         decision = _asked(approval)
@@ -35,12 +32,12 @@ def decide_in_place(server: Server, run: Record) -> str | None:
 
 
 def is_decided(server: Server, run: Record) -> bool:
-    """Whether somebody has decided what the run waited for. The run itself does not tell: it has ended."""
+    """Returns whether the run's calls were decided. The run's status does not show that, because the run has ended."""
     return next(_of(server, run), None) is None
 
 
 def continuation_of(server: Server, run: Record) -> str | None:
-    """The id of the run that goes on where this one waited. None: it did not go on."""
+    """Returns the id of the run that continues this one; None: there is none."""
     decided = _of(server, run, decided=True)
     return next((one["continued_by"] for one in decided if one.get("continued_by")), None)
 
@@ -51,8 +48,8 @@ def _of(server: Server, run: Record, *, decided: bool = False) -> Iterator[Recor
 
 
 def decide(server: Server, approval: Record, decision: Record) -> Record:
-    """Sends a decision on the arguments and the tool as they were shown. Gives the decided approval with the run that
-    goes on."""
+    """Sends a decision, which holds for the arguments and the tool as they were shown. Returns the decided approval,
+    with the run that goes on."""
     body = {"decided_by": user(), "arguments_hash": approval["arguments_hash"], **decision}
     if approval.get("tool_version") is not None:
         body["tool_version"] = approval["tool_version"]
@@ -60,7 +57,7 @@ def decide(server: Server, approval: Record, decision: Record) -> Record:
 
 
 def user() -> str:
-    """Who decides, for the record."""
+    """Returns the user's name, which the approval keeps."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
@@ -68,19 +65,19 @@ def user() -> str:
 
 
 def arguments_of(text: str) -> Record:
-    """Edited arguments. Raises `InvalidRequest` for what is no object."""
+    """Parses edited arguments. Raises `InvalidRequest` unless they are a JSON object."""
     try:
         return msgspec.json.decode(text, type=Record)
     except msgspec.DecodeError as error:
         raise InvalidRequest(
-            f'the arguments are no JSON object ({error}): write them as {{"name": "value"}}'
+            f'the arguments are not a JSON object ({error}): write them as {{"name": "value"}}'
         ) from error
 
 
 def _asked(approval: Record) -> Record | None:
-    """The person's decision; None: later."""
+    """Asks for one decision. None: later."""
     if approval.get("client_side"):
-        hint(f"[{approval['tool_name']} is a tool of the program that sent the message; that program has to answer]")
+        hint(f"[{approval['tool_name']} runs in the program that sent the message; that program has to answer]")
         return None
     console().print(printable(f"\n{approval['tool_name']} wants to run with {approval['arguments']}"), style="magenta")
     try:
@@ -89,7 +86,7 @@ def _asked(approval: Record) -> Record | None:
             if answer == "a":
                 return {"decision": "approve"}
             if answer == "d":
-                reason = input("Reason, which the model is told (may be empty): ").strip()
+                reason = input("Reason, which the model sees (may be empty): ").strip()
                 return {"decision": "deny", **({"reason": reason} if reason else {})}
             if answer in ("", "l"):
                 return None
@@ -108,19 +105,19 @@ def _edited() -> Record | None:
         return None
 
 
-commands = typer.Typer(help="List and decide calls that wait for a person.")
+commands = typer.Typer(help="List and decide tool calls that wait for approval.")
 
 FIELDS = ("id", "status", "tool_name", "arguments", "decided_by", "decided_at", "continued_by")
 
 
 @commands.command("list", epilog="Example: holdfast approvals list --agent teller")
 def list_approvals(
-    agent: Annotated[str | None, typer.Option(help="Of this agent: its id or name.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only of this agent: its id or name.")] = None,
     limit: LimitOption = 50,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """List the tool calls that wait, oldest first."""
+    """List the waiting tool calls, oldest first."""
     with server_at(url) as server:
         agent_id = None if agent is None else agent_of(server, agent)["id"]
         columns = ("id", "agent", "tool_name", "arguments", "asked_at", "expires_at")
@@ -133,16 +130,16 @@ def list_approvals(
 def decide_one(
     approval: Annotated[str, typer.Argument(metavar="APPROVAL", help="The approval's id: approval-…")],
     decision: Annotated[Literal["approve", "deny"], typer.Argument(help="approve or deny.")],
-    reason: Annotated[str | None, typer.Option(help="The reason for a denial; the model gets it.")] = None,
-    arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Approve, but with these arguments.")] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason for a denial; the model sees it.")] = None,
+    arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Approve with these arguments instead.")] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Approve a tool call, with other arguments if need be, or deny it."""
+    """Approve a tool call, with changed arguments if you want, or deny it."""
     if reason is not None and decision == "approve":
-        raise InvalidRequest("--reason belongs to a denial: the model is told why its call was denied")
+        raise InvalidRequest("--reason is for a denial: leave it out, or deny the call")
     if arguments is not None and decision == "deny":
-        raise InvalidRequest("--arguments belongs to an approval: a call that is denied has none")
+        raise InvalidRequest("--arguments is for an approval: leave it out, or approve the call")
     body: Record = {"decision": decision}
     body |= {} if reason is None else {"reason": reason}
     body |= {} if arguments is None else {"arguments": arguments_of(arguments)}

@@ -1,4 +1,4 @@
-"""`holdfast chat`: a conversation in a terminal. All of it is on the server: leave it, come back, and go on."""
+"""`holdfast chat`: a conversation in a terminal. The server keeps all of it, so a person can leave and come back."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -16,12 +16,12 @@ from shared.domain.errors import HoldfastError
 
 commands = typer.Typer()
 
-HELP = "[/cancel ends what waits or is at work, /approvals asks again for decisions, /history shows more, /quit leaves]"
+HELP = "[/cancel cancels all unfinished runs, /approvals asks for decisions again, /history shows more, /quit leaves]"
 LONG_HISTORY = 200
 
 
 class Chat:
-    """What a person says in one conversation, and what is shown of it."""
+    """One conversation: sends the person's messages, shows answers, asks for decisions."""
 
     def __init__(self, server: Server, conversation: Conversation) -> None:
         self._server = server
@@ -30,7 +30,7 @@ class Chat:
         self._console = console()
 
     def show_history(self, count: int) -> None:
-        """The last messages, oldest first."""
+        """Prints the last messages, oldest first."""
         for message in self._conversation.history(count):
             content = message.get("content")
             if isinstance(content, str):
@@ -38,15 +38,15 @@ class Chat:
                 self._console.print(Text(printable(mark + content), style=style), soft_wrap=True)
 
     def go_on(self) -> bool:
-        """Follows what is at work, and asks for what waits. False: the person has left it."""
+        """Follows unfinished runs, then asks for decisions. False: the person left a run."""
         for run in self._conversation.active_runs():
-            hint(f"[{run['id']} is at work]")
+            hint(f"[{run['id']} is not finished; following it]")
             if self._follower.follow(run["id"]) is None:
                 return False
         return self.ask()
 
     def ask(self) -> bool:
-        """Asks for the decisions that the agent waits for. False: the person has left a run that went on."""
+        """Asks for the decisions that the agent waits for. False: the person left the run that then went on."""
         waiting = self._conversation.waiting_approvals()
         if not waiting:
             return True
@@ -54,11 +54,11 @@ class Chat:
         return continued is None or self._follower.follow(continued) is not None
 
     def say(self, text: str) -> bool:
-        """Sends a message and shows the answer. False: the person has left it."""
+        """Sends a message and shows the answer. False: the person left the run."""
         return self._follower.follow(self._conversation.submit(text)) is not None
 
     def obey(self, command: str) -> bool:
-        """Does what a line that begins with a slash asks for. False: leave."""
+        """Executes a line that begins with a slash. False: the chat ends."""
         match command:
             case "/quit" | "/exit":
                 return False
@@ -83,7 +83,7 @@ def chat(
 ) -> None:
     """Talk with an agent. Ctrl-C asks whether to cancel an answer or to leave it; /quit leaves.
 
-    An answer that is being given is shown from its beginning, and what waits for a decision is asked for."""
+    It shows an answer in progress from its beginning, and asks for decisions that the agent waits for."""
     with server_at(url) as server:
         found = agent_of(server, agent)
         talk = Chat(server, conversation_of(server, found, conversation))
@@ -97,13 +97,13 @@ def chat(
             except (EOFError, KeyboardInterrupt):
                 break
             except UnicodeDecodeError:
-                hint("[that line is not UTF-8, and was not sent]")
+                hint("[the line was not sent: it is not UTF-8]")
                 continue
             goes_on = not line or _goes_on(talk.obey if line.startswith("/") else talk.say, line)
 
 
 def _goes_on(act: Callable[..., bool], *given: str) -> bool:
-    """Whether the conversation goes on. What the server refuses is said, and ends nothing."""
+    """Returns whether the conversation goes on. It shows a refusal of the server, which does not end the chat."""
     try:
         return act(*given)
     except HoldfastError as error:

@@ -1,4 +1,4 @@
-"""Follows runs for somebody at a terminal, or for a script: to their end, through decisions, until Ctrl-C."""
+"""Follows runs to their end or until Ctrl-C, for a person at a terminal, whom it asks for decisions, or a script."""
 
 import time
 from collections.abc import Generator
@@ -14,16 +14,15 @@ from cli.client.terminal import console, hint, is_interactive, print_json
 from cli.printable import FAILURE, INTERRUPTED, OK, RUN_CANCELLED, RUN_FAILED, WAITS_FOR_APPROVAL, printable
 from shared.domain.errors import HoldfastError, Unavailable
 
-# A run's frames as text: what the agent says goes to standard output as it comes, tools and notes stand on lines of
-# their own.
+# A run's frames as text: the agent's words are printed as they arrive, tool calls and notes on lines of their own.
 
 
 LONGEST = 400
-"""Characters of arguments and results that a line shows; `holdfast logs RUN --json` has all of them."""
+"""Characters of arguments and results in a line; `holdfast logs RUN --json` prints all of them."""
 
 
 class Transcript:
-    """What was shown so far of one run."""
+    """Prints the frames of one run as text."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -31,7 +30,7 @@ class Transcript:
         self._call: str | None = None
 
     def show(self, frame: Record) -> None:
-        """Shows a frame."""
+        """Prints a frame."""
         match frame.get("message_type"):
             case "assistant_message":
                 self._piece("said", str(frame.get("content") or ""))
@@ -52,7 +51,7 @@ class Transcript:
                 pass
 
     def end(self) -> None:
-        """Ends the line that is being written."""
+        """Ends the current line."""
         if self._kind:
             self._console.print()
         self._kind, self._call = "", None
@@ -64,12 +63,12 @@ class Transcript:
         if style:
             self._console.print(Text(printable(text), style=style), end="", soft_wrap=True)
         else:
-            # As it was said: the console would make spaces of tabs, also in a file.
+            # The text goes past the console, which would replace tabs with spaces, also in a file.
             self._console.file.write(printable(text))
             self._console.file.flush()
 
     def _show_call(self, call: Record, *, waits: bool) -> None:
-        """A call comes whole, or in pieces of which the first has the name."""
+        """Prints a call, which arrives whole or in pieces, of which the first has the name."""
         if call.get("tool_call_id") != self._call or self._kind != "call":
             self.end()
             self._kind, self._call = "call", call.get("tool_call_id")
@@ -81,13 +80,13 @@ class Transcript:
         match frame.get("event_type"):
             case "step_restarted":
                 self._line(
-                    "[the worker was lost; another one begins this step anew, and what was shown is void]", "yellow"
+                    "[the worker was lost; another one restarts this step, so ignore its output above]", "yellow"
                 )
             case "gap":
                 data: Record = frame.get("event_data") or dict[str, object]()
-                self._line(f"[frames {data.get('first_missing')} to {data.get('last_missing')} are gone]", "yellow")
+                self._line(f"[frames {data.get('first_missing')} to {data.get('last_missing')} are lost]", "yellow")
             case "log_continued":
-                self._line("[the stream goes on under new numbers]", "yellow")
+                self._line("[the stream goes on with new frame numbers]", "yellow")
             case _:
                 pass
 
@@ -105,24 +104,24 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
-# One run's stream, from any number to its end: over broken connections, restarts of the server, and lost workers.
+# One run's stream, from any frame to its end. It survives broken connections, server restarts and lost workers.
 
 
 SILENCE_S = 3.0
-"""What comes after so long a silence is the future."""
+"""Seconds of silence after which the stored frames have all arrived."""
 
 PAST_PER_S = 100
-"""Frames per second of waiting. What is stored comes faster, and no model speaks so fast."""
+"""Frames per second of waiting. Stored frames arrive faster, new ones slower: no model generates so fast."""
 
 ENDED = ("completed", "failed", "cancelled")
 
 LONGEST_WAIT_S = 5.0
 PATIENCE_S = 900.0
-"""So long a server may be away: a deploy, a restart of the machine."""
+"""Seconds to wait for a server that does not answer: time for a deploy or a restart of the machine."""
 
 
 class RunStream:
-    """A run's frames behind `after`, each once and in order."""
+    """A run's frames after number `after`, each once and in order."""
 
     def __init__(self, server: Server, run_id: str, after: int = 0) -> None:
         self.run_id = run_id
@@ -131,7 +130,7 @@ class RunStream:
         self._server = server
 
     def frames(self) -> Generator[Record]:
-        """The frames to the end of the log, without pings. Raises `Unavailable` after a quarter of an hour without an
+        """Yields the frames to the end of the log, without pings. Raises `Unavailable` after `PATIENCE_S` without an
         answer."""
         lost_at: float | None = None
         wait = 0.25
@@ -148,8 +147,9 @@ class RunStream:
                 return
 
     def present(self) -> Generator[Record, None, bool]:
-        """What the log has now; whether that is all of it. A run that goes on has no last frame that could be asked
-        for, but its past comes by the thousand, and its future one by one. Raises `Unavailable`."""
+        """Yields the frames that the log has now, and returns whether the run has ended. The stream of a running run
+        does not mark its newest frame, so the rate tells: stored frames arrive by the thousand, new ones one by one.
+        Raises `Unavailable`."""
         if self._server.get(f"/v1/runs/{segment(self.run_id)}")["status"] in ENDED:
             yield from self.frames()
             return True
@@ -161,7 +161,8 @@ class RunStream:
             return False
 
     def _past(self, found: Generator[Record]) -> Generator[Record, None, bool]:
-        """What comes fast. What counts is the waiting for frames: whoever reads them may be slow."""
+        """Yields frames while they arrive fast. Only the time spent waiting for frames counts, because the consumer may
+        be slow."""
         waited, count, asked_at = 0.0, 0, time.monotonic()
         for frame in found:
             waited, count = waited + time.monotonic() - asked_at, count + 1
@@ -186,11 +187,11 @@ class RunStream:
     def _lost_since(self, lost_at: float | None, error: Unavailable) -> float:
         now = time.monotonic()
         if lost_at is None:
-            hint(f"[{error.message}; going on behind frame {self.after} when it answers]")
+            hint(f"[{error.message}; resuming after frame {self.after} when it answers]")
             return now
         if now > lost_at + PATIENCE_S:
             raise Unavailable(
-                f"{error.message}. Go on later: holdfast runs watch {self.run_id} --starting-after {self.after}"
+                f"{error.message}. Resume later: holdfast runs watch {self.run_id} --starting-after {self.after}"
             )
         return lost_at
 
@@ -199,7 +200,7 @@ CANCEL_REASON = "cancelled at the command line"
 
 
 class Follower:
-    """Shows runs as they go on, and does what the person asks for meanwhile."""
+    """Shows runs as they go on, asks for decisions, and cancels or detaches on Ctrl-C."""
 
     def __init__(self, server: Server, *, as_json: bool = False) -> None:
         self._server = server
@@ -208,8 +209,8 @@ class Follower:
         self._transcript = Transcript(console())
 
     def follow(self, run_id: str, after: int = 0) -> Record | None:
-        """The run as it has ended, or, where decisions were made in place, its last continuation. None: the person has
-        left it, and it goes on."""
+        """Returns the ended run, or its last continuation if the person made decisions here. None: the person left the
+        run, and it goes on."""
         while True:
             run = self._to_its_end(RunStream(self._server, run_id, after))
             if run is None or not waits(run):
@@ -230,10 +231,11 @@ class Follower:
         return run
 
     def _decided(self, run: Record) -> Record:
-        """The run with `continued_by`, the run that goes on, if one does. On the wire it waits for ever."""
+        """Adds `continued_by`, the id of the run that goes on, if one does. The API reports a decided run as waiting
+        for ever."""
         continuation = continuation_of(self._server, run)
         if continuation is not None:
-            hint(f"[it was decided, and goes on: holdfast runs watch {continuation}]")
+            hint(f"[its calls were decided; it goes on: holdfast runs watch {continuation}]")
         return {**run, "continued_by": continuation}
 
     def _to_its_end(self, stream: RunStream) -> Record | None:
@@ -258,7 +260,7 @@ class Follower:
             self._transcript.show(frame)
 
     def _cancels(self, run_id: str) -> bool:
-        """Whether the person wants the run to be cancelled, and it was asked for. Another Ctrl-C detaches."""
+        """Asks whether to cancel the run, and requests it. False: detach, as another Ctrl-C does."""
         if not self._may_ask:
             return False
         try:
@@ -269,7 +271,7 @@ class Follower:
         except (KeyboardInterrupt, EOFError):
             return False
         except HoldfastError as error:
-            hint(f"[it was not cancelled: {error.message}]")
+            hint(f"[the run was not cancelled: {error.message}]")
             return False
         return True
 
@@ -286,12 +288,12 @@ class Follower:
 
 
 def waits(run: Record) -> bool:
-    """Whether the run waits for a decision; the wire calls it completed, and says the same when it was decided."""
+    """Returns whether the run waits for a decision. Its status is "completed", and does not change with a decision."""
     return run.get("stop_reason") == "requires_approval" and "continued_by" not in run
 
 
 def status_of(run: Record | None) -> int:
-    """The exit status of a command that has followed this run; None: it was left."""
+    """Returns the exit status of a command that followed this run; None: the person left it."""
     if run is None:
         return INTERRUPTED
     if waits(run):
@@ -300,6 +302,6 @@ def status_of(run: Record | None) -> int:
 
 
 def say_how_to_come_back(run_id: str, after: int = 0) -> None:
-    """Tells the person how to go on with a run."""
+    """Prints how to follow or cancel the run later."""
     place = f" --starting-after {after}" if after else ""
     hint(f"[the run goes on: holdfast runs watch {run_id}{place}; to end it: holdfast runs cancel {run_id}]")

@@ -26,7 +26,7 @@ def logs(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Show the events of a run, a line for each."""
+    """Show the events of a run, one line each."""
     shown = console()
     with server_at(url) as server:
         stream = RunStream(server, run, starting_after)
@@ -45,7 +45,7 @@ def _present(stream: RunStream) -> Generator[Record]:
 
 
 def show_frame(shown: Console, frame: Record, *, as_json: bool) -> None:
-    """One frame of a log, as a line or as JSON."""
+    """Prints one frame of a log, as a line of text or as JSON."""
     if as_json:
         print_json(frame)
         return

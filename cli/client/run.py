@@ -1,4 +1,4 @@
-"""`holdfast run`: a message for an agent, and the run that it makes."""
+"""`holdfast run`: sends a message to an agent, and follows its run."""
 
 import sys
 from typing import Annotated
@@ -29,11 +29,11 @@ def run(
 ) -> None:
     """Send a message to an agent, and follow the run.
 
-    Ctrl-C asks whether to cancel the run or to let it go on. Exits with 3 when the run has failed, with 4 when it was
-    cancelled, with 5 when it waits for an approval, with 130 when it was left."""
+    Ctrl-C asks whether to cancel the run or to let it go on. Exits with 3 if the run failed, 4 if it was cancelled, 5
+    if it waits for an approval, 130 if you left it."""
     given = _standard_input() if text == "-" else text
     if not given.strip():
-        raise InvalidRequest("the message is empty")
+        raise InvalidRequest("the message is empty: give a text, or - to read standard input")
     with server_at(url) as server:
         history = conversation_of(server, agent_of(server, agent), conversation)
         run_id = history.submit(given, if_busy=if_busy)
@@ -51,4 +51,4 @@ def _standard_input() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the message on standard input is not UTF-8") from error
+        raise InvalidRequest("the message on standard input is not UTF-8: convert it first") from error

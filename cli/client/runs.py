@@ -35,7 +35,7 @@ FIELDS = (
 
 
 class Status(StrEnum):
-    """What a run can be, on the wire."""
+    """A run's status in the API."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -46,10 +46,12 @@ class Status(StrEnum):
 
 @commands.command("list", epilog="Example: holdfast runs list --status running --agent first")
 def list_runs(
-    agent: Annotated[str | None, typer.Option(help="Of this agent: its id or name.")] = None,
-    conversation: Annotated[str | None, typer.Option(metavar="CONV", help="Of this conversation: conv-….")] = None,
-    status: Annotated[list[Status] | None, typer.Option(help="May be repeated (default: all).")] = None,
-    stop_reason: Annotated[str | None, typer.Option(help="Such as end_turn or requires_approval.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only of this agent: its id or name.")] = None,
+    conversation: Annotated[str | None, typer.Option(metavar="CONV", help="Only of this conversation: conv-….")] = None,
+    status: Annotated[
+        list[Status] | None, typer.Option(help="Only runs with this status; may be repeated (default: all).")
+    ] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only with this one, such as requires_approval.")] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
@@ -61,12 +63,12 @@ def list_runs(
         found = server.pages("/v1/runs", limit, stop_reason=stop_reason, conversation_id=conversation, **wanted)
         if not as_json:
             found = ({**one, "duration_s": _seconds(one)} for one in with_agents(server, found))
-        print_all(found, COLUMNS, as_json=as_json, nothing='no runs; make one: holdfast run AGENT "text"')
+        print_all(found, COLUMNS, as_json=as_json, nothing='no runs; make one with: holdfast run AGENT "text"')
 
 
 @commands.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
 def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Show a run: what became of it, how long it took, what it used."""
+    """Show a run: its outcome, its duration and its usage."""
     with server_at(url) as server:
         found: Record = server.get(f"/v1/runs/{segment(run)}")
         usage: Record = server.get(f"/v1/runs/{segment(run)}/usage")
@@ -84,7 +86,7 @@ def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
 def watch(
     run: RunArgument, starting_after: AfterOption = 0, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
-    """Follow a run to its end, or show one that has ended. It exits as `holdfast run` does."""
+    """Follow a run to its end, or show one that has ended. Exits as `holdfast run` does."""
     with server_at(url) as server:
         status = status_of(Follower(server, as_json=as_json).follow(run, starting_after))
     raise typer.Exit(status)
@@ -93,11 +95,11 @@ def watch(
 @commands.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
 def cancel(
     run: RunArgument,
-    reason: Annotated[str, typer.Option(help="The reason, for the record.")] = CANCEL_REASON,
+    reason: Annotated[str, typer.Option(help="The reason, which the run keeps.")] = CANCEL_REASON,
     mode: Annotated[
         Literal["interrupt", "rollback"], typer.Option(help="rollback also removes the run's messages.")
     ] = "interrupt",
-    wait: Annotated[float, typer.Option(min=0, max=60, help="Seconds to wait until it stops.")] = 10.0,
+    wait: Annotated[float, typer.Option(min=0, max=60, help="Seconds to wait for the run to stop.")] = 10.0,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
@@ -114,12 +116,12 @@ def inject(
     text: Annotated[str, typer.Argument(help="The message.")],
     if_ended: Annotated[
         Literal["refuse", "next"],
-        typer.Option(help="next keeps it for the agent's next run if this one ends first."),
+        typer.Option(help="What to do if the run ends first; next keeps the message for the agent's next run."),
     ] = "refuse",
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Give a running run another message: its next step sees it."""
+    """Send a message to a running run. The model sees it in the next step."""
     with server_at(url) as server:
         answer = server.post(f"/v1/runs/{segment(run)}/inject", {"input": text, "if_ended": if_ended})
     print_json(answer) if as_json else print_fields(answer, ("run_id", "message_ids", "if_ended"))

@@ -1,7 +1,6 @@
-"""The server that a command asks: HOLDFAST_URL, with the key of HOLDFAST_API_KEY. It knows paths and JSON, no domain.
+"""A client of the server at HOLDFAST_URL, with the key of HOLDFAST_API_KEY. It knows paths and JSON, no domain.
 
-An answer that says what to ask otherwise is `InvalidRequest`; no answer, and one that may be another next time, is
-`Unavailable`.
+It raises `InvalidRequest` if the command must change, and `Unavailable` if a retry may succeed.
 """
 
 import os
@@ -18,24 +17,24 @@ from cli.command_table import refuse_unknown_settings
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 
 Record = dict[str, Any]
-"""An object of the API, as its JSON has it."""
+"""A JSON object of the API."""
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="HOLDFAST_URL", help="Address of the server.")]
 DEFAULT_URL = "http://127.0.0.1:8283"
 
 ANSWER_S = 60.0
 SILENCE_S = 90.0
-"""Streams have a ping in every silence of half a minute."""
+"""Seconds without data after which a stream is lost. The server pings after half a minute of silence."""
 
 PAGE = 100
 
 
 class ConnectionLost(Unavailable):
-    """What was asked has arrived, or has not."""
+    """The connection broke; the server may have executed the request."""
 
 
 class Silence(Unavailable):
-    """The server is there, and says nothing."""
+    """The server accepted the request, but sent no data in time."""
 
 
 class Server:
@@ -45,19 +44,19 @@ class Server:
         self._http = http
 
     def get(self, path: str, **parameters: object) -> Any:
-        """The answer. Raises `NotFound`, `InvalidRequest` and `Unavailable`, as do all of these."""
+        """Returns the answer. Like all methods here it raises `NotFound`, `InvalidRequest` and `Unavailable`."""
         return self._asked("GET", path, parameters=parameters)
 
     def post(self, path: str, body: Record | None = None, **headers: str) -> Any:
-        """The answer; `headers` are named with underscores, and `path` may have a query."""
+        """Returns the answer. `path` may have a query; the names of `headers` have underscores for dashes."""
         return self._asked("POST", path, body=body or {}, headers=headers)
 
     def delete(self, path: str) -> Any:
-        """The answer."""
+        """Returns the answer."""
         return self._asked("DELETE", path)
 
     def pages(self, path: str, limit: int, **parameters: object) -> Iterator[Record]:
-        """The first `limit` rows of a list, page by page."""
+        """Yields the first `limit` rows of a list, which it reads page by page."""
         after: str | None = None
         while limit > 0:
             rows = self.get(path, limit=min(limit, PAGE), after=after, **parameters)
@@ -67,8 +66,8 @@ class Server:
             limit, after = limit - len(rows), rows[-1]["id"]
 
     def frames(self, path: str, body: Record, *, silence_s: float = SILENCE_S, **named: str) -> Generator[Record]:
-        """The frames of a stream to its end. Raises `Unavailable` where the connection breaks before that, and
-        `Silence` after `silence_s` seconds without a word. Further headers are named with underscores."""
+        """Yields the frames of a stream to its end. Raises `ConnectionLost` if it breaks before that, and `Silence`
+        after `silence_s` seconds without data. `named` are headers, with underscores for dashes."""
         headers = {"X-Holdfast-Status-Events": "true", **_headers(named)}
         timeout = httpx2.Timeout(ANSWER_S, read=silence_s)
         with (
@@ -106,40 +105,40 @@ class Server:
         try:
             yield
         except httpx2.ReadTimeout as error:
-            raise Silence(f"{self._http.base_url} has been silent for too long") from error
+            raise Silence(f"{self._http.base_url} has sent no data for too long") from error
         except (httpx2.InvalidURL, UnicodeError) as error:
-            raise InvalidRequest(f"what was given cannot be sent ({error})") from error
+            raise InvalidRequest(f"the request cannot be sent ({error}): change its address or arguments") from error
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError) as error:
-            raise ConnectionLost(f"{self._http.base_url} has ended the connection") from error
+            raise ConnectionLost(f"{self._http.base_url} closed the connection") from error
         except httpx2.TransportError as error:
             why = str(error) or type(error).__name__
             raise Unavailable(
-                f"{self._http.base_url} does not answer ({why}): is the server there? Set HOLDFAST_URL"
+                f"{self._http.base_url} does not answer ({why}): start the server, or set HOLDFAST_URL to its address"
             ) from error
 
 
 @contextmanager
 def server_at(url: str) -> Generator[Server]:
-    """The server at this address, for a block. Raises `InvalidRequest` for what is no address."""
+    """Yields a client of the server at this address. Raises `InvalidRequest` for a malformed address or key."""
     refuse_unknown_settings()
     if not _is_address(url):
         raise InvalidRequest(f"HOLDFAST_URL (--url) is {url[:100]!r}: write it as {DEFAULT_URL}")
     key = os.environ.get("HOLDFAST_API_KEY", "")
     if not key.isascii() or not key.isprintable():
-        raise InvalidRequest("HOLDFAST_API_KEY has a character that no key has")
+        raise InvalidRequest("HOLDFAST_API_KEY has a character that no key has: copy the key again")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx2.Client(base_url=url, headers=headers, timeout=ANSWER_S) as http:
         yield Server(http)
 
 
 def segment(of_path: str) -> str:
-    """An id as a part of a path. Raises `InvalidRequest` for an empty one, with which the path would be another."""
+    """Escapes an id for a path. Raises `InvalidRequest` for an empty one, which would name another path."""
     if not of_path:
-        raise InvalidRequest("an id is empty")
+        raise InvalidRequest("an id is empty: give the id of a run, an agent, a conversation or an approval")
     try:
         return quote(of_path, safe="")
     except UnicodeError as error:
-        raise InvalidRequest(f"{of_path[:100]!r} is no id") from error
+        raise InvalidRequest(f"{of_path[:100]!r} is not an id: copy it again") from error
 
 
 def _is_address(url: str) -> bool:
@@ -156,8 +155,8 @@ def _headers(named: Mapping[str, str]) -> dict[str, str]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Generator[str]:
-    """The lines of an event stream. Nothing but a line feed ends them: texts have other characters that do so
-    elsewhere, such as U+2028."""
+    """Yields the lines of an event stream. Only a line feed ends them: `splitlines` would also split texts at
+    characters such as U+2028."""
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -166,7 +165,7 @@ def _lines(chunks: Iterable[bytes]) -> Generator[str]:
 
 
 def _refuse(answer: httpx2.Response) -> None:
-    """Raises what an answer says that is none of the asked kind."""
+    """Raises the error of an answer whose status is no success."""
     if answer.is_success:
         return
     said = f"{_said_by(answer)} (status {answer.status_code})"
@@ -187,7 +186,7 @@ def _said_by(answer: httpx2.Response) -> str:
     try:
         found = _decoded(answer.text)
     except Unavailable:
-        return "the server's answer is no JSON: is it Holdfast?"
+        return "the server's answer is not JSON, so it may not be Holdfast: check HOLDFAST_URL"
     said = cast("Record", found) if isinstance(found, dict) else {}
     detail = said.get("message") or said.get("detail", found)
     return detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
@@ -197,7 +196,7 @@ def _decoded(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise Unavailable("the server's answer is no JSON: is it Holdfast?") from error
+        raise Unavailable("the server's answer is not JSON, so it may not be Holdfast: check HOLDFAST_URL") from error
 
 
 def _text(value: object) -> Any:

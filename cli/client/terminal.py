@@ -1,4 +1,4 @@
-"""What commands show: tables and text for people, JSON for machines."""
+"""Prints what commands show: tables and text for people, JSON for programs."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,31 +22,31 @@ COLOURS = {
 }
 
 WIDE = 500
-"""Columns where nobody looks: programs that read lines get whole ones."""
+"""The width, in columns, of output that is no terminal, so that programs get whole lines."""
 
 
 def console() -> Console:
-    """Standard output; with colours only on a terminal, and none where NO_COLOR is set."""
+    """Returns a console for standard output. It has colours only on a terminal, and none if NO_COLOR is set."""
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
 
 
 def hint(text: str) -> None:
-    """Tells the person at the terminal; standard output stays for what was asked for."""
+    """Prints a note for the person at the terminal on standard error; results alone go to standard output."""
     Console(stderr=True, highlight=False, markup=False, emoji=False).print(printable(text), style="dim", soft_wrap=True)
 
 
 def is_interactive() -> bool:
-    """Whether somebody can be asked."""
+    """Returns whether a person can answer questions."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def print_json(record: object) -> None:
-    """One line of JSON, for terminals and for programs that break lines where Unicode does."""
+    """Prints one line of JSON. It is safe for terminals, and for programs that split lines as Unicode does."""
     print(printable_json(msgspec.json.encode(record).decode()), flush=True)
 
 
 def print_all(records: Iterable[Record], columns: Sequence[str], *, as_json: bool, nothing: str) -> None:
-    """A table with these fields of the records, or an object per line. `nothing` says what to do without any."""
+    """Prints a table of these fields of the records, or JSON objects, one per line. `nothing`: the hint for no rows."""
     found = list(records)
     if as_json:
         for record in found:
@@ -56,7 +56,7 @@ def print_all(records: Iterable[Record], columns: Sequence[str], *, as_json: boo
     else:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            # Ids are copied from here, so a row's own is never cut.
+            # People copy a row's own id, so it is never wrapped.
             width = max(len(str(record.get(column))) for record in found) if column == "id" else None
             table.add_column(column.removesuffix("_id").upper().replace("_", " "), overflow="fold", min_width=width)
         for record in found:
@@ -65,7 +65,7 @@ def print_all(records: Iterable[Record], columns: Sequence[str], *, as_json: boo
 
 
 def print_fields(record: Record, names: Sequence[str]) -> None:
-    """The fields that have a value, a line for each."""
+    """Prints the fields that have a value, one line each."""
     shown = console()
     width = max(map(len, names))
     for name in names:
@@ -75,7 +75,7 @@ def print_fields(record: Record, names: Sequence[str]) -> None:
 
 
 def cell(record: Record, column: str) -> Text:
-    """A field as a text: times in UTC, statuses in their colour."""
+    """Renders a field: times in UTC, statuses in their colour."""
     value = record.get(column)
     if value is None:
         return Text("")
@@ -88,7 +88,7 @@ def cell(record: Record, column: str) -> Text:
 
 
 def second(moment: str) -> str:
-    """A time of the API by UTC, to the second."""
+    """Renders a time of the API in UTC, to the second."""
     try:
         found = datetime.fromisoformat(moment)
     except ValueError:

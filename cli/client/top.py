@@ -1,4 +1,4 @@
-"""`holdfast top`: what a deployment does, as one screen that lives. It shows what `GET /v1/admin/operations` says."""
+"""`holdfast top`: one live screen about a deployment. It renders the answers of `GET /v1/admin/operations`."""
 
 import time
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 @commands.command(epilog="Example: holdfast top --once --json")
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the screen once and end.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Watch a deployment: its services, queue, workers, runs and callbacks. Needs a key with the scope admin.
 
-    With --json, an object for each look. Ctrl-C ends it."""
+    With --json, it prints one object per update. Ctrl-C ends it."""
     with server_at(url) as server:
         found: Record = server.get(PATH)
         shown = console()
@@ -55,7 +55,7 @@ def _print_each(server: Server, found: Record, interval: float) -> None:
 
 
 def _show_each(server: Server, live: Live, interval: float) -> None:
-    """A server that is away is shown as away: it may come back."""
+    """Updates the screen until Ctrl-C. It shows the error of a server that does not answer, and asks again."""
     while True:
         time.sleep(interval)
         try:
@@ -65,7 +65,7 @@ def _show_each(server: Server, live: Live, interval: float) -> None:
 
 
 def screen(found: Record) -> RenderableType:
-    """One look at the deployment."""
+    """Renders one answer."""
     return Group(_services(found), Text(), _counts(found), Text(), _workers(found["workers"]), Text(), _hour(found))
 
 
@@ -83,7 +83,6 @@ def _services(found: Record) -> Text:
 def _counts(found: Record) -> Table:
     queue, redis = found["queue"], found["redis"]
     table = Table(box=None, show_header=False, pad_edge=False)
-    # Where nothing waits, nothing is the oldest.
     oldest = f", the oldest {_number(queue['oldest_wait_s'], ' s')}" if queue["waiting"] else ""
     table.add_row("queue", f"{_number(queue['waiting'])} wait{oldest}; {_number(queue['in_flight'])} at work")
     table.add_row(
@@ -104,7 +103,7 @@ def _counts(found: Record) -> Table:
 
 
 def _told(text: str, of: Record | None) -> str:
-    """What a part of the deployment says; it is None while that part does not answer."""
+    """Fills the text with the figures of one service. They are None while that service does not answer."""
     return UNKNOWN if of is None else printable(text.format(**of))
 
 
@@ -123,7 +122,7 @@ def _workers(workers: Sequence[Record] | None) -> RenderableType:
     if workers is None:
         return Text("workers are unknown: Redis does not answer", style="red")
     if not workers:
-        return Text("no worker has shown itself: start one with `holdfast worker`", style="yellow")
+        return Text("no worker is alive: start one with `holdfast worker`", style="yellow")
     table = Table("WORKER", "RUNS", "OF", "WALLS", "VERSION", "SEEN", box=None, pad_edge=False, header_style="bold")
     for worker in workers:
         cells = (worker[name] for name in ("name", "runs", "max_runs", "sandbox", "version"))
@@ -140,7 +139,7 @@ def _hour(found: Record) -> Table:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A bar for each value, the highest of them full."""
+    """Draws a bar for each value; the highest is full."""
     highest = max(values, default=0) or 1
     return "".join(BARS[round(value / highest * (len(BARS) - 1))] for value in values)
 

@@ -1,1 +1,1 @@
-"""Commands that read the settings of a server and open what they name: they need no key, and no API that runs."""
+"""Commands that read a server's settings and open its database and Redis. They need no key and no running API."""

@@ -1,4 +1,4 @@
-"""What `holdfast api` runs, and what it would say of itself."""
+"""Runs the server of `holdfast api`, and renders its OpenAPI document."""
 
 import json
 from functools import partial
@@ -35,12 +35,12 @@ async def run_api(settings: Settings, *, host: str, port: int) -> None:
 
 
 def document() -> str:
-    """The OpenAPI document, as JSON."""
+    """Returns the OpenAPI document as JSON."""
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False)
 
 
 def refuse_if_open(host: str, *, has_keys: bool) -> None:
-    """Raises `InvalidRequest` where everybody would be let in by mistake."""
+    """Raises `InvalidRequest` if the server would be open to the network without any key."""
     if not has_keys and host not in LOOPBACK_NAMES:
         raise InvalidRequest(
             f"refusing to listen on {host} without API keys: set HOLDFAST_API_KEYS=project=key, make a key with "

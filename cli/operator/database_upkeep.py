@@ -1,4 +1,4 @@
-"""What `holdfast migrate` and `holdfast prune` do to the database."""
+"""The implementations of `holdfast migrate`, `prune`, `audit`, `budgets` and `status`."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ from shared.sql.runs.run_store import RetentionStore
 
 
 class _Report:
-    """How many rows of what kind were deleted, or would be: lines as they are known, or one object at the end."""
+    """Prints how many rows of each kind were deleted, or would be: a line per kind, or one JSON object at the end."""
 
     def __init__(self, *, dry_run: bool, as_json: bool) -> None:
         self.dry_run = dry_run
@@ -42,31 +42,31 @@ class _Report:
         self._counted: dict[str, int] = {}
 
     def begin(self, before: datetime) -> None:
-        """Says which runs are meant."""
+        """Announces which runs are pruned."""
         self._before = before
         if not self._as_json:
             print(f"holdfast prune: runs that ended before {before:%Y-%m-%d %H:%M} UTC", flush=True)
 
     def add(self, name: str, count: int) -> None:
-        """One kind of rows."""
+        """Reports one kind of rows."""
         self._counted[name] = count
         if not self._as_json:
             done = "pruned" if name == "runs" else "deleted"
             print(f"{count:>12,} {name} {'would be ' if self.dry_run else ''}{done}", flush=True)
 
     def end(self) -> None:
-        """All that was added, as an object; lines have said it already."""
+        """Prints the JSON object. As text, `add` has printed every line already."""
         if self._as_json:
             told = {"dry_run": self.dry_run, "runs_ended_before": self._before, "counted": self._counted}
             print(msgspec.json.encode(told).decode(), flush=True)
 
 
 async def run_migrate(settings: Settings, *, as_json: bool) -> None:
-    """Brings the database to our shape, and says which revision that is."""
+    """Migrates the database to the schema of this version, and prints its revision."""
     async with named_database(settings) as url:
         database = Database(url, answer_s=None)
         try:
-            with shown_progress("holdfast migrate: the database gets its new shape"):
+            with shown_progress("holdfast migrate: migrating the database"):
                 revision = await migrate(database)
         finally:
             await database.aclose()
@@ -77,7 +77,7 @@ async def run_migrate(settings: Settings, *, as_json: bool) -> None:
 
 
 async def run_prune(settings: Settings, *, dry_run: bool, as_json: bool) -> None:
-    """Deletes what the settings do not keep any longer, or only counts it."""
+    """Deletes what is older than the settings keep, or only counts it."""
     report = _Report(dry_run=dry_run, as_json=as_json)
     database = await production_database(settings, answer_s=None if dry_run else ANSWER_S)
     stop = told_to_end()
@@ -86,14 +86,14 @@ async def run_prune(settings: Settings, *, dry_run: bool, as_json: bool) -> None
             await _prune_runs(settings, database, report, stop)
         await _prune_records(settings, database, report, stop)
         if stop.is_set():
-            print("holdfast prune: told to end; what is left is pruned another time", file=sys.stderr, flush=True)
+            print("holdfast prune: interrupted; run it again to prune the rest", file=sys.stderr, flush=True)
     finally:
         report.end()
         await database.aclose()
 
 
 async def _prune_records(settings: Settings, database: Database, report: _Report, stop: asyncio.Event) -> None:
-    """The audit log and the accounts of budgets, whose days are settings of their own."""
+    """Prunes the audit log and the accounts of budgets, whose days are settings of their own."""
     records = RecordRetention(
         audit=AuditLog(database),
         budgets=BudgetStore(database),
@@ -142,13 +142,13 @@ async def _count_pruned(
                 return
 
 
-# What `holdfast audit` shows: who did what, read where the database is; it needs no key, and no API that runs.
+# `holdfast audit`. It reads the database directly, so it needs no key and no running API.
 
 
 async def show_audit(
     settings: Settings, *, project: str | None, wanted: AuditFilter, limit: int, as_json: bool
 ) -> None:
-    """Prints the newest entries that fit."""
+    """Prints the newest `limit` entries that match."""
     database = await production_database(settings)
     try:
         events = await AuditLog(database).newest(None if project is None else ProjectId(project), wanted, limit)
@@ -161,7 +161,7 @@ async def show_audit(
             else printable(_shown_event(event))
         )
     if not events:
-        print("holdfast audit: nothing was recorded that fits", file=sys.stderr)
+        print("holdfast audit: no entry matches", file=sys.stderr)
 
 
 def _shown_event(event: AuditEvent) -> str:
@@ -177,11 +177,11 @@ def _second(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
-# What `holdfast budgets` shows: what the accounts of a day have used, and what is set aside for calls under way.
+# `holdfast budgets`: what each account of a day has used, and what is reserved for calls in progress.
 
 
 async def show_budgets(settings: Settings, *, project: str | None, day: str, as_json: bool) -> None:
-    """Prints the accounts of the day."""
+    """Prints the accounts of a day."""
     database = await production_database(settings)
     try:
         totals = await BudgetStore(database).totals(day, None if project is None else ProjectId(project))
@@ -213,35 +213,33 @@ def _shown(amount: Amount) -> str:
 def _shown_limit(limit: Limit) -> str:
     tokens = [] if limit.tokens is None else [f"{limit.tokens:,} tokens"]
     money = [] if limit.nano_usd is None else [dollars(limit.nano_usd)]
-    return ", ".join(tokens + money) or "no limit that this command's settings know"
+    return ", ".join(tokens + money) or "no limit in this command's settings"
 
 
-# What `holdfast status` shows: whether the settings' deployment works, and which walls its workers give to tools.
-
-
+# `holdfast status`: whether the settings' deployment works, and how its workers isolate tools.
 _NODE = {
-    True: "there, for tools in TypeScript",
-    False: "not there: tools in TypeScript are refused",
-    None: "unknown: no worker has said",
+    True: "found: workers run tools in TypeScript",
+    False: "not found: workers refuse tools in TypeScript",
+    None: "unknown: no worker reports it",
 }
 
 
 @dataclass(frozen=True)
 class _Status:
-    """What was found. The database is not among it: what is wrong with it ends the command in one line."""
+    """The state of the deployment. The database is not part of it, because its errors end the command."""
 
     version: str
     redis: bool
     workers: bool | None
-    """Whether one lives. None: Redis is away, and only it knows."""
+    """Whether at least one worker is alive. None: unknown, because Redis does not answer."""
     worker_count: int | None
-    """How many show themselves. One that has only just begun, or hangs, may live and not be among them."""
+    """How many workers report themselves. A live one that has just started, or hangs, may be missing."""
     sandboxes: list[SandboxTier]
     node: bool | None
 
 
 async def run_status(settings: Settings, *, as_json: bool) -> None:
-    """Prints what answers. Raises `typer.Exit` when no worker lives."""
+    """Prints the state of the deployment. Raises `typer.Exit` if no worker is alive."""
     redis = await production_redis(settings)
     try:
         database = await production_database(settings)
@@ -274,7 +272,7 @@ async def _ask(redis: Redis) -> _Status:
 
 
 def _lines(found: _Status) -> list[str]:
-    shown = [f"holdfast   {found.version}", "database   answers, and has the shape of this version"]
+    shown = [f"holdfast   {found.version}", "database   answers, and has the schema of this version"]
     if not found.redis:
         return [*shown, "redis      does not answer"]
     return [
@@ -288,13 +286,13 @@ def _lines(found: _Status) -> list[str]:
 
 def _workers(found: _Status) -> str:
     if not found.workers:
-        return "none has shown itself"
-    return f"{found.worker_count} live" if found.worker_count else "at least one lives"
+        return "none is alive: start one with `holdfast worker`"
+    return f"{found.worker_count} live" if found.worker_count else "at least one is alive"
 
 
 def _walls(sandboxes: list[SandboxTier]) -> str:
     if not sandboxes:
-        return "unknown: no worker has shown its own"
+        return "unknown: no worker reports them"
     if sandboxes[-1] is SandboxTier.PROCESS:
         return "NONE for some tools: a worker runs them as plain processes (HOLDFAST_SANDBOX=process)"
-    return f"{sandboxes[-1]}, the weakest that a worker has" if len(sandboxes) > 1 else str(sandboxes[-1])
+    return f"{sandboxes[-1]}, the weakest of all workers" if len(sandboxes) > 1 else str(sandboxes[-1])

@@ -1,6 +1,6 @@
-"""What `holdfast dev` runs: the API and a worker in one process, on embedded parts.
+"""Runs `holdfast dev`: the API and a worker in one process, with embedded services.
 
-The only module that imports both.
+It is the only module that imports both.
 """
 
 from api.access.callers import ConfiguredKeys
@@ -19,16 +19,16 @@ from worker.main import working
 WHAT_NEXT = """
   every path, to try in a browser: {address}/docs
   a first program, and the same with curl: README.md; what the words mean: docs/concepts.md"""
-"""What `holdfast dev` says behind its address."""
+"""`holdfast dev` prints this after its address."""
 
 
 async def run_dev(settings: Settings, *, host: str, port: int) -> None:
     configured = ConfiguredKeys.parse(settings.api_keys.get_secret_value(), settings.api_keys_file)
     file = settings.data_dir / DATABASE
     if not file.exists():
-        refuse_if_open(host, has_keys=bool(configured))  # before anything is made there
-    # What is not chosen suits somebody at a terminal: models without a key, an end at once, and no line for each of the
-    # requests that an open console sends all the time.
+        refuse_if_open(host, has_keys=bool(configured))  # before the data directory is made
+    # These defaults suit a person at a terminal: models without a key, an immediate end, and no log line for each
+    # request that an open console sends.
     defaults: dict[str, object] = {"builtin_models": True, "drain_s": 0.0, "docs": "on", "access_log": False}
     chosen = settings.model_fields_set
     settings = settings.model_copy(update={name: value for name, value in defaults.items() if name not in chosen})

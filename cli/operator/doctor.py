@@ -1,6 +1,6 @@
-"""What `holdfast doctor` finds: what is wrong with a machine, its settings and its services, and the fix.
+"""The implementation of `holdfast doctor`, which checks a machine, its settings and its services.
 
-It changes nothing, and asks a model only with `--call`, because that costs money.
+It changes nothing, and calls a model only with `--call`, because that costs money.
 """
 
 import os
@@ -40,10 +40,10 @@ from shared.sql.migrate import require_current
 from worker.tools.sandbox_choice import SandboxChoice
 
 FILES_BESIDE_CONNECTIONS = 500
-"""Files that a process has open beside its clients' connections: its own to Postgres, Redis, models and tools."""
+"""Files that a process opens besides its clients' connections: those to Postgres, Redis, models and tools."""
 
 FULL = 0.8
-"""The share of a Redis server's memory from which on an operator should look, as in deploy/prometheus/alerts.yml."""
+"""The used share of a Redis server's memory from which an operator should act, as in deploy/prometheus/alerts.yml."""
 
 LOGS_FIX = "HOLDFAST_EVENT_LOG_URL says where they are"
 
@@ -51,8 +51,8 @@ NOT_SET = "not set; `holdfast dev` needs none, `holdfast api` and `holdfast work
 
 
 async def run_doctor(settings: Settings, *, call: bool, as_json: bool) -> None:
-    """Prints what is found. Raises `typer.Exit` when something is wrong."""
-    findings = [good("version", f"Holdfast {VERSION}"), good("settings", "every one of them is known and can be")]
+    """Prints the findings. Raises `typer.Exit` if one of them is a problem."""
+    findings = [good("version", f"Holdfast {VERSION}"), good("settings", "all names and values are valid")]
     findings += [*key_findings(settings), *api_key_findings(settings), *opened_findings(settings)]
     findings += [finding async for finding in _database(settings)]
     findings += [finding async for finding in _redis(settings)]
@@ -76,7 +76,7 @@ async def _database(settings: Settings) -> AsyncGenerator[Finding]:
         yield wrong(subject, error.message, "set HOLDFAST_DATABASE_URL")
         return
     try:
-        # Whole seconds are all that the database tells.
+        # The database returns whole seconds.
         before = SystemClock().now()
         now = await database.now()
         yield good(subject, "answers")
@@ -99,7 +99,7 @@ async def _migrations(database: Database) -> Finding:
         await require_current(database)
     except Unusable as error:
         return wrong("migrations", error.message, "docs/operations/upgrade.md")
-    return good("migrations", "the database has the shape of this version")
+    return good("migrations", "the database has the schema of this version")
 
 
 async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
@@ -130,7 +130,7 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
 
 
 async def _event_log(settings: Settings, redis: Redis) -> list[Finding]:
-    """The servers of the logs, where `redis` is not the one."""
+    """Checks the servers of the logs, if they are not `redis`."""
     if not settings.event_log_url:
         return []
     try:
@@ -142,9 +142,9 @@ async def _event_log(settings: Settings, redis: Redis) -> list[Finding]:
 
 async def _log_servers(subject: str, servers: LogServers) -> list[Finding]:
     if await servers.are_reachable():
-        findings = [good(subject, "every server of it answers")]
+        findings = [good(subject, "every server answers")]
     else:
-        findings = [wrong(subject, "not every server of it answers", LOGS_FIX)]
+        findings = [wrong(subject, "not every server answers", LOGS_FIX)]
     for netloc, server in servers.by_netloc().items():
         findings += await _log_server(f"{subject} {netloc}", server)
     return findings
@@ -158,10 +158,10 @@ async def _log_server(name: str, server: Redis) -> list[Finding]:
 
 
 def _redis_settings(server: str, found: ServerSettings) -> list[Finding]:
-    """Whether it keeps what it is given. Nothing here is wrong: what Redis loses is rebuilt, which takes time."""
+    """Checks whether the server keeps its data. Lost data is no error: it is rebuilt from SQL, which takes time."""
     if found.eviction is None:
-        fix = "docs/operations/redis.md has what they should be"
-        return [doubtful(f"{server} settings", "it does not tell them", fix)]
+        fix = "compare them with docs/operations/redis.md"
+        return [doubtful(f"{server} settings", "it does not allow reading them", fix)]
     return [
         good(f"{server} eviction", "noeviction")
         if found.eviction == "noeviction"
@@ -183,11 +183,11 @@ def _redis_settings(server: str, found: ServerSettings) -> list[Finding]:
 def _redis_memory(server: str, memory: ServerMemory) -> Finding:
     subject, used = f"{server} memory", memory.used or 0
     if not memory.limit:
-        return doubtful(subject, "maxmemory is not set, or it does not tell it", "set it below what the machine has")
+        return doubtful(subject, "maxmemory is not set or not readable", "set it below the machine's memory")
     said = f"{used / 1e6:,.1f} MB of {memory.limit / 1e6:,.1f} MB are used"
     if used < FULL * memory.limit:
         return good(subject, said)
-    return doubtful(subject, said, "more maxmemory, or a shorter HOLDFAST_STREAM_TTL_S; docs/operations/redis.md")
+    return doubtful(subject, said, "raise maxmemory or lower HOLDFAST_STREAM_TTL_S; docs/operations/redis.md")
 
 
 async def _walls(settings: Settings) -> Finding:

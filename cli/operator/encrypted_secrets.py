@@ -1,4 +1,4 @@
-"""What `holdfast secrets` does: makes keys, and encrypts what is stored with the newest one."""
+"""The implementation of `holdfast secrets`: makes keys, and re-encrypts stored secrets with the newest one."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ from shared.sql.definitions.tools import StoredSecretStore
 
 BATCH = 100
 TRIES = 3
-"""Times that an owner is looked at that is changed at the same moment."""
+"""Attempts for an owner that another process changes at the same time."""
 
 
 class Stored(Protocol):
@@ -38,14 +38,14 @@ Found = TypeVar("Found", bound=Stored)
 
 
 class Store(Protocol[Found]):
-    """Secrets as they are stored."""
+    """The stored secrets of one kind of owner."""
 
     async def some(self, after: int, limit: int) -> Sequence[Found]: ...
     async def replace(self, before: Found, secrets: dict[str, str]) -> bool: ...
 
 
 class Owners(NamedTuple, Generic[Found]):
-    """One kind of owner, as messages name it."""
+    """One kind of owner: its name in messages, and its store."""
 
     noun: str
     nouns: str
@@ -53,7 +53,7 @@ class Owners(NamedTuple, Generic[Found]):
 
 
 class Rotated(NamedTuple):
-    """How many owners were changed, and whether there were secrets that cannot be read."""
+    """How many owners were changed, and whether some secrets could not be decrypted."""
 
     changed: int = 0
     unread: bool = False
@@ -65,7 +65,7 @@ def print_new_key() -> None:
 
 
 async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) -> None:
-    """Encrypts what is stored with the first key, and says which keys are in use. Raises `InvalidRequest`."""
+    """Re-encrypts stored secrets with the first key, and prints which keys are in use. Raises `InvalidRequest`."""
     keys = keys_of(settings)
     if not keys:
         raise InvalidRequest("HOLDFAST_ENCRYPTION_KEY is not set: `holdfast secrets generate-key` prints a key")
@@ -90,8 +90,8 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
     unread = of_agents.unread or of_endpoints.unread
     if unread or (in_use.keys() - {keys.current} and not dry_run):
         raise InvalidRequest(
-            "not all secrets are encrypted with the first key. Run it again; where a secret cannot be read, configure "
-            "the key that is named, or set the secret anew"
+            "not all secrets are encrypted with the first key. Run it again; for a secret that cannot be decrypted, "
+            "add the named key to HOLDFAST_ENCRYPTION_KEY, or set the secret again"
         )
 
 
@@ -99,13 +99,13 @@ def _say(changed: Mapping[str, int], in_use: Mapping[str, int], keys: SecretKeys
     if not dry_run:
         for nouns, count in changed.items():
             shown = nouns.replace("_", " ")
-            print(f"{count:>12,} {shown} have secrets that were encrypted with the key {keys.current!r} now")
+            print(f"{count:>12,} {shown} had secrets that are now encrypted with the key {keys.current!r}")
     for key_id, count in sorted(in_use.items()):
         print(f"{count:>12,} secrets are {_stored_with(key_id, keys)}", flush=True)
 
 
 async def _rotate(owners: Owners[Found], keys: SecretKeys, stop: asyncio.Event) -> Rotated:
-    """Encrypts secrets with the first key until there are no others, or until the process is asked to end."""
+    """Re-encrypts secrets with the first key until all are, or until `stop` is set."""
     changed, unread = 0, False
     if stop.is_set():
         return Rotated()
@@ -117,7 +117,7 @@ async def _rotate(owners: Owners[Found], keys: SecretKeys, stop: asyncio.Event) 
             if stop.is_set():
                 break
     if stop.is_set():
-        print("holdfast secrets rotate: told to end; run it again for what is left", file=sys.stderr, flush=True)
+        print("holdfast secrets rotate: interrupted; run it again for the rest", file=sys.stderr, flush=True)
     return Rotated(changed, unread)
 
 
@@ -130,8 +130,8 @@ async def _all(store: Store[Found]) -> AsyncGenerator[Found]:
 
 
 async def _rotate_one(owners: Owners[Found], keys: SecretKeys, found: Found) -> tuple[bool, bool]:
-    """Whether something was encrypted anew, and whether everything could be read. An owner that is changed meanwhile is
-    looked at again; servers that run encrypt what they write."""
+    """Returns whether it re-encrypted a secret, and whether it could decrypt all of them. It reads an owner again that
+    another process changed meanwhile; running servers encrypt what they write."""
     store = owners.store
     after, unreadable = keys.sealed_anew(found.owner_id, found.secrets)
     for error in unreadable:
@@ -151,7 +151,7 @@ async def _rotate_one(owners: Owners[Found], keys: SecretKeys, found: Found) -> 
 
 
 async def _keys_in_use(store: Store[Found]) -> Counter[str]:
-    """How many secrets are encrypted with each key, by its id."""
+    """Counts the secrets that are encrypted with each key, by the key's id."""
     in_use: Counter[str] = Counter()
     async for found in _all(store):
         in_use.update(key_id_of(value) for value in found.secrets.values() if value)

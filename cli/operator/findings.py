@@ -1,4 +1,4 @@
-"""What `holdfast doctor` has found: a line for each thing that it looked at, with the fix where something is amiss."""
+"""The findings of `holdfast doctor`: one for each thing that it checks, with the fix if there is a problem."""
 
 import os
 import tempfile
@@ -32,16 +32,16 @@ from worker.models.registry import Models
 
 
 class Verdict(StrEnum):
-    """How something is."""
+    """The result of one check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, and there is a reason to look at it."""
+    """It works, but an operator should look at it."""
     WRONG = "wrong"
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     verdict: Verdict
     subject: str
@@ -50,22 +50,22 @@ class Finding(NamedTuple):
 
 
 def good(subject: str, said: str) -> Finding:
-    """It is as it should be."""
+    """A check without a problem."""
     return Finding(Verdict.OK, subject, said)
 
 
 def doubtful(subject: str, said: str, fix: str) -> Finding:
-    """It works; `fix` says what would be better."""
+    """Something works, but `fix` would improve it."""
     return Finding(Verdict.WARN, subject, said, fix)
 
 
 def wrong(subject: str, said: str, fix: str) -> Finding:
-    """It does not work until somebody does what `fix` says."""
+    """Something does not work until an operator applies `fix`."""
     return Finding(Verdict.WRONG, subject, said, fix)
 
 
 def skew(subject: str, seconds: float) -> Finding:
-    """A clock that is ahead of ours by so many seconds. Leases last six seconds by default, so two are too many."""
+    """Checks a clock that is `seconds` ahead of ours. Leases last six seconds by default, so two are too many."""
     said = f"its clock differs from this machine's by {abs(seconds):.1f} s"
     if abs(seconds) <= LARGEST_SKEW_S:
         return good(subject, said)
@@ -73,11 +73,11 @@ def skew(subject: str, seconds: float) -> Finding:
 
 
 LARGEST_SKEW_S = 2.0
-"""Seconds. SQL tells its time to the second, so less than one cannot be seen."""
+"""Seconds. SQL returns its time in whole seconds, so a smaller difference than one is invisible."""
 
 
 def lines(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
-    """The findings as text, or as JSON objects."""
+    """Renders the findings as text, or as JSON objects."""
     if as_json:
         return [printable_json(msgspec.json.encode(finding._asdict()).decode()) for finding in findings]
     width = max(len(finding.subject) for finding in findings)
@@ -87,15 +87,15 @@ def lines(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
     ]
 
 
-# Which model providers a process with this environment can ask; and, on request, whether they answer.
+# Model providers: which ones this environment configures and, on request, whether they answer.
 
 
 async def model_findings(settings: Settings, environment: Mapping[str, str], *, call: bool) -> AsyncGenerator[Finding]:
-    """A finding for each provider that is set up. `call`: ask one model of each."""
+    """Yields a finding for each configured provider. `call`: also call one model of each."""
     names = [name for name, one in PROVIDERS.items() if name != BUILTIN and one.is_configured(environment)]
     if not names and not settings.builtin_models:
         fix = "give the workers the key of a provider, such as OPENAI_API_KEY; docs/models.md lists all variables"
-        yield doubtful("models", "no provider is set up here", fix)
+        yield doubtful("models", "no provider is configured here", fix)
     models = Models(
         environment,
         first_event_timeout=settings.first_event_timeout,
@@ -113,10 +113,10 @@ async def model_findings(settings: Settings, environment: Mapping[str, str], *, 
 async def _finding(models: Models, provider: str, *, call: bool) -> Finding:
     subject = f"models of {provider}"
     if not call:
-        return good(subject, "has what it needs to be asked; --call asks it")
+        return good(subject, "configured; --call also calls a model")
     handle = next((model.handle for model in MODELS if model.provider == provider), None)
     if handle is None:
-        return doubtful(subject, "is set up, and no model of it is known here", "try one with `holdfast agents create`")
+        return doubtful(subject, "configured, but none of its models is known", "try one with `holdfast agents create`")
     try:
         await _ask(models, handle)
     except ModelError as error:
@@ -125,7 +125,7 @@ async def _finding(models: Models, provider: str, *, call: bool) -> Finding:
 
 
 async def _ask(models: Models, handle: str) -> None:
-    """Asks for a word. Raises `ModelError`."""
+    """Asks the model for one word. Raises `ModelError`."""
     question = Message(
         id=IdMaker().message(),
         agent_id=AgentId(""),
@@ -142,39 +142,39 @@ async def _ask(models: Models, handle: str) -> None:
             pass
 
 
-# What `holdfast doctor` finds about settings that open a server further than a production should be, and about disks
-# that are full. Processes warn of the first at their start, where nobody looks a week later.
+# Settings that are too open for production, and disks that are full. Processes warn of such settings when they start,
+# but no operator reads that a week later.
 
 
 FULL = 0.9
-"""The share of a disk from which on an operator should look."""
+"""The used share of a disk from which an operator should act."""
 
 MIB = 1 << 20
 
 
 def api_key_findings(settings: Settings) -> list[Finding]:
-    """Whether the configured keys can be guessed."""
+    """Checks whether the configured keys can be guessed."""
     subject = "api keys"
     try:
         keys = ConfiguredKeys.parse(settings.api_keys.get_secret_value(), settings.api_keys_file)
     except InvalidRequest as error:
         return [wrong(subject, error.message, "docs/operations/keys.md")]
     if not keys:
-        return [good(subject, "none in the settings: a server without stored keys asks for none, on loopback alone")]
+        return [good(subject, "none in the settings; without stored keys the server is open, on loopback only")]
     if warnings := keys.warnings():
         return [doubtful(subject, *warning.split("; ", 1)) for warning in warnings]
-    return [good(subject, "those in the settings are too long to be guessed")]
+    return [good(subject, "the keys in the settings are too long to be guessed")]
 
 
 def opened_findings(settings: Settings) -> Iterator[Finding]:
-    """What a production leaves closed. `holdfast dev` has the built-in models without being told to."""
+    """Checks settings that production leaves off. `holdfast dev` turns the built-in models on by itself."""
     if settings.builtin_models:
-        said = "on: whoever may send a message decides how long a worker is busy"
+        said = "on: any caller who may send a message decides how long a worker is busy"
         yield doubtful("built-in models", said, "unset HOLDFAST_BUILTIN_MODELS for the API and the workers")
     else:
-        yield good("built-in models", "off, but for `holdfast dev`")
+        yield good("built-in models", "off, except in `holdfast dev`")
     if settings.callback_allow_private:
-        said = "allowed: whoever may send a message makes the API post to addresses of your network"
+        said = "allowed: any caller who may send a message can make the API post to addresses in your network"
         fix = "unset HOLDFAST_CALLBACK_ALLOW_PRIVATE, or name the networks in HOLDFAST_REACHABLE_NETWORKS"
         yield doubtful("callbacks to private addresses", said, fix)
     else:
@@ -182,22 +182,22 @@ def opened_findings(settings: Settings) -> Iterator[Finding]:
 
 
 async def role_findings(settings: Settings, database: Database) -> list[Finding]:
-    """Whether the second wall between projects holds. Raises `Unavailable`."""
+    """Checks whether row-level security, the second wall between projects, applies. Raises `Unavailable`."""
     subject = "row-level security"
     if database.is_sqlite:
         return []
     if not settings.row_level_security:
         fix = "unset HOLDFAST_ROW_LEVEL_SECURITY"
-        return [doubtful(subject, "switched off: the stores alone keep projects apart", fix)]
+        return [doubtful(subject, "off: only the stores' own filters keep projects apart", fix)]
     if await database.passes_policies():
-        said = "void: the database's role is a superuser or has BYPASSRLS"
-        fix = "ALTER ROLE … NOSUPERUSER NOBYPASSRLS, or a role of its own; docs/operations/postgres.md"
+        said = "without effect: the database's role is a superuser or has BYPASSRLS"
+        fix = "ALTER ROLE … NOSUPERUSER NOBYPASSRLS, or use another role; docs/operations/postgres.md"
         return [doubtful(subject, said, fix)]
-    return [good(subject, "binds the database's role")]
+    return [good(subject, "applies to the database's role")]
 
 
 def disk_findings(settings: Settings) -> Iterator[Finding]:
-    """The disks that processes on this machine write to."""
+    """Checks the disks that processes on this machine write to."""
     scratch = Path(tempfile.gettempdir())
     more = "make room, or set TMPDIR to a folder with room"
     yield _disk("scratch disk (TMPDIR)", scratch, settings.tool_scratch_mb, more)
@@ -209,7 +209,7 @@ def disk_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def _database_folder(settings: Settings) -> Path | None:
-    """Where the database of this machine lies; None for a database server."""
+    """Returns the folder of this machine's database file; None for a database server."""
     if not settings.database_url:
         return None if settings.redis_url else settings.data_dir
     try:
@@ -220,7 +220,7 @@ def _database_folder(settings: Settings) -> Path | None:
 
 
 def _disk(subject: str, folder: Path, least_mib: int, fix: str) -> Finding:
-    """`least_mib`: what one call, or one installation, may take."""
+    """Checks one disk. `least_mib`: what one call, or one installation, may need."""
     place = next((one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir()), Path("/"))
     found = os.statvfs(place)
     free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -228,27 +228,27 @@ def _disk(subject: str, folder: Path, least_mib: int, fix: str) -> Finding:
     if free < least_mib * MIB:
         return wrong(subject, f"{said}, and {least_mib} MiB may be needed at once", fix)
     if found.f_files and not found.f_favail:
-        return wrong(subject, f"no file can be made at {place}: its inodes are used up", fix)
+        return wrong(subject, f"no file can be made at {place}: it has no free inodes", fix)
     return doubtful(subject, said, fix) if free < (1 - FULL) * size else good(subject, said)
 
 
-# What `holdfast doctor` finds about the keys for agents' secrets: whether each process reads what the others encrypt,
-# and whether what is stored can be read.
+# The keys for agents' secrets: whether each process can decrypt what the others encrypt, and whether the stored secrets
+# can be decrypted.
 
 
 BATCH = 500
 
-PLAIN_TEXT = "an API and its workers store the secrets of agents as plain text; `holdfast dev` makes a key of its own"
+PLAIN_TEXT = "API and workers store agents' secrets as plain text; `holdfast dev` makes a key of its own"
 
 HERE = "this command"
-"""Stands for the settings that `doctor` was started with."""
+"""The name of `doctor`'s own settings among those of the processes."""
 
 MAKE = "`holdfast secrets generate-key` prints a key"
 SAME = "give the workers and the API processes the same HOLDFAST_ENCRYPTION_KEY, and restart the workers first"
 
 
 def key_findings(settings: Settings) -> list[Finding]:
-    """Whether there is a key, and it can be read."""
+    """Checks whether a key is configured and readable."""
     subject = "encryption key"
     try:
         keys = keys_of(settings)
@@ -260,7 +260,7 @@ def key_findings(settings: Settings) -> list[Finding]:
 
 
 async def stored_secret_findings(settings: Settings, database: Database) -> list[Finding]:
-    """Whether the keys of these settings read every secret that is stored. Raises `Unavailable`."""
+    """Checks whether these settings' keys decrypt every stored secret. Raises `Unavailable`."""
     keys = _keys(settings)
     kinds = [
         ("stored secrets", "agents", StoredSecretStore(database)),
@@ -275,7 +275,7 @@ async def stored_secret_findings(settings: Settings, database: Database) -> list
             looked, after = looked + len(batch), batch[-1].number
         if problems:
             said = f"those of {len(problems):,} of {looked:,} {owners} cannot be read: {problems[0]}"
-            fix = "HOLDFAST_ENCRYPTION_KEY needs the key that is named; docs/operations/secrets.md"
+            fix = "add that key to HOLDFAST_ENCRYPTION_KEY; docs/operations/secrets.md"
             findings.append(wrong(subject, said, fix))
         elif looked or owners == "agents":
             findings.append(good(subject, f"those of {looked:,} {owners} can be read"))
@@ -283,7 +283,7 @@ async def stored_secret_findings(settings: Settings, database: Database) -> list
 
 
 async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]:
-    """Whether the processes that live have the same keys as one another, and as these settings. Raises
+    """Checks whether the running processes have the same keys as one another, and as these settings. Raises
     `Unavailable`."""
     presence = ProcessPresence(redis)
     living = [*await presence.workers(), *await presence.api_processes()]
@@ -295,7 +295,7 @@ async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]
         return [wrong(subject, apart[0] + (f", and {len(apart) - 1} more" if apart[1:] else ""), SAME)]
     here = {HERE: _keys(settings).fingerprints}
     if apart := list(_unreadable({**shown, **here})):
-        fix = "start it with the HOLDFAST_ENCRYPTION_KEY of the processes"
+        fix = "run it with the processes' HOLDFAST_ENCRYPTION_KEY"
         return [doubtful(subject, f"each of {len(shown)} reads what the others encrypt, but {apart[0]}", fix)]
     return [good(subject, f"each of {len(shown)} reads what the others encrypt")]
 
@@ -304,7 +304,7 @@ def _keys(settings: Settings) -> SecretKeys:
     try:
         return keys_of(settings)
     except InvalidRequest:
-        return NO_KEYS  # which is a finding of its own
+        return NO_KEYS  # `key_findings` reports it
 
 
 def _unreadable(processes: Mapping[str, Sequence[str]]) -> Iterator[str]:

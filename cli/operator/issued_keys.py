@@ -1,6 +1,6 @@
-"""What `holdfast keys` does: keys for the API, made where the database is. It needs no key, and no API that runs.
+"""The implementation of `holdfast keys`. It works on the database directly, so it needs no key and no running API.
 
-The new secret is all that goes to the output, so that a script can take it from there; the rest is for the terminal.
+Standard output gets the new secret alone, so that a script can read it; all else goes to standard error.
 """
 
 import getpass
@@ -26,11 +26,11 @@ from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.access.audit import Asker, asked_by
 
 COMMAND_LINE = "command-line"
-"""Who makes a key that no other key has made."""
+"""The creator of keys that were not made with another key."""
 
 
 def callback_secret_of(settings: Settings, project_id: ProjectId, *, as_json: bool) -> str:
-    """What a project's receivers check callbacks with."""
+    """Returns the secret with which a project's receivers verify callbacks."""
     key = key_of_project(signing_key(settings.callback_secret.get_secret_value()), project_id)
     if key is None:
         raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")
@@ -40,7 +40,7 @@ def callback_secret_of(settings: Settings, project_id: ProjectId, *, as_json: bo
 
 @asynccontextmanager
 async def _issuing(settings: Settings) -> AsyncGenerator[KeyIssuer]:
-    """What makes keys, on the settings' database; what is done in the block is recorded as this user's."""
+    """Yields an issuer on the settings' database. The audit log records this user for what the block does."""
     database, clock, ids = await production_database(settings), SystemClock(), IdMaker()
     try:
         with asked_by(Asker(key_id=COMMAND_LINE, key_name=_user(), at=clock.now(), ids=ids)):
@@ -59,7 +59,7 @@ def _user() -> str:
 async def create_key(
     settings: Settings, project: ProjectId, name: str, *, scopes: list[str], lasts: timedelta | None, as_json: bool
 ) -> None:
-    """Makes a key, and prints its secret. `lasts`: how long; None: it never expires."""
+    """Makes a key, and prints its secret. `lasts`: the time until it expires; None: never."""
     async with _issuing(settings) as issuer:
         expires_at = None if lasts is None else issuer.clock.now() + lasts
         issued = await issuer.create(project, name, scopes, expires_at=expires_at, by=COMMAND_LINE)
@@ -77,7 +77,7 @@ async def show_keys(settings: Settings, *, project: str | None, as_json: bool) -
 
 
 async def revoke_key(settings: Settings, *, key_id: KeyId, as_json: bool) -> None:
-    """Ends a key."""
+    """Revokes a key."""
     async with _issuing(settings) as issuer:
         now = issuer.clock.now()
         key = await issuer.keys.revoke(None, key_id, now)
@@ -88,15 +88,15 @@ async def revoke_key(settings: Settings, *, key_id: KeyId, as_json: bool) -> Non
 
 
 async def rotate_key(settings: Settings, *, key_id: KeyId, grace: int, as_json: bool) -> None:
-    """Gives a key a new secret, and prints it. `grace`: seconds for which the old one goes on."""
+    """Gives a key a new secret, and prints it. `grace`: seconds for which the old secret stays valid."""
     async with _issuing(settings) as issuer:
         issued = await issuer.rotate(None, key_id, grace)
     _show(issued, issuer.clock.now(), as_json=as_json)
-    print(f"holdfast keys: earlier secrets end in {grace} seconds", file=sys.stderr)
+    print(f"holdfast keys: earlier secrets expire in {grace} seconds", file=sys.stderr)
 
 
 def _show(issued: Issued, now: datetime, *, as_json: bool) -> None:
-    """Prints the secret alone on standard output, or, as the API answers, the key with its secret as `key`."""
+    """Prints the secret alone on standard output, or as JSON the API's answer: the key, with its secret as `key`."""
     key = issued.key
     print(
         f"holdfast keys: {key.id}, project {key.project_id}, {', '.join(key.scopes)}, "

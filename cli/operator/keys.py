@@ -1,5 +1,5 @@
-"""`holdfast keys`: what the command line says, and nothing of what is done. That is imported once the settings are
-read, so that a wrong one is said at once.
+"""The command line of `holdfast keys`. The implementation is imported after the settings were read, so that a wrong
+setting is reported at once.
 """
 
 from collections.abc import Coroutine
@@ -17,7 +17,7 @@ from shared.process.settings import Settings
 
 Running = Coroutine[Any, Any, None]
 
-commands = typer.Typer(help="Make, list, rotate and revoke keys of the API. Needs HOLDFAST_DATABASE_URL.")
+commands = typer.Typer(help="Make, list, rotate and revoke API keys. Needs HOLDFAST_DATABASE_URL.")
 
 KeyArgument = Annotated[str, typer.Argument(help="The id of the key: key-…")]
 
@@ -34,22 +34,22 @@ def _seconds(text: str) -> int:
 
 @commands.command(epilog="Example: KEY=$(holdfast keys create --name backend --scope write)")
 def create(
-    name: Annotated[str, typer.Option(help="Who will use the key.")],
+    name: Annotated[str, typer.Option(help="A name that says who uses the key.")],
     project: Annotated[str, typer.Option(help="The project that the key gives access to.")] = "default",
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, write or admin; and agent:<id> for that agent only; may be repeated (default: write)."
+            help="read, write or admin; agent:<id> limits the key to that agent; may be repeated (default: write)."
         ),
     ] = None,
     expires_in_days: Annotated[
-        int | None, typer.Option(parser=days_at_most, metavar="N", help="(default: it never expires)")
+        int | None, typer.Option(parser=days_at_most, metavar="N", help="Days until it expires (default: never).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key, and print its secret: it is shown once."""
     if not project.strip() or not project.isprintable():
-        raise InvalidRequest("--project is empty, or has a character that cannot be printed")
+        raise InvalidRequest("--project is empty or has a character that cannot be printed: give a printable name")
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
@@ -64,7 +64,7 @@ def create(
 
 @commands.command("list", epilog="Example: holdfast keys list --project default --json")
 def list_keys(
-    project: Annotated[str | None, typer.Option(help="Of this project (default: of all).")] = None,
+    project: Annotated[str | None, typer.Option(help="Only of this project (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the keys, without their secrets."""
@@ -80,7 +80,7 @@ def list_keys(
 
 @commands.command(epilog="Example: holdfast keys revoke key-0b0f3a4e-93a5-4a7a-8d5c-1c5a4f6f1a2b")
 def revoke(key: KeyArgument, as_json: JsonOption = False) -> None:
-    """End a key, within five seconds everywhere."""
+    """Revoke a key. Every API process refuses it within five seconds."""
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
@@ -99,7 +99,7 @@ def rotate(
         typer.Option(
             parser=_seconds,
             metavar="SECONDS",
-            help="How long the old secret stays valid; 0: it ends at once. The default is a day.",
+            help="How long the old secret stays valid; 0 ends it at once. The default is a day.",
         ),
     ] = DEFAULT_GRACE_S,
     as_json: JsonOption = False,
@@ -120,7 +120,7 @@ def callback_secret(
     project: Annotated[str, typer.Option(help="The project whose callbacks the secret signs.")] = "default",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the secret with which a project's receivers check callbacks. Needs HOLDFAST_CALLBACK_SECRET alone."""
+    """Print the secret with which a project's receivers verify callbacks. Needs only HOLDFAST_CALLBACK_SECRET."""
     settings = read_settings()
     if not settings.callback_secret.get_secret_value():
         raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")

@@ -1,4 +1,4 @@
-"""What every command of production opens: its settings' database and Redis, and the wish to end."""
+"""Shared by the commands of production: they open the settings' database and Redis, and end on a signal."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ UNENCRYPTED = (
 )
 
 START_S = 30.0
-"""How long a process that starts waits for a database that is away."""
+"""Seconds that a starting process waits for a database that does not answer."""
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def open_process(
 
 
 def told_to_end() -> asyncio.Event:
-    """Set when the process is asked to end."""
+    """Returns an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -65,9 +65,10 @@ def told_to_end() -> asyncio.Event:
 
 @asynccontextmanager
 async def production_process(settings: Settings, *, wait_s: float = WAIT_S) -> AsyncGenerator[ProcessContext]:
-    """What the settings name, open for the block. Raises `InvalidRequest`; `Unavailable` with the setting's name."""
+    """Opens the settings' database and Redis for a block. Raises `InvalidRequest`, and `Unavailable` that names the
+    setting."""
     keys = keys_of(settings)
-    _database_place(settings)  # refused before anything is waited for
+    _database_place(settings)  # refuses a wrong URL before it waits for Redis
     redis = await production_redis(settings)
     try:
         database = await production_database(settings, wait_s=wait_s)
@@ -88,7 +89,7 @@ async def production_database(
 
 
 async def _has_our_shape(settings: Settings, database: Database) -> None:
-    """Returns when the database has our shape. Waits for one that is away: it may be starting, too."""
+    """Waits until the database has the schema of this version: a database that does not answer may be starting."""
     deadline = time.monotonic() + START_S
     while True:
         try:
@@ -104,7 +105,7 @@ async def _has_our_shape(settings: Settings, database: Database) -> None:
 
 @asynccontextmanager
 async def named_database(settings: Settings) -> AsyncGenerator[str]:
-    """The setting's URL, for a block whose errors then say which setting they are about, and where that leads."""
+    """Yields the database's URL. The block's `Unavailable` errors then name the setting and the database's address."""
     place = _database_place(settings)
     try:
         yield settings.database_url
@@ -114,7 +115,7 @@ async def named_database(settings: Settings) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def named_file(file: Path) -> AsyncGenerator[None]:
-    """A block that opens the database of `holdfast dev`; its errors say which file they are about."""
+    """Runs a block that opens the database of `holdfast dev`. Its `Unavailable` errors then name the file."""
     try:
         yield
     except Unavailable as error:
@@ -127,7 +128,7 @@ def _database_place(settings: Settings) -> str:
 
 
 def _from_below(error: Unavailable) -> str:
-    """Why no connection came about."""
+    """Returns the operating system's reason why no connection was made."""
     cause = error.__cause__
     if isinstance(error, Unusable) or not isinstance(cause, OSError):
         return ""
@@ -135,8 +136,8 @@ def _from_below(error: Unavailable) -> str:
 
 
 async def production_redis(settings: Settings) -> Redis:
-    """A client of the setting's Redis. One that does not answer may do so later: a process starts without it, as it
-    goes on when Redis is lost. One that refuses us is a mistake."""
+    """Returns a client of the settings' Redis. A process starts even if Redis does not answer, as it goes on when it
+    loses Redis later. Raises `Unusable` if Redis refuses us, because then the settings are wrong."""
     require_redis(settings)
     redis = connect(settings.redis_url)
     try:

@@ -1,4 +1,4 @@
-"""How far long work has come: a bar that moves on a terminal, else a line every five seconds. On standard error."""
+"""Shows the progress of long work on standard error: a bar on a terminal, otherwise a line every five seconds."""
 
 import sys
 import time
@@ -13,11 +13,11 @@ PROGRESS_S = 5.0
 
 @contextmanager
 def shown_progress(what: str) -> Generator[Callable[[int], None]]:
-    """Gives a function that takes the count so far. `what` says it, as in "holdfast prune: {:,} runs so far"."""
+    """Yields a function that takes the count so far. `what` is its text: "holdfast prune: {:,} runs so far"."""
     if sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            # Nobody knows the end without counting all of it first, which takes a database as long again.
+            # The total is unknown: the database would need as long again to count it first.
             task = progress.add_task(what.format(0), total=None)
             yield lambda count: progress.update(task, description=what.format(count))
         return

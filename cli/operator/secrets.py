@@ -1,5 +1,5 @@
-"""`holdfast secrets`: what the command line says, and nothing of what is done. That is imported once the settings are
-read, so that a wrong one is said at once.
+"""The command line of `holdfast secrets`. The implementation is imported after the settings were read, so that a wrong
+setting is reported at once.
 """
 
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ from cli.printable import JsonOption
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
 
-commands = typer.Typer(help="Make a key for agents' secrets, or encrypt them with the newest one.")
+commands = typer.Typer(help="Make a key for agents' secrets, or re-encrypt them with the newest one.")
 
 
 @commands.command("generate-key", epilog='Example: export HOLDFAST_ENCRYPTION_KEY="$(holdfast secrets generate-key)"')
@@ -26,7 +26,7 @@ def generate_key() -> None:
 
 @commands.command(epilog="Example: holdfast secrets rotate --dry-run")
 def rotate(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which keys are in use, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which keys are in use; change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Encrypt all secrets with the first key of HOLDFAST_ENCRYPTION_KEY."""

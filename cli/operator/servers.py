@@ -1,7 +1,7 @@
-"""`holdfast dev`, `api` and `worker`: what the command line says, and nothing of what they run.
+"""The command lines of `holdfast dev`, `api`, `worker` and `openapi`.
 
-A server's modules are imported once its settings are read, so that a wrong one is said at once; and each server imports
-its own parts alone.
+A server's modules are imported after its settings were read, so that a wrong setting is reported at once; and each
+server imports only its own parts.
 """
 
 from collections.abc import Coroutine
@@ -20,7 +20,7 @@ commands = typer.Typer()
 LOOPBACK, PORT = "127.0.0.1", 8283
 
 DRAIN_HELP = (
-    "After SIGTERM, let runs finish their steps for so many seconds before they go on elsewhere (default: {default})."
+    "After SIGTERM, seconds for runs to finish their steps before other workers take them over (default: {default})."
 )
 
 
@@ -47,7 +47,7 @@ def dev(
     data_dir: Annotated[str | None, typer.Option(help="Directory of the database (default: .holdfast).")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=DRAIN_HELP.format(default="0, at once"))] = None,
 ) -> None:
-    """Run everything in one process, on embedded parts; no key, loopback only."""
+    """Run everything in one process, with embedded services; no key, loopback only."""
     operate(partial(_run_dev, host=host, port=port), data_dir=data_dir, drain_s=drain_seconds)
 
 
@@ -59,7 +59,7 @@ def api(host: HostOption = LOOPBACK, port: PortOption = PORT) -> None:
 
 @commands.command(epilog="Example: holdfast openapi > openapi.json")
 def openapi() -> None:
-    """Print the OpenAPI document of this version: of every request, answer, stream and error."""
+    """Print the OpenAPI document of this version: every request, answer, stream and error."""
     from cli.operator.api_server import document
 
     print(document())
@@ -87,7 +87,7 @@ def worker(
 def _run_dev(settings: Settings, *, host: str, port: int) -> Running:
     if settings.redis_url or settings.database_url or settings.event_log_url:
         raise InvalidRequest(
-            "holdfast dev runs on embedded parts: unset HOLDFAST_REDIS_URL, HOLDFAST_DATABASE_URL and "
+            "holdfast dev uses embedded services: unset HOLDFAST_REDIS_URL, HOLDFAST_DATABASE_URL and "
             "HOLDFAST_EVENT_LOG_URL, or use holdfast api and holdfast worker"
         )
     from cli.operator.dev_server import run_dev

@@ -1,4 +1,4 @@
-"""How a command of an operator begins: its settings, its log, its event loop; and what it says while it works."""
+"""Starts an operator's command: reads the settings, sets up the log, runs the event loop, prints announcements."""
 
 import sys
 from collections.abc import Callable, Coroutine
@@ -17,8 +17,8 @@ from shared.process.settings import Settings, wrong_values
 
 
 def operate(command: Callable[[Settings], Coroutine[Any, Any, None]], **chosen: object) -> None:
-    """Runs the command on the settings. `chosen` are fields of `Settings` that the command line gives; None: it gives
-    none. A command may import what it runs when it is called. Raises `InvalidRequest` for settings that are wrong."""
+    """Runs the command with the settings. `chosen` are fields of `Settings` from the command line; None: not given.
+    A command may import its implementation when it is called. Raises `InvalidRequest` for wrong settings."""
     settings = read_settings(**chosen)
     configure_logging(settings)
     if settings.crash_at:
@@ -31,24 +31,24 @@ def operate(command: Callable[[Settings], Coroutine[Any, Any, None]], **chosen: 
 
 
 def read_settings(**chosen: object) -> Settings:
-    """The settings of the environment, with what the command line gives in their place. Raises `InvalidRequest`."""
+    """Returns the environment's settings; the command line's values replace theirs. Raises `InvalidRequest`."""
     refuse_unknown_settings()
     given: dict[str, Any] = {field: value for field, value in chosen.items() if value is not None}
     try:
         return Settings(**given)
     except ValidationError as error:
-        # `from None`: the error shows what it was given, keys included.
+        # `from None`: pydantic's error shows the values, keys included.
         raise InvalidRequest("; ".join(wrong_values(error))) from None
 
 
 def require_database(settings: Settings) -> None:
-    """Raises `InvalidRequest` where the settings name no database."""
+    """Raises `InvalidRequest` if the settings name no database."""
     if not settings.database_url:
         raise InvalidRequest("HOLDFAST_DATABASE_URL is not set: use postgresql://role:password@host/database")
 
 
 def require_redis(settings: Settings) -> None:
-    """Raises `InvalidRequest` where the settings name no Redis."""
+    """Raises `InvalidRequest` if the settings name no Redis."""
     if not settings.redis_url:
         raise InvalidRequest(
             "HOLDFAST_REDIS_URL is not set: use redis://host:6379/0. The embedded Redis lives in one process, so the "
@@ -57,8 +57,6 @@ def require_redis(settings: Settings) -> None:
 
 
 def announce(settings: Settings, event: str, text: str, *, stream: TextIO | None = None, **facts: object) -> None:
-    """Says what a process has to say of itself: `text` to people, a JSON event with `facts` where logs are JSON.
-
-    It goes to standard output unless another stream is given."""
+    """Prints `text` for people, or a JSON event with `facts` if logs are JSON. `stream`: standard output by default."""
     level = "info" if stream is None else "warning"
     print(event_line(event, level, **facts) if settings.log_json else text, file=stream or sys.stdout, flush=True)

@@ -1,7 +1,6 @@
-"""`holdfast migrate`, `prune`, `doctor`, `status`, `budgets` and `audit`: what the command line says, and nothing of
-what they do.
+"""The command lines of `holdfast migrate`, `prune`, `doctor`, `status`, `budgets` and `audit`.
 
-What a command does is imported once its settings are read, so that a wrong one is said at once.
+An implementation is imported after the settings were read, so that a wrong setting is reported at once.
 """
 
 from collections.abc import Coroutine
@@ -42,14 +41,14 @@ def prune(
     older_than_days: Annotated[
         int | None, typer.Option(parser=days_at_most, metavar="N", help="(default: HOLDFAST_RETAIN_DAYS)")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be deleted; delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete logs, steps and keys of runs that ended long ago, and old records."""
 
     def begin(settings: Settings) -> Running:
         if not (settings.retain_days or settings.retain_audit_days or settings.retain_budget_days):
-            raise InvalidRequest("runs are kept for ever: say --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
+            raise InvalidRequest("runs are kept for ever: give --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
         require_database(settings)
         from cli.operator.database_upkeep import run_prune
 
@@ -63,9 +62,9 @@ def doctor(
     call: Annotated[bool, typer.Option("--call", help="Also call a model of each provider.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at the settings, at the services that they name, and at this machine: what is wrong, and the fix.
+    """Check the settings, their services and this machine; print each problem with its fix.
 
-    Exits with 1 when something is wrong."""
+    Exits with 1 if there is a problem."""
 
     def begin(settings: Settings) -> Running:
         from cli.operator.doctor import run_doctor
@@ -77,7 +76,7 @@ def doctor(
 
 @commands.command(epilog="Example: holdfast status && echo well")
 def status(as_json: JsonOption = False) -> None:
-    """Say whether database, Redis and workers answer, and which walls tools have."""
+    """Check whether database, Redis and workers answer, and how workers isolate tools."""
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
@@ -98,11 +97,11 @@ def _day(text: str) -> str:
 
 @commands.command(epilog="Example: holdfast budgets --day 2026-01-31")
 def budgets(
-    project: Annotated[str | None, typer.Option(help="Of this project (default: all).")] = None,
+    project: Annotated[str | None, typer.Option(help="Only of this project (default: all).")] = None,
     day: Annotated[str | None, typer.Option(parser=_day, metavar="YYYY-MM-DD", help="By UTC (default: today).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what agents, keys and projects have used on a day, of what they may."""
+    """Show what agents, keys and projects used on a day, and their limits."""
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
@@ -115,16 +114,16 @@ def budgets(
 
 @commands.command(epilog="Example: holdfast audit --action key.revoked --days 30")
 def audit(
-    project: Annotated[str | None, typer.Option(help="Of this project (default: all).")] = None,
-    action: Annotated[str | None, typer.Option(help="Such as key.revoked (default: all).")] = None,
-    key: Annotated[str | None, typer.Option(help="The id of the key that was used (default: all).")] = None,
+    project: Annotated[str | None, typer.Option(help="Only of this project (default: all).")] = None,
+    action: Annotated[str | None, typer.Option(help="Only this action, such as key.revoked (default: all).")] = None,
+    key: Annotated[str | None, typer.Option(help="Only actions of the key with this id (default: all).")] = None,
     object_id: Annotated[
-        str | None, typer.Option("--object", help="The id of the object of the action (default: all).")
+        str | None, typer.Option("--object", help="Only actions on the object with this id (default: all).")
     ] = None,
     days: Annotated[
-        int | None, typer.Option(parser=days_at_most, metavar="N", help="Of the last N days (default: all).")
+        int | None, typer.Option(parser=days_at_most, metavar="N", help="Only of the last N days (default: all).")
     ] = None,
-    limit: Annotated[int, typer.Option(parser=positive, metavar="N", help="The newest N.")] = AUDIT_SHOWN,
+    limit: Annotated[int, typer.Option(parser=positive, metavar="N", help="Only the newest N.")] = AUDIT_SHOWN,
     as_json: JsonOption = False,
 ) -> None:
     """Show who did what: keys, decisions, deletions. Needs HOLDFAST_DATABASE_URL."""

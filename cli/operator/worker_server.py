@@ -1,4 +1,4 @@
-"""What `holdfast worker` runs. Nothing of the API is imported."""
+"""Runs `holdfast worker`. It imports nothing of the API."""
 
 from cli.operator.processes import production_process, told_to_end
 from cli.operator.start import announce
@@ -6,7 +6,8 @@ from shared.process.settings import Settings
 from worker.main import working
 
 WAIT_S = 15.0
-"""Nobody waits for an answer of a worker's: when it takes up many runs at once, they may queue for connections."""
+"""Seconds that a run waits for a database connection. No caller waits for a worker's answer, so runs that a worker
+claims at the same time may queue."""
 
 
 async def run_worker(settings: Settings) -> None:

@@ -158,8 +158,8 @@ async def test_rotate_encrypts_everything_with_the_first_key(
     done = await secrets(database_url, tmp_path, "rotate", **both)
     assert (done.status, done.errors) == (0, "")
     assert [line.split(maxsplit=1) for line in done.output.splitlines()] == [
-        ["2", "agents have secrets that were encrypted with the key 'new' now"],
-        ["0", "webhook endpoints have secrets that were encrypted with the key 'new' now"],
+        ["2", "agents had secrets that are now encrypted with the key 'new'"],
+        ["0", "webhook endpoints had secrets that are now encrypted with the key 'new'"],
         ["3", "secrets are encrypted with the key 'new'"],
     ]
     for agent in (plain, old, new):
@@ -193,7 +193,7 @@ async def test_rotate_encrypts_what_signs_for_webhook_endpoints(
     done = await secrets(database_url, tmp_path, "rotate", **both)
 
     assert (done.status, done.errors) == (0, "")
-    assert "2 webhook endpoints have secrets that were encrypted with the key 'new' now" in done.output
+    assert "2 webhook endpoints had secrets that are now encrypted with the key 'new'" in done.output
     assert "3 secrets are encrypted with the key 'new'" in done.output
     stored = await store.get(PROJECT, made.id)
     assert list(keys(NEW).open_all(made.id, stored.secrets_at(NOW)).values()) == ["now", "then"]

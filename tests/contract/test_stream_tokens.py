@@ -60,7 +60,7 @@ async def test_a_token_is_for_one_run_and_for_the_key_that_made_it(database: Dat
     token = await tokens_of(database).make(caller("k2"), RUN, end_of_token(NOW, 60))
     with pytest.raises(HTTPException, match="not valid for this run"):
         await tokens_of(database).caller_of(token, RunId("run-2"), NOW)
-    with pytest.raises(HTTPException, match="key is not known"):
+    with pytest.raises(HTTPException, match="key is unknown"):
         await tokens_of(database, "one=k1,two=k3").caller_of(token, RUN, NOW)
     expires, _, rest = token.partition(".")
     for forged in (f"{int(expires) + 60}.{rest}", token.replace(caller("k2").key_id, caller("k1").key_id)):
@@ -72,7 +72,7 @@ async def test_a_token_of_an_open_server_ends_when_the_server_asks_for_keys(data
     token = await tokens_of(database, "").make(EVERYBODY, RUN, end_of_token(NOW, 60))
     reader = await tokens_of(database, "").caller_of(token, RUN, NOW)
     assert (reader.project_id, reader.scopes) == (EVERYBODY.project_id, Scopes(Level.READ))
-    with pytest.raises(HTTPException, match="key is not known"):
+    with pytest.raises(HTTPException, match="key is unknown"):
         await tokens_of(database).caller_of(token, RUN, NOW)
 
 
@@ -88,11 +88,11 @@ async def test_a_token_ends_with_the_stored_key_that_made_it(database: Database)
 
     revoked, expired = tokens_of(database, "", clock), tokens_of(database, "", clock)
     clock.advance(3_600_000)
-    with pytest.raises(HTTPException, match="has ended"):
+    with pytest.raises(HTTPException, match="no longer valid"):
         await expired.caller_of(token, RUN, clock.now())
     clock.advance(-3_600_000)
     await ApiKeyStore(database).revoke(None, issued.key.id, clock.now())
-    with pytest.raises(HTTPException, match="has ended"):
+    with pytest.raises(HTTPException, match="no longer valid"):
         await revoked.caller_of(token, RUN, clock.now())
 
 

@@ -100,7 +100,7 @@ async def test_agents_are_made_shown_listed_and_deleted(holdfast: Holdfast, agen
     assert agent in (await holdfast("agents", "list", "--limit", "200")).output
     assert agent in [row["id"] for row in rows(await holdfast("agents", "list", "--limit", "200", "--json"))]
     refused = await holdfast("agents", "delete", agent)
-    assert (refused.status, "say --yes" in refused.errors) == (2, True)
+    assert (refused.status, "give --yes" in refused.errors) == (2, True)
     assert "is deleted" in (await holdfast("agents", "delete", agent, "--yes")).output
     assert (await holdfast("agents", "show", agent)).status == 2
 
@@ -190,7 +190,7 @@ async def test_approvals_are_listed_and_decided(holdfast: Holdfast, agent: str) 
     [approval] = rows(await holdfast("approvals", "list", "--agent", agent, "--json"))
     assert approval["id"] in (await holdfast("approvals", "list")).output
     mistaken = await holdfast("approvals", "decide", approval["id"], "approve", "--arguments", "nonsense")
-    assert (mistaken.status, "no JSON object" in mistaken.errors) == (2, True)
+    assert (mistaken.status, "not a JSON object" in mistaken.errors) == (2, True)
     edited = json.dumps({"to": "Ada", "amount": 5})
     [decided] = rows(await holdfast("approvals", "decide", approval["id"], "approve", "--arguments", edited, "--json"))
     watched = await holdfast("runs", "watch", decided["continued_by"])
@@ -326,7 +326,7 @@ async def test_a_chat_in_a_further_conversation_leaves_the_agents_own_alone(url:
         terminal.type("d\n")
         assert await terminal.ended() in (0, 130)
     with on_terminal(["chat", agent, "--conversation", conversation], environment) as terminal:
-        await terminal.shows("is at work]")
+        await terminal.shows("is not finished")
         terminal.type(INTERRUPT)
         await terminal.shows("[c]ancel")
         terminal.type("c\n")

@@ -30,7 +30,7 @@ async def test_the_walls_of_the_workers_are_shown(
     files = tmp_path / "output", tmp_path / "errors"
 
     status, text = await _said(environment, files)
-    assert (status, "none has shown itself" in text, "walls      unknown" in text) == (1, True, True), text
+    assert (status, "none is alive" in text, "walls      unknown" in text) == (1, True, True), text
 
     async with processes_in(tmp_path, environment) as processes:
         await processes.worker(sandbox="process", tool_user="root")

@@ -86,7 +86,7 @@ def test_a_file_of_keys_joins_the_list(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("one=secret\nsecret\n", "HOLDFAST_API_KEYS_FILE, line 2: write it as project=key"),
-        ("\none=listed\n", "HOLDFAST_API_KEYS_FILE, line 2: this key is there twice, see HOLDFAST_API_KEYS, entry 1"),
+        ("\none=listed\n", "HOLDFAST_API_KEYS_FILE, line 2: HOLDFAST_API_KEYS, entry 1 has the same key; remove one"),
         ("# nothing\n", "no key is in"),
         ("one=\xff", "it is not UTF-8"),
     ],

@@ -182,7 +182,7 @@ async def test_connect_leads_only_to_what_is_allowed(server: Server, target: str
     ("request_line", "said"),
     [
         ("GET / HTTP/1.1\r\nHost: api.example.com", "400 this is a proxy"),
-        ("GET https://api.example.com/ HTTP/1.1\r\nHost: x", "400 this proxy passes https on by CONNECT"),
+        ("GET https://api.example.com/ HTTP/1.1\r\nHost: x", "400 this proxy takes https only by CONNECT"),
         (
             "GET http://evil.example/ HTTP/1.1\r\nHost: api.example.com",
             "403 evil.example port 80 is not among",

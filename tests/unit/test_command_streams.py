@@ -86,7 +86,7 @@ def test_a_deployment_without_redis_and_database_was_no_screen() -> None:
     assert isinstance(shown.file, StringIO)
     text = shown.file.getvalue()
     assert text.count("unknown") == 7
-    assert "no worker has shown itself" not in text
+    assert "no worker is alive" not in text
 
 
 def test_the_memory_of_a_server_that_keeps_logs_was_on_no_screen() -> None:

@@ -1,13 +1,13 @@
-"""Models that need no key and no network, for a first look and for tests of everything around a model.
+"""Models without a key or a network, for a first look and for tests of everything around a model.
 
-* `builtin/echo` says what the user said, 10 ms per word
+* `builtin/echo` repeats the user's message, 10 ms per word
 * `builtin/slow` does the same at 100 ms per word and then counts to 200, so that there is something to cancel
-* both make up what an answer must be that has to fit a schema (`sample_of`)
-* `builtin/scripted` plays a script that the user's message holds (format: `Script`): reasoning, text, tool
-  calls, pauses and errors
+* both make up a value (`sample_of`) if their answer has to fit a schema
+* `builtin/scripted` plays a script from the user's message (format: `Script`): reasoning, text, tool calls, pauses and
+  errors
 
-They stream and count tokens like a provider, and never import an SDK. What they play is chosen by whoever may send a
-message, so nothing of it may be big or slow: a script is short, an answer is made word by word, silence is limited.
+They stream and count tokens like a provider, and never import an SDK. Any caller who may send a message chooses what
+they play, so it is bounded: a script is short, an answer is generated word by word, silence is limited.
 """
 
 import hashlib
@@ -33,22 +33,16 @@ from worker.models.provider import (
 )
 from worker.models.tool_schema import schema_of
 
-# What the built-in models answer when they have to call a tool: a value that fits its schema, made up from it.
-#
-# It is for a first look and for tests: constants, enumerations, defaults and examples are taken as they are, and texts
-# are what the model would have said. Of a schema that asks for more than its shape (patterns, references, bounds), the
-# value may not fit. The size of the schema bounds the size of the value.
-
-
 LONGEST_SAMPLE = 200
-"""Characters of a text: a schema may want thousands of them."""
+"""Characters of a sample's text, because a schema may have thousands of texts."""
 
 _PLAIN: dict[str, Any] = {"boolean": True, "integer": 1, "number": 1, "null": None}
 _MOST_LEVELS = 20
 
 
 def sample_of(schema: object, text: str, *, level: int = 0) -> Any:
-    """A value for the schema; `text` stands where it wants a text that it does not name."""
+    """Makes a value of the schema's shape, from its constants, defaults, enumerations and examples. `text` is used for
+    any other string. The value may violate patterns, references and bounds. The schema's size bounds the value's."""
     if not isinstance(schema, dict) or level > _MOST_LEVELS:
         return text
     given = cast("dict[str, Any]", schema)
@@ -75,14 +69,14 @@ def sample_of(schema: object, text: str, *, level: int = 0) -> Any:
 
 
 LONGEST_SCRIPT = 50_000
-"""Characters of a message to `builtin/scripted`. Reading one takes 3 ms at most, once per model call."""
+"""Characters of a message to `builtin/scripted`. Parsing takes 3 ms at most, once per model call."""
 
 LONGEST_ANSWER = 1_000_000
-"""Characters that one answer streams: about twice as much as the longest that providers' models give."""
+"""Characters of one answer: about twice the longest answer of providers' models."""
 
 MOST_TURNS = 1_000
 MOST_CALLS = 128
-"""Tool calls of one answer: as many as OpenAI's models make."""
+"""Tool calls of one answer: OpenAI's limit."""
 
 LONGEST_PAUSE_MS = 600_000
 
@@ -123,7 +117,7 @@ class ScriptedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `builtin/scripted` plays: the turns of a conversation, as they will come.
+    """The script of `builtin/scripted`: the turns of a conversation, in order.
 
     The user's last message is the script, either as a whole or between ```script fences:
 
@@ -132,10 +126,10 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             {"text": "A cat is a small animal.", "delay_ms": 20}
         ]}
 
-    Turn K answers the K-th model call since that message. When there is none left, the model says so; with `"loop":
-    true` beside `turns` the last one is played again and again. Fields of a turn, all optional:
+    Turn K answers the K-th model call since that message. After the last turn the model says that there are no more;
+    with `"loop": true` beside `turns` it repeats the last one. Fields of a turn, all optional:
 
-    * `text`, `reasoning`: what is streamed, word by word; `repeat` streams the text that many times
+    * `text`, `reasoning`: streamed word by word; `repeat` streams the text that many times
     * `calls`: tool calls, after the text
     * `first_delay_ms`: silence before the first event; `delay_ms`: pause before every word
     * `error`: `rate_limit`, `auth`, `server`, `timeout` or `context`: the call fails with it, after `error_after` words
@@ -145,7 +139,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loop: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`, which msgspec turns into its own, for a turn that says too much."""
+        """Raises `ValueError` for a turn with too many characters. msgspec converts it to its own error."""
         for number, turn in enumerate(self.turns):
             characters = len(turn.reasoning) + len(turn.text) * turn.repeat
             if characters > LONGEST_ANSWER:
@@ -156,7 +150,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def turn_due(history: Sequence[Message]) -> ScriptedTurn:
-    """The turn that answers this history. Raises `ModelError` when the script cannot be read."""
+    """Returns the turn that answers this history. Raises `ModelError` if the script is malformed or too long."""
     text, answers = last_user_text(history)
     if len(text) > LONGEST_SCRIPT:
         raise ModelError(
@@ -178,9 +172,9 @@ def turn_due(history: Sequence[Message]) -> ScriptedTurn:
 
 
 def _fenced(text: str) -> str | None:
-    """What stands between the first ```script fences; up to the end when nothing closes them. None: no such fence.
+    """Returns the text between the first ```script fences, or to the end if nothing closes them. None: no such fence.
 
-    Each character is looked at a fixed number of times, whatever the text: it is a caller's.
+    It takes linear time for any text, because the text is a caller's.
     """
     for piece in text.split(_FENCE)[1:]:
         rest_of_line, newline, below = piece.partition("\n")
@@ -190,7 +184,7 @@ def _fenced(text: str) -> str | None:
 
 
 def last_user_text(history: Sequence[Message]) -> tuple[str, int]:
-    """What the user said last, and how many answers there have been since."""
+    """Returns the user's last message, and the number of answers since."""
     answers = 0
     for message in reversed(history):
         match message.body:
@@ -217,7 +211,7 @@ _ERRORS = {
 
 
 class BuiltinModel:
-    """A `ModelProvider` without a provider."""
+    """The `ModelProvider` of the built-in models."""
 
     def __init__(
         self,
@@ -237,7 +231,7 @@ class BuiltinModel:
         self._idle_timeout = idle_timeout
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
-        """The answer, at the turn's pace."""
+        """Streams the answer with the turn's pauses."""
         turn = _with_allowed_calls(self._turn(call), call)
         silence = SilenceLimit(self._first_event_timeout, self._idle_timeout)
         spoken = _Spoken(call)
@@ -253,7 +247,7 @@ class BuiltinModel:
             yield event
             silence.event_seen()
         if turn.error is not None:
-            # Not retryable: the script would play the same error again.
+            # Not retryable, because the script would play the same error again.
             error_type, status, detail = _ERRORS[turn.error]
             raise ModelError(error_type, detail, status=status)
         for event in _calls(call, turn):
@@ -279,7 +273,7 @@ class BuiltinModel:
 
 
 class _Spoken:
-    """How much of an answer has been streamed; counted as it goes, since an answer may be long."""
+    """Counts an answer while it is streamed, because it may be long."""
 
     def __init__(self, call: ModelCall) -> None:
         self._call = call
@@ -294,7 +288,7 @@ class _Spoken:
         return (limit is not None and self.words >= limit) or self._thought + self._text >= LONGEST_ANSWER
 
     def unsaid(self, words: Iterator[Thought | Text]) -> Iterator[Thought | Text]:
-        """The words behind those that the call begins the answer with, which count as said."""
+        """Yields the words after the call's beginning of the answer. The beginning counts as streamed."""
         said = len(self._call.beginning)
         for word in words:
             if isinstance(word, Text) and said > 0:
@@ -317,7 +311,7 @@ class _Spoken:
                 return
 
     def finished(self, reason: Literal["stop", "tool_calls", "length"]) -> Finished:
-        """The end of the answer, with the tokens that it came to."""
+        """Returns the end of the answer, with its tokens."""
         prompt, reasoning = self._call.estimated_tokens(), tokens_in(self._thought)
         completion = reasoning + tokens_in(self._text) + tokens_in(self._calls)
         usage = Usage(
@@ -330,24 +324,24 @@ class _Spoken:
 
 
 _WORD = re.compile(r"\S{1,1000}\s{0,1000}|\s{1,1000}")
-"""A word with the space behind it, or a piece of one that is very long."""
+"""A word with the space after it, or a piece of a very long word."""
 
 
 def _words_of(turn: ScriptedTurn) -> Iterator[Thought | Text]:
     yield from (Thought(word.group()) for word in _WORD.finditer(turn.reasoning))
-    # An empty text, repeated, would be a loop without an event.
+    # An empty text with `repeat` would loop without an event.
     for _ in range(turn.repeat if turn.text else 0):
         yield from (Text(word.group()) for word in _WORD.finditer(turn.text))
 
 
 def _with_allowed_calls(turn: ScriptedTurn, call: ModelCall) -> ScriptedTurn:
-    """The turn with as many calls as the request allows: none, one or all of them."""
+    """Returns the turn with as many calls as the request allows: none, one or all."""
     most = 0 if not call.may_call else len(turn.calls) if call.options.parallel_tool_calls else 1
     return turn if len(turn.calls) <= most else msgspec.structs.replace(turn, calls=turn.calls[:most])
 
 
 def _calls(call: ModelCall, turn: ScriptedTurn) -> Iterator[ModelEvent]:
-    """The events of the turn's tool calls. Their ids are the same when the same history is asked again."""
+    """Yields the events of the turn's tool calls. The same history gives the same ids."""
     place = hashlib.sha256("".join(message.id for message in call.history).encode()).hexdigest()[:16]
     for index, scripted in enumerate(turn.calls):
         call_id = f"call_{place}_{index}"

@@ -1,7 +1,7 @@
-"""An answer over OpenAI's Chat Completions: chunks in, events out. No I/O.
+"""OpenAI's Chat Completions: builds requests, and turns an answer's chunks into events. No I/O.
 
-Servers that imitate the wire send much that OpenAI does not: what is not understood is passed over, unless nothing of
-the answer would be left.
+Compatible servers send much that OpenAI does not. Unknown content is ignored, unless nothing of the answer would be
+left. A server's deviations from OpenAI are in its `Quirks`.
 """
 
 import json
@@ -45,24 +45,18 @@ from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, escaped_tokens, number_in, tokenizes_text
 from worker.models.tool_schema import chat_choice, chat_tool
 
-# A request of OpenAI's Chat Completions, for OpenAI's models that do not reason and for every server that imitates it.
-#
-# Where a server differs from OpenAI's is in its `Quirks`.
-
-
 FROM_TAGS = "content"
-"""The name of reasoning that came in tags inside the text, not in a field of its own."""
+"""The name of reasoning that arrived between tags in the text instead of in its own field."""
 _FIELDS_OF_REASONING = ("reasoning", "reasoning_content")
 THINK_TAGS = ("<think>", "</think>")
 _FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
-"""Beginnings of the names under which hosts serve models that want a tool's schema in one piece."""
-
+"""Prefixes of hosts' names for models that do not follow `$ref` in a tool's schema."""
 
 _Message = dict[str, Any]
 
 
 class ChatRequest:
-    """Makes the requests of one route."""
+    """Builds the requests of one route: of OpenAI's models that do not reason, and of all compatible servers."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -73,7 +67,7 @@ class ChatRequest:
         self._guard: Callable[[str], str] = escaped_tokens if tokenizes_text(route.model) else str
 
     def body(self, call: ModelCall) -> bytes:
-        """The request as JSON. Raises `ModelError` for what cannot be sent."""
+        """Returns the request as JSON. Raises `ModelError` if it cannot be sent."""
         turns = map_history(call, provider_name=self._route.provider, safe_call_id=self._safe_call_id)
         if call.beginning:
             turns.append(Answered([Said(call.beginning)]))
@@ -114,7 +108,7 @@ class ChatRequest:
         return {"type": "image_url", "image_url": {"url": part.url if isinstance(part, ImageLink) else part.data_url}}
 
     def _images(self, result: Result) -> list[_Message]:
-        """A result is text alone on this wire, so a user shows its images, after all results."""
+        """Returns a result's images for a user's message after all results, because results have only text here."""
         if not result.images:
             return []
         label = f"The images in the result of the call {result.call_id} ({result.tool_name}):"
@@ -143,7 +137,7 @@ class ChatRequest:
         return {**message, "tool_calls": calls} if calls else message
 
     def _field_for(self, name: str | None) -> str | None:
-        """The field in which reasoning goes back, if it does in one."""
+        """Returns the field in which reasoning goes back to the server; None if it does not go back in a field."""
         match self._quirks.reasoning_goes_back:
             case "always":
                 return "reasoning_content"
@@ -165,13 +159,13 @@ class ChatRequest:
         if options.max_output_tokens is not None:
             fields[quirks.limit_field] = options.max_output_tokens
         if options.response_format is not None and options.response_format.get("type") != "text":
-            # Every model answers in text anyway.
+            # Text is every model's default.
             fields["response_format"] = options.response_format
         if options.verbosity is not None and family.takes_verbosity:
             fields["verbosity"] = options.verbosity
         stops = call.demanded_option("reasoning_effort") == "none" and not quirks.has_thinking_switch
         if (options.reasoning or (stops and family.can_think)) and not is_openais_own:
-            # The models that OpenAI itself serves over this wire do not reason, and refuse the field.
+            # OpenAI's own models on this API do not reason, and refuse the field.
             fields |= {} if options.reasoning_effort is None else {"reasoning_effort": options.reasoning_effort}
         if quirks.has_thinking_switch and family.can_think:
             fields["thinking"] = {"type": "enabled" if options.reasoning else "disabled"}
@@ -195,10 +189,10 @@ class ChatRequest:
 
 
 def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:
-    """Adds an empty field of reasoning to answers with calls that have none, where the server would refuse them.
+    """Adds an empty reasoning field to answers with calls that lack it, if the server would refuse them without.
 
-    Whether it would is known of some servers; others have shown which field they use, and want it since the last
-    question only.
+    The quirks say so for some servers. Others have used one of the fields in this history; they need it only since the
+    last message of the user.
     """
     answers = [message for message in messages if message["role"] == "assistant"]
     if quirks.reasoning_goes_back == "always":
@@ -215,7 +209,7 @@ def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:
 
 
 def _short_call_id(call_id: str, length: int) -> str:
-    """The id if it is as short as the server's own; else one that always comes out the same for this one."""
+    """Returns the id if it has the server's own form; otherwise one that is derived from it."""
     if len(call_id) == length and call_id.isalnum() and call_id.isascii():
         return call_id
     return sha256(call_id.encode()).hexdigest()[:length]
@@ -224,7 +218,7 @@ def _short_call_id(call_id: str, length: int) -> str:
 class _Function(msgspec.Struct):
     name: str | None = None
     arguments: Any = None
-    """Text; some servers give the object."""
+    """Text; from some servers an object."""
 
 
 class _ToolCall(msgspec.Struct):
@@ -232,12 +226,12 @@ class _ToolCall(msgspec.Struct):
     id: str | None = None
     function: _Function | None = None
     extra_content: Any = None
-    """Google's signatures, over its imitation of the wire."""
+    """Google's signatures, from its compatible API."""
 
 
 class _Delta(msgspec.Struct):
     content: Any = None
-    """Text; some servers give a list of parts."""
+    """Text; from some servers a list of parts."""
     reasoning: Any = None
     reasoning_content: Any = None
     refusal: str | None = None
@@ -247,7 +241,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     message: Any = None
-    """All of the answer, from a server that does not stream. Beside a delta, what has come of it so far."""
+    """The whole answer of a server that does not stream. With a delta, the answer so far."""
     finish_reason: str | None = None
 
 
@@ -279,11 +273,11 @@ _REASONS: Mapping[str, FinishReason] = {
     "safety": "content_filter",
     "refusal": "content_filter",
 }
-"""OpenAI's, Together's `eos`, Mistral's `model_length` and `error`, `abort` of vLLM and SGLang, and words that gateways
-pass on from other wires. Any other word is an end as good as `stop`."""
+"""OpenAI's, Together's `eos`, Mistral's `model_length` and `error`, `abort` of vLLM and SGLang, and other APIs' reasons
+that gateways forward. Any other reason counts as `stop`."""
 
 _TEXT_MAY_BEGIN_BLANK = ("qwen/", "deepseek/", "moonshotai/", "openai/gpt-oss")
-"""Beginnings of the names under which hosts serve models that write blank lines before they call a tool."""
+"""Prefixes of hosts' names for models that write blank lines before a tool call."""
 
 
 class ChatAnswer:
@@ -302,7 +296,7 @@ class ChatAnswer:
         self._model = route.model
         self._response_id: str | None = None
         self.is_over = False
-        """The server says that nothing follows."""
+        """Whether the server has marked the end of the stream."""
 
     @property
     def has_begun(self) -> bool:
@@ -313,18 +307,18 @@ class ChatAnswer:
         return reason_in(_REASONS, self._raw_reason) not in (None, "error")
 
     def told(self) -> list[ModelEvent]:
-        """The events since they were last asked for."""
+        """Returns the events since the last call."""
         return self._parts.told()
 
     def take(self, data: bytes) -> None:
-        """The next event of the stream. Raises `ModelError` for an error in it, or one that cannot be read."""
+        """Takes the next event of the stream. Raises `ModelError` if it is an error, or malformed."""
         if data.startswith(_DONE):
             self.is_over = True
             return
         chunk = _CHUNKS.decode(data)
         if chunk.error:
             raise stream_error(chunk.error, provider=self._route.provider)
-        # Later counts include earlier ones.
+        # Counts are cumulative.
         self._usage = chunk.usage or self._usage
         self._response_id = chunk.id or self._response_id
         self._model = chunk.model or self._model
@@ -339,7 +333,7 @@ class ChatAnswer:
             self._take_delta(_WHOLE.convert(choice.message))
 
     def finish(self) -> None:
-        """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
+        """Takes the end of the stream. Raises `ModelError` if the answer is not complete."""
         parts = self._parts.finish()
         provider = self._route.provider
         reason = "content_filter" if self._is_refused else reason_in(_REASONS, self._raw_reason)
@@ -371,7 +365,7 @@ class ChatAnswer:
             self._take_call(call)
 
     def _take_text(self, text: str) -> None:
-        """Text, or reasoning between tags. A tag is one token, so it comes by itself."""
+        """Takes text, or reasoning between tags. A tag is one token, so it arrives in a piece of its own."""
         if self._in_tags:
             self._in_tags = text != THINK_TAGS[1]
             if self._in_tags:
@@ -398,26 +392,26 @@ class ChatAnswer:
             self._parts.argue(call, text)
 
     def _call_of(self, piece: _ToolCall, function: _Function) -> GrowingCall:
-        """The call that the piece belongs to; a new one if it begins another."""
+        """Returns the call that the piece belongs to; a new one if the piece begins a call."""
         if piece.index is None:
-            # Without a number, a name begins a call, and everything else goes on with the last one.
+            # Without an index, a name begins a call, and other pieces continue the last call.
             last = self._parts.open_call
             return last if last is not None and not function.name else self._parts.begin_call(piece.id)
         call = self._calls.get(piece.index)
         if call is None or (piece.id and function.name and call.is_whole() and _begins_another(piece, function, call)):
-            # Some servers send whole calls, all with the number 0.
+            # Some servers send whole calls, all with index 0.
             call = self._calls[piece.index] = self._parts.begin_call(piece.id)
         return call
 
 
 def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
-    """Whether a named piece is not the end of this call, which is whole: it has an id or arguments of its own."""
+    """Returns whether a piece with a name begins another call after this whole one: it has its own id or arguments."""
     arguments = function.arguments
     return piece.id != call.given_id or isinstance(arguments, dict) or str(arguments or "").lstrip().startswith("{")
 
 
 def _joined(content: object) -> str:
-    """The text of content that came as a list of parts."""
+    """Joins the texts of content that is a list of parts."""
     if not isinstance(content, list):
         return ""
     texts: list[str] = []
@@ -437,7 +431,7 @@ def _counted(usage: object, *, reasoning_is_apart: bool) -> CountedTokens:
     return CountedTokens(
         prompt=number_in(usage, "prompt_tokens"),
         completion=number_in(usage, "completion_tokens") + (max(reasoning, 0) if reasoning_is_apart else 0),
-        # DeepSeek counts them in a field of its own.
+        # DeepSeek has its own field for them.
         cached=number_in(usage, "prompt_tokens_details", "cached_tokens")
         or number_in(usage, "prompt_cache_hit_tokens"),
         cache_written=number_in(usage, "prompt_tokens_details", "cache_write_tokens"),
@@ -445,20 +439,17 @@ def _counted(usage: object, *, reasoning_is_apart: bool) -> CountedTokens:
     )
 
 
-# OpenAI's Chat Completions: where it is asked, and in whose name.
-
-
 _PATH = "/chat/completions"
 
 
 class ChatWire:
-    """A `ProviderProtocol`."""
+    """The `ProviderProtocol` of Chat Completions."""
 
     def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
         self.route = route
         self._request = ChatRequest(route)
         self._new_call_id = new_call_id
-        # Azure's older addresses name the deployment in the path and want a version; its newer ones are like OpenAI's.
+        # Azure's older URLs need the deployment in the path and a version; its newer ones are like OpenAI's.
         self._names_deployment = bool(route.api_version) and not route.base_url.endswith("/v1")
         self.url = self._deployments_url() if self._names_deployment else _below(httpx2.URL(route.base_url), _PATH)
 

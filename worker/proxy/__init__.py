@@ -1,1 +1,1 @@
-"""The way out of a call that may have a network: a proxy of its own in the worker, which knows where it may connect."""
+"""The egress proxy: the worker runs one for each call with a network, and connects only to allowed hosts."""

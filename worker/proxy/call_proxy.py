@@ -1,7 +1,7 @@
-"""The proxy of one call: accepts on a socket of the call's own network, in which nothing else listens.
+"""The proxy of one call. It accepts connections on a socket in the call's own network, in which nothing else listens.
 
-The socket was made inside the walls and handed out. It belongs to the network that it was made in, so the worker
-accepts connections there without being there, and nothing has to forward them. A call's connections end with it.
+The zygote makes the socket in that network and sends it to the worker, which can then accept connections from there
+without a forwarder. A call's connections end with the call.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from worker.proxy.exchange import BUFFER_BYTES, EgressDialer, EgressTarget, Exch
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CONNECTIONS = 16
-"""Of one call at once. More wait in the kernel's queue, and then outside of it."""
+"""Concurrent connections of one call. More wait in the kernel's backlog."""
 CONNECTIONS_PER_S, CONNECTIONS_BURST = 50.0, 50.0
 BYTES_PER_S, BYTES_BURST = float(64 << 20), float(16 << 20)
-"""In both directions together: a tool's traffic goes through the worker's event loop."""
+"""For both directions together, because a tool's traffic uses the worker's event loop."""
 NO_ROOM_S = 0.2
 LOGGED_HOSTS = 20
-"""Of one call: a tool that tries every name does not fill the log."""
+"""Hosts of one call that are logged, so that a tool which tries many names does not fill the log."""
 
 
 class EgressProxy:
-    """Serves one call, from when it has its socket. Made by `proxy_of_call`."""
+    """Serves one call as soon as it has the socket. `proxy_of_call` makes it."""
 
     def __init__(self, reach: EgressDialer) -> None:
         self._reach = reach
@@ -40,12 +40,12 @@ class EgressProxy:
         self._logged: set[EgressTarget] = set()
 
     def listen(self, listening: socket.socket) -> None:
-        """Gives it the socket, which it closes in the end."""
+        """Takes the socket, which `close` closes."""
         listening.setblocking(False)
         self._listening.set_result(listening)
 
     async def serve(self) -> None:
-        """Until it is cancelled. Nothing of it is left then."""
+        """Serves until it is cancelled; all connections have ended then."""
         listening = await self._listening
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
@@ -57,18 +57,18 @@ class EgressProxy:
                 except OSError as error:
                     log.warning("tool_connection_not_accepted", error=error.strerror)
                     self._places.release()
-                    await asyncio.sleep(NO_ROOM_S)  # the process has no descriptor left, and the connection stays
+                    await asyncio.sleep(NO_ROOM_S)  # the process has no free descriptor; the connection stays
                     continue
                 group.create_task(self._serve_one(accepted), name="connection of a tool")
 
     def close(self) -> None:
-        """The socket; the call is over."""
+        """Closes the socket after the call."""
         if self._listening.done() and not self._listening.cancelled():
             self._listening.result().close()
 
     async def _serve_one(self, accepted: socket.socket) -> None:
         try:
-            with contextlib.suppress(OSError, TimeoutError, h11.ProtocolError):  # to break off is no defect
+            with contextlib.suppress(OSError, TimeoutError, h11.ProtocolError):  # either side may abort
                 async with _streams(accepted) as streams:
                     await Exchange(streams, self._reach, self._bytes, self._tell).serve()
         finally:
@@ -100,7 +100,7 @@ async def _streams(accepted: socket.socket) -> AsyncGenerator[Streams]:
 
 @asynccontextmanager
 async def proxy_of_call(reach: EgressDialer) -> AsyncGenerator[EgressProxy]:
-    """A proxy for the block. Its connections have ended when the block has."""
+    """Yields a proxy for the block. Its connections have ended when the block has ended."""
     proxy = EgressProxy(reach)
     try:
         async with background(proxy.serve(), name="proxy of a tool call"):

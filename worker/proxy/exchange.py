@@ -1,7 +1,7 @@
 """One connection of a call to its proxy: a request, its exchange with the target, and the end of both connections.
 
-A request is read, checked and written anew, never passed on as it came. So what two programs could read differently
-(two lengths, a `Host` that is not the target's, a second request behind the first) does not reach the other side.
+The proxy parses, checks and rewrites a request, and never forwards its bytes. So ambiguous input (two lengths, a `Host`
+that is not the target's, a second request after the first) does not reach the target.
 """
 
 import asyncio
@@ -19,9 +19,6 @@ import h11
 from shared.concurrency import background
 from shared.network.addresses import AddressPolicy, AllowedHosts, plain_host
 
-# The target of a call's request: host and port, read from the request's target and nothing else.
-
-
 HTTP_PORT = 80
 LONGEST_REASON = 300
 
@@ -30,7 +27,7 @@ _URL = re.compile(r"http://(?P<authority>[^/?#]*)(?P<rest>[/?][^#]*)?", re.IGNOR
 
 
 class Refused(Exception):
-    """A call does not get what it asks for: an HTTP status, and a line for the tool that says why."""
+    """The proxy refuses a request, with an HTTP status and a reason for the tool, in one line."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -40,31 +37,32 @@ class Refused(Exception):
 
 
 class EgressTarget(NamedTuple):
-    """A host in its plain spelling, and a port."""
+    """A host in its canonical spelling, and a port. Only a request's target decides them."""
 
     host: str
     port: int
 
     @property
     def authority(self) -> str:
-        """As a `Host` header has it, in a request of HTTP without TLS."""
+        """The value of a `Host` header in HTTP without TLS."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == HTTP_PORT else f"{host}:{self.port}"
 
 
 def of_connect(target: bytes) -> EgressTarget:
-    """The destination of `CONNECT host:port`. Raises `Refused`."""
+    """Parses the target of `CONNECT host:port`. Raises `Refused`."""
     return _destination(target.decode("ascii"), default_port=None)
 
 
 def of_url(target: bytes) -> tuple[EgressTarget, bytes]:
-    """The destination of `GET http://host/path` and the like, and the target for the server there. Raises `Refused`."""
+    """Parses the target of a request such as `GET http://host/path`, and returns the path for the server, too. Raises
+    `Refused`."""
     text = target.decode("ascii")
     found = _URL.fullmatch(text)
     if found is None:
         if text.lower().startswith("https://"):
-            raise Refused(400, "this proxy passes https on by CONNECT only")
-        raise Refused(400, "this is a proxy: ask for http://host/path, or CONNECT host:port")
+            raise Refused(400, "this proxy takes https only by CONNECT host:port")
+        raise Refused(400, "this is a proxy: request http://host/path, or CONNECT host:port")
     rest = found["rest"] or "/"
     path = rest if rest.startswith("/") else f"/{rest}"
     return _destination(found["authority"], default_port=HTTP_PORT), path.encode()
@@ -81,11 +79,9 @@ def _destination(authority: str, default_port: int | None) -> EgressTarget:
         raise Refused(403, f"the destination is refused: {error}") from error
 
 
-# Limits a rate: how much of the worker's time a tool may use in one second, however fast it is.
-
-
 class Pace:
-    """So many units a second, and as many as `burst` at once after a rest."""
+    """Limits a rate: `per_s` units a second, and up to `burst` at once after a pause. It bounds a tool's share of the
+    worker's time."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -93,57 +89,55 @@ class Pace:
         self._due = 0.0
 
     def delay(self, amount: float, now: float) -> float:
-        """Takes `amount`. Seconds to wait before going on."""
+        """Takes `amount`, and returns the seconds to wait before going on."""
         self._due = max(self._due, now - self._rest_s) + amount / self._per_s
         return max(0.0, self._due - now)
 
     async def take(self, amount: float) -> None:
-        """Waits until it is due."""
+        """Takes `amount`, and waits as long as the rate requires."""
         delay = self.delay(amount, asyncio.get_running_loop().time())
         if delay:
             await asyncio.sleep(delay)
 
 
-# Connects to a call's target, if the operator allows it: the name by a list, the address by the usual policy.
-#
-# A name is resolved once, here, and the connection is made to the very addresses that were checked: a name that answers
-# with another address the next time gains nothing.
-
-
 SETTING = "HOLDFAST_TOOL_NETWORK"
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
-"""For all addresses of a host together."""
+"""Seconds for all addresses of a host together."""
 LOOKUPS_AT_ONCE = 4
-"""On threads of their own: names that resolve slowly hold up nothing but tools."""
+"""Threads for lookups alone, so that slow names delay nothing but tools."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host. Raises `OSError` when it has none."""
+"""Returns the addresses of a host. Raises `OSError` if it has none."""
 
 
 class EgressDialer:
-    """Connects tools to the hosts that they may reach. Its creator closes it once."""
+    """Connects tools to hosts that the operator allows, by a list of names and the usual policy of addresses.
+
+    It resolves a name once and connects to the addresses that it checked, so a name that changes its address gains
+    nothing. Its creator closes it.
+    """
 
     def __init__(self, allowed: AllowedHosts, policy: AddressPolicy, resolve: Resolve | None = None) -> None:
-        """`resolve`: in the place of the system's resolver."""
+        """`resolve` replaces the system's resolver."""
         self._allowed = allowed
         self._policy = policy
         self._resolve = resolve or self._ask_system
         self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="names-for-tools")
 
     def check(self, destination: EgressTarget) -> None:
-        """Raises `Refused` when the operator's list does not have it. Resolves nothing."""
+        """Raises `Refused` if the operator's list lacks the target. It resolves nothing."""
         if not self._allowed.allows(*destination):
             host, port = destination
             raise Refused(403, f"{host} port {port} is not among the hosts that the operator allows ({SETTING})")
 
     async def connect(self, destination: EgressTarget, *, buffer_bytes: int) -> Streams:
-        """Raises `Refused`."""
+        """Checks, resolves and connects. Raises `Refused`."""
         self.check(destination)
         addresses = await self._addresses(destination)
         if not all(map(self._policy.allows, addresses)):
-            # Which address it is would tell a tool about the operator's network.
+            # The address would reveal something about the operator's network to the tool.
             raise Refused(
                 403,
                 f"{destination.host} is not at a public address; an operator can allow its network in "
@@ -156,7 +150,7 @@ class EgressDialer:
             raise Refused(502, f"{destination.host} cannot be reached on port {destination.port}") from error
 
     def close(self) -> None:
-        """Waits for no lookup."""
+        """Ends the threads without waiting for lookups."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _addresses(self, destination: EgressTarget) -> Sequence[str]:
@@ -166,7 +160,7 @@ class EgressDialer:
         except (OSError, UnicodeError, TimeoutError):
             addresses = ()
         if not addresses:
-            raise Refused(502, f"the name {destination.host} was not resolved")
+            raise Refused(502, f"the name {destination.host} has no address, or its lookup timed out")
         return addresses
 
     async def _ask_system(self, host: str, port: int) -> Sequence[str]:
@@ -178,7 +172,7 @@ class EgressDialer:
 
 
 async def _connected(addresses: Sequence[str], port: int, buffer_bytes: int) -> Streams:
-    """To the first address that answers. Raises `OSError`."""
+    """Connects to the first address that answers. Raises `OSError`."""
     for number, address in enumerate(addresses, start=1):
         try:
             return await asyncio.open_connection(address, port, limit=buffer_bytes)
@@ -190,11 +184,11 @@ async def _connected(addresses: Sequence[str], port: int, buffer_bytes: int) -> 
 
 HEAD_BYTES = 16 << 10
 HEAD_S = 15.0
-"""For the whole head of a request."""
+"""Seconds for the whole head of a request."""
 IDLE_S = 300.0
-"""Without a byte in either direction. A call seldom lives as long."""
+"""Seconds without a byte in either direction. Few calls last so long."""
 HALF_OPEN_S = 15.0
-"""For a server to end its half when the tool has ended its own."""
+"""Seconds for one side to end its half after the other has ended its own."""
 CLOSE_S = 2.0
 BUFFER_BYTES = 64 << 10
 LEFT_UNREAD_BYTES = 1 << 20
@@ -205,14 +199,14 @@ _OF_ONE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te"}
     | {b"trailer", b"transfer-encoding", b"upgrade"}
 )
-"""RFC 9110, 7.6.1, and what clients send to proxies beside them."""
+"""The hop-by-hop headers of RFC 9110, 7.6.1, and those that clients send only to proxies."""
 
 Headers = list[tuple[bytes, bytes]]
 Told = Callable[[EgressTarget, Refused | None], None]
 
 
 class Exchange:
-    """Serves one accepted connection. `told` hears where it leads, or why it leads nowhere."""
+    """Serves one accepted connection. It calls `told` with the target, and with the refusal if there is one."""
 
     def __init__(self, streams: Streams, reach: EgressDialer, bytes_pace: Pace, told: Told) -> None:
         self._reader, self._writer = streams
@@ -223,7 +217,7 @@ class Exchange:
         self._has_answered = False
 
     async def serve(self) -> None:
-        """Until either side has ended. Raises `OSError` and h11's errors when a side breaks off."""
+        """Serves until either side has ended. Raises `OSError` and h11's errors if a side aborts."""
         try:
             request = await self._request()
             if request is None:
@@ -241,7 +235,7 @@ class Exchange:
             async with asyncio.timeout(HEAD_S):
                 event = await self._next(self._client, self._reader)
         except TimeoutError:
-            raise Refused(408, "the request did not come in time") from None
+            raise Refused(408, "the request's head did not arrive in time") from None
         except h11.RemoteProtocolError as error:
             raise Refused(400, f"the request is not HTTP: {error}") from error
         return event if isinstance(event, h11.Request) else None
@@ -311,7 +305,7 @@ class Exchange:
                     writer.write(server.send(h11.EndOfMessage()) or b"")
                     return
                 case _:
-                    raise ConnectionResetError("the tool broke off")
+                    raise ConnectionResetError("the tool aborted its request")
 
     async def _take_answer(self, server: h11.Connection, reader: asyncio.StreamReader, idle: asyncio.Timeout) -> None:
         while True:
@@ -334,14 +328,14 @@ class Exchange:
                     self._answer(h11.EndOfMessage())
                     return
                 case _:
-                    raise Refused(502, "the server gave no answer")
+                    raise Refused(502, "the server closed the connection without an answer")
 
     def _answer(self, event: h11.Event) -> None:
         self._has_answered = True
         self._writer.write(self._client.send(event) or b"")
 
     async def _refuse(self, refused: Refused) -> None:
-        """The reason is in the status line too, because that is what clients show of a refused CONNECT."""
+        """Sends the refusal. Its reason is also in the status line, because clients show only that for CONNECT."""
         body = f"{refused.reason}\n"
         head = (
             f"HTTP/1.1 {refused.status} {refused.reason}\r\nContent-Type: text/plain\r\n"
@@ -351,7 +345,8 @@ class Exchange:
         await self._end()
 
     async def _end(self) -> None:
-        """Reads what the tool had still to say, up to a limit: to close before would take the answer from it."""
+        """Ends the connection. It first reads the rest of the tool's request, up to a limit, because closing earlier
+        would reset the connection, and the tool would lose the answer."""
         self._writer.write_eof()
         left = LEFT_UNREAD_BYTES
         with contextlib.suppress(TimeoutError, OSError):
@@ -368,7 +363,7 @@ class Exchange:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Waits a moment for written data to be sent."""
+    """Closes the connection after the written data was sent, or after `CLOSE_S`."""
     writer.close()
     has_ended = False
     try:
@@ -376,7 +371,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
             await writer.wait_closed()
         has_ended = True
     except ConnectionError:
-        has_ended = True  # the other side was quicker
+        has_ended = True  # the other side has closed it already
     except TimeoutError:
         pass
     finally:
@@ -385,13 +380,14 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 def cut(writer: asyncio.StreamWriter) -> None:
-    """Ends a connection now, unless `close` has done so."""
+    """Aborts the connection unless `close` has closed it."""
     if not writer.is_closing():
         _drop(writer)
 
 
 def _drop(writer: asyncio.StreamWriter) -> None:
-    """With what has not left yet: the kernel would go on trying to send it to somebody who does not read."""
+    """Aborts the connection and discards unsent data, which the kernel would otherwise keep for a peer that does not
+    read."""
     connection = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

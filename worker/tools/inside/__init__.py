@@ -1,1 +1,1 @@
-"""What runs on the tool's side: programs that are loaded by path or text, with the standard library and each other."""
+"""Programs that run on the tool's side. They are loaded by path or text, and use only the standard library."""

@@ -1,8 +1,8 @@
-"""Runs one tool function in the process that `child.py` has set aside for it, and writes its result as one frame.
+"""Runs one tool function in the process that a watcher or zygote forked for it, and writes its result as one frame.
 
-Loaded by path into an interpreter that has nothing but the standard library. The frame has its own descriptor: four
-bytes of length, big-endian, then JSON `{"status", "text", "truncated", "is_text"}`. Never pickles, pastes no argument
-into code, and believes nothing that the tool leaves behind: results are made text while the tool can still be blamed.
+It is loaded by path into an interpreter that has only the standard library. The frame has its own descriptor: four
+bytes of length, big-endian, then JSON `{"status", "text", "truncated", "is_text"}`. It never pickles, pastes no
+argument into code, and trusts nothing that the tool changed: results become text inside the tool boundary.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ TYPING = frozenset({
     "Iterable", "Iterator", "List", "Literal", "Mapping", "NamedTuple", "Optional", "Sequence", "Set", "Tuple", "Type",
     "TypedDict", "TypeVar", "Union", "cast",
 })  # fmt: skip
-"""Names of `typing` that a source may use without an import: a function alone, as clients read its source, has lost the
-imports of its annotations."""
+"""Names of `typing` that a source may use without an import, because clients send a function without its module's
+imports."""
 NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client")
-"""Parameters that the API leaves out of a tool's schema. A function that demands one is given what is known of the
-agent, or None."""
+"""Parameters that the API omits from a tool's schema. A function that demands one gets the agent's value, or None."""
 
 
 class ToolCancelled(BaseException):
-    """The call was cancelled or timed out: clean up now, the process is killed when the grace is over."""
+    """The call was cancelled or timed out. The tool has to clean up now, because the process is killed after the grace
+    period."""
 
 
 ToolCancelled.__module__ = "builtins"
 
 
 class Cancellation:
-    """Turns SIGTERM into ToolCancelled, once, at the place where the tool's code stands."""
+    """Raises ToolCancelled in the tool's code on the first SIGTERM."""
 
     def __init__(self) -> None:
         self.over = False
@@ -64,13 +64,13 @@ class Cancellation:
             raise self.named(self._asyncio.CancelledError())
 
     def named(self, error: BaseException) -> BaseException:
-        """A task's cancellation as something that `except ToolCancelled` and `except CancelledError` both catch."""
+        """Replaces a task's cancellation with an error that `except` catches as ToolCancelled and as CancelledError."""
         if not self._asked or not isinstance(error, self._asyncio.CancelledError):
             return error
         return type("ToolCancelled", (ToolCancelled, self._asyncio.CancelledError), {"__module__": "builtins"})()
 
     def run(self, awaitable: Any) -> Any:
-        """Runs an async tool. asyncio takes longer to load than the interpreter itself, so it is loaded only here."""
+        """Runs an async tool. asyncio is imported here because that takes longer than starting the interpreter."""
         self._asyncio = importlib.import_module("asyncio")
 
         async def unwrapped() -> Any:
@@ -84,7 +84,7 @@ class Cancellation:
 
 
 class Relay:
-    """Passes everything on to a coroutine, but gives a cancellation its name on the way in."""
+    """Wraps a coroutine, and converts the cancellations that are thrown into it to `ToolCancelled`."""
 
     def __init__(self, coroutine: Any, cancellation: Cancellation) -> None:
         self._coroutine = coroutine
@@ -110,7 +110,7 @@ class Relay:
 
 
 def run(result_fd: int, blocked: Iterable[int]) -> None:
-    """The whole life of the tool's process, from the first answerable signal on. Never returns."""
+    """Runs the tool's process until its end. Never returns. `blocked`: signals to unblock once it can handle them."""
     cancellation = Cancellation()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, cancellation.on_signal)
@@ -122,7 +122,7 @@ def run(result_fd: int, blocked: Iterable[int]) -> None:
 
 
 def attempt(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """The tool boundary: whatever foreign code raises becomes a value."""
+    """The tool boundary: returns the result, or any exception of foreign code."""
     try:
         return action(), None
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a tool are its outcome too
@@ -130,8 +130,8 @@ def attempt(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 def answer(result_fd: int, blocked: Iterable[int], cancellation: Cancellation) -> None:
-    """Reads the call from standard input, makes it, and writes the frame."""
-    write, dumps, itself = os.write, json.dumps, os.getpid()  # a tool may replace the modules' own
+    """Reads the call from standard input, executes it, and writes the frame."""
+    write, dumps, itself = os.write, json.dumps, os.getpid()  # a tool may replace them in their modules
     signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
     call = json.loads(read_all(0))
     prepare(call)
@@ -140,7 +140,7 @@ def answer(result_fd: int, blocked: Iterable[int], cancellation: Cancellation) -
     if failed is None:
         text, failed = attempt(lambda: as_text(result))
     if os.getpid() != itself:
-        return  # a fork of the tool that came back out of its function: the call has one answer
+        return  # the tool has forked, and this is its child: only the parent writes the call's result
     if failed is not None:
         attempt(lambda: show_traceback(failed))
         text = describe(call["function"], failed)
@@ -163,7 +163,7 @@ def read_all(descriptor: int) -> bytes:
 
 
 def prepare(call: dict[str, Any]) -> None:
-    """Limits, environment and names, before any foreign code."""
+    """Sets limits, environment and names before any foreign code runs."""
     given = call["limits"]
     limits = [
         (resource.RLIMIT_AS, given["memory_bytes"]),
@@ -182,7 +182,7 @@ def prepare(call: dict[str, Any]) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.environ.update(call["environment"])
-    sys.path += call["folders"]  # at the end, as packages are everywhere: none takes the place of a module of Python's
+    sys.path += call["folders"]  # last, so that no package hides a module of the standard library
     sys.argv = ["<tool>"]
     builtins.__dict__["ToolCancelled"] = ToolCancelled
 
@@ -193,7 +193,7 @@ def run_function(call: dict[str, Any], cancellation: Cancellation) -> Any:
     schema = objects.ArgumentSchema(call["argument_schema"] or {})
     module = types.ModuleType("tool")
     module.__dict__.update(schema.classes)
-    sys.modules["tool"] = module  # dataclasses and type hints look their module up
+    sys.modules["tool"] = module  # dataclasses and type hints look it up
     lines = source.splitlines(keepends=True)
     importlib.import_module("linecache").cache["<tool>"] = (len(source), None, lines, "<tool>")
     code = compile(source, "<tool>", "exec", dont_inherit=True)
@@ -211,13 +211,13 @@ def run_function(call: dict[str, Any], cancellation: Cancellation) -> Any:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Every name that the code asks for, in its functions and classes too."""
+    """Returns every name that the code uses, including those in its functions and classes."""
     inner = [names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
     return set(code.co_names).union(*inner)
 
 
 def bind(function: Any, arguments: dict[str, Any], agent: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments as this function takes them: positional-only ones by place, values as its annotations want them."""
+    """Returns positional and named arguments for the function, with values converted to its annotations."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return [], arguments
@@ -233,7 +233,7 @@ def bind(function: Any, arguments: dict[str, Any], agent: Any) -> tuple[list[Any
 
 
 def converted_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """JSON values as the objects that the schema stood for: a date, an enum's member, a dataclass of the source."""
+    """Converts JSON values to the types of the annotations, such as a date, an enum or a dataclass of the source."""
     plain = (str, int, float, bool, dict, list, "str", "int", "float", "bool", "dict", "list")
     if all(function.__annotations__.get(name, str) in plain for name in arguments):
         return arguments
@@ -269,7 +269,8 @@ def converted(kind: Any, value: Any, typing: Any) -> Any:
 
 
 def as_text(result: Any) -> str:
-    """A string as it is; None, truth, and what JSON cannot say as Python would print it; everything else as JSON."""
+    """Renders a result: a string unchanged; None, booleans and what JSON cannot express as Python prints them; all else
+    as JSON."""
     if isinstance(result, str):
         return str.__str__(result)
     if result is None or isinstance(result, bool):

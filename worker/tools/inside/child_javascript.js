@@ -1,10 +1,10 @@
-// Runs one JavaScript call inside Node.js, and writes its result as one frame: what child_call.py does for Python.
+// Runs one JavaScript call inside Node.js, and writes its result as one frame, as child_call.py does for Python.
 //
-// It reads `{source, function, arguments, parameters, environment, text_limit}` as JSON from standard input. Descriptor 3 gets four
-// bytes of length, big-endian, then JSON `{status, text, truncated, is_text}`. The source is a module. Without a
-// `function` it is a program: its value is what it exports as default, and it ends when nothing is left to wait for.
+// It reads `{source, function, arguments, parameters, environment, text_limit}` as JSON from standard input. It writes
+// four bytes of length, big-endian, then JSON `{status, text, truncated, is_text}` to descriptor 3. The source is a
+// module. Without a `function` it is a program: its value is the default export, and it ends with its event loop.
 //
-// What this needs is taken before foreign code can replace it. Nothing that the tool leaves behind is believed.
+// It takes what it needs before foreign code can replace it, and trusts nothing that the tool has changed.
 "use strict";
 const { closeSync, openSync, readFileSync, writeSync } = require("node:fs");
 const { getEventListeners } = require("node:events");
@@ -42,7 +42,7 @@ function finish(status, said, isText) {
   exit(status === "success" ? 0 : 1);
 }
 
-// A string as it is, everything else as JSON; what JSON cannot say as Node.js prints it.
+// Renders a string unchanged, anything else as JSON, and what JSON cannot express as Node.js prints it.
 function asText(value) {
   if (typeof value === "string") return value;
   try {
@@ -69,7 +69,7 @@ function fail(error) {
   try {
     tell(error);
   } catch {
-    exit(1); // a tool may throw what lies about itself, and may have replaced what this needs
+    exit(1); // a tool may throw an object whose getters throw, or may have replaced what this needs
   }
 }
 
@@ -81,7 +81,7 @@ function tell(error) {
   finish("error", `Error executing function ${call.function}: ${detail}`, true);
 }
 
-// SIGTERM is the cancellation. A tool that listens for it, or to `toolCancelled`, has the grace to clean up.
+// SIGTERM cancels the call. A tool that listens for it, or to `toolCancelled`, has the grace period to clean up.
 const cancellation = new AbortController();
 Object.defineProperty(globalThis, "toolCancelled", { value: cancellation.signal });
 process.on("SIGTERM", () => {

@@ -1,7 +1,7 @@
-"""What a zygote does for calls that have a network: the socket of each call's proxy, and how programs find it.
+"""The network of a zygote's calls: makes the listening socket of each call's proxy, and the variables that name it.
 
-Loaded by path into an interpreter that has nothing but the standard library. The zygote's network is its own, with
-nothing but a loopback device. A socket made here belongs to it, also in the hands of the worker, to whom it is sent.
+It is loaded by path into an interpreter that has only the standard library. The zygote has its own network namespace
+with only a loopback device. A socket that is made here belongs to it, even after it was sent to the worker.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import ssl
 import urllib.request
 
 WAITING = 16
-"""Connections that nobody has accepted yet."""
+"""The backlog of connections that the worker has not accepted yet."""
 RECEIVE_BYTES = 64 << 10
-"""Of each connection, in the kernel's memory, which no limit of the call's counts."""
+"""Each connection's buffer in the kernel's memory, which the call's limits do not count."""
 MODULES = (http.client, ssl, urllib.request)
-"""For the calls, which are forks of the zygote."""
+"""Loaded for the calls, which are forks of the zygote."""
 
-asyncio.selector_events.__dict__["_HAS_SENDMSG"] = False  # it sends long texts so where it can, and the walls refuse it
+asyncio.selector_events.__dict__["_HAS_SENDMSG"] = False  # asyncio would use it, and seccomp refuses it
 
 
 def listening() -> socket.socket:
-    """A socket for one call's proxy, on a port of its own. Raises `OSError`."""
+    """Makes the listening socket of one call's proxy, on a free port. Raises `OSError`."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
@@ -36,7 +36,7 @@ def listening() -> socket.socket:
 
 
 def environment(port: int, certificates: str) -> dict[str, str]:
-    """Variables by which HTTP clients find the proxy, and whom to trust. `certificates`: the path of a file."""
+    """Returns the variables that give HTTP clients the proxy and the certificates to trust, by the path of a file."""
     proxy = f"http://127.0.0.1:{port}"
     names = ("http_proxy", "https_proxy", "all_proxy")
     trusted = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")

@@ -1,8 +1,8 @@
-"""Becomes Node.js for one JavaScript call, in the process that the walls have been built around.
+"""Executes Node.js for one JavaScript call, in a process that is already isolated.
 
-Loaded by path into an interpreter that has nothing but the standard library. Landlock lets the call execute this one
-program and its loader, so what it can become later is the same program in the same walls. The call itself is read by
-`child_javascript.js`, from standard input; it writes the same frame as `child_call.py`.
+It is loaded by path into an interpreter that has only the standard library. Landlock lets the call execute only this
+program and its loader, so it can never run another one. `child_javascript.js` reads the call from standard input, and
+writes the same frame as `child_call.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 RESULT = 3
-"""Where the other program finds the descriptor of its result."""
+"""The descriptor to which Node.js writes the result."""
 OPEN_FILES = 128
 ADDRESSES = 64 << 30
-"""Bytes of address space: V8 sets much of it aside and uses little, so the limit of data is what bounds memory. This
-one bounds the tables that the kernel keeps for it."""
+"""Bytes of address space. V8 reserves much and uses little of it, so the limit of data bounds memory; this one bounds
+the kernel's page tables."""
 STACK = 8 << 20
 HEAP_PART = 0.6
-"""Of the memory that a call may use. The rest is for the program itself, its threads, and buffers outside the heap."""
+"""The heap's share of a call's memory. The rest is for Node.js itself, its threads, and buffers outside the heap."""
 LEAST_HEAP_MB = 16
 
 
@@ -37,17 +37,17 @@ def run(node: dict[str, Any], result_fd: int, blocked: Iterable[int]) -> None:
     heap_mb = max(LEAST_HEAP_MB, int(limits["memory_bytes"] * HEAP_PART) >> 20)
     flags = ["--input-type=commonjs", "--no-addons", "--no-warnings", f"--max-old-space-size={heap_mb}"]
     command = [node["executable"], *flags, "-e", node["harness"]]
-    # Of the variables that the agent has, some would steer the program itself: it sets those later.
+    # Some of the agent's variables would control Node.js itself, so `child_javascript.js` sets them later.
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "HOME", "TMPDIR")}
     environment["UV_USE_IO_URING"] = "0"
     limit(limits)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-    os.execve(node["executable"], command, environment)  # noqa: S606 - no shell is meant
+    os.execve(node["executable"], command, environment)  # noqa: S606 - without a shell on purpose
 
 
 def limit(limits: dict[str, Any]) -> None:
-    """As `child_call.prepare` does. Memory is what is private and can be written: shared memory is refused."""
+    """Sets limits as `child_call.prepare` does. RLIMIT_DATA counts private memory; the filter refuses shared memory."""
     wanted = [
         (resource.RLIMIT_DATA, limits["memory_bytes"]),
         (resource.RLIMIT_AS, ADDRESSES),

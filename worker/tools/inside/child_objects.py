@@ -1,6 +1,6 @@
-"""Objects that a tool is given in the place of JSON: the agent's state, and arguments of classes in a tool's schema.
+"""Objects that a tool gets in place of JSON: the agent's state, and arguments whose class its schema defines.
 
-Loaded by path beside `child_call.py`, into an interpreter that has nothing but the standard library.
+The watcher and the zygote load it by path, into an interpreter that has only the standard library.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ReadOnly:
         return f"ReadOnly({self.__dict__!r})"
 
     def get_block(self, label: str) -> Any:
-        """Of the agent's memory: its block of this label."""
+        """Returns the block of the agent's memory with this label."""
         return {block.label: block for block in self.__dict__["blocks"]}[label]
 
     def list_block_labels(self) -> list[str]:
-        """Of the agent's memory: the labels of its blocks."""
+        """Returns the labels of the agent's memory blocks."""
         return [block.label for block in self.__dict__["blocks"]]
 
 
@@ -39,9 +39,10 @@ def read_only(value: Any) -> Any:
 
 
 class Described:
-    """An object of a class that a tool's schema describes: its fields as attributes.
+    """An object of a class that a tool's schema defines, with its fields as attributes.
 
-    A client derives such a schema from a Pydantic model, which never gets here; `model_dump` is what tools ask of one.
+    A client derives such a schema from a Pydantic model, which is never sent. `model_dump` exists because tools call it
+    on such models.
     """
 
     def __init__(self, /, **fields: Any) -> None:
@@ -55,12 +56,12 @@ class Described:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def model_dump(self) -> dict[str, Any]:
-        """The fields as a dict, and so on in depth."""
+        """Returns the fields as a dict, recursively."""
         return {name: undescribed(value) for name, value in self.__dict__.items()}
 
 
 def undescribed(value: Any) -> Any:
-    """The value with a dict in the place of every described object, also in lists and dicts."""
+    """Replaces every described object with a dict, also in lists and dicts."""
     items: Any = value
     if isinstance(value, Described):
         return value.model_dump()
@@ -70,12 +71,12 @@ def undescribed(value: Any) -> Any:
 
 
 def for_json(value: object) -> Any:
-    """What JSON cannot say: an object that a schema describes by its fields, the rest as Python would print it."""
+    """Converts a value that JSON cannot express: a described object to its fields, any other to its `repr`."""
     return value.model_dump() if isinstance(value, Described) else repr(value)
 
 
 class ArgumentSchema:
-    """The schema that a client has sent for a tool's arguments, and a class for each object that it defines."""
+    """A client's schema of a tool's arguments, and a class for each object that it defines."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._schema = schema
@@ -84,7 +85,7 @@ class ArgumentSchema:
         self.classes = {name: type(name, (Described,), {"__module__": "tool"}) for name in objects}
 
     def objects(self, arguments: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-        """The arguments with objects of the classes that `known` still has under their names."""
+        """Converts arguments to objects, of those classes that the tool's source has not replaced in `known`."""
         classes = {name: one for name, one in self.classes.items() if known.get(name) is one}
         properties: dict[str, Any] = self._schema.get("properties") or {}
         return {name: self._made(value, properties.get(name), classes) for name, value in arguments.items()}
@@ -108,7 +109,7 @@ class ArgumentSchema:
         return classes[name](**(whole | fields))
 
     def _resolved(self, schema: Any) -> tuple[str, dict[str, Any]]:
-        """The schema that is meant, and its name if it is a definition."""
+        """Follows a `$ref`. Returns the schema, and its name if it is a definition."""
         given: Any = schema
         if not isinstance(schema, dict):
             return "", {}

@@ -1,7 +1,7 @@
-"""Runs a program of the model's as a tool: the base tools `run_code` and `run_code_with_tools`.
+"""Runs a model's program as a tool: the source of the base tools `run_code` and `run_code_with_tools`.
 
-It is the source of such a call, and runs where nothing of this project can be imported. What is printed is the call's
-own output; here are the value and the error.
+It runs where nothing of this project can be imported. It returns the program's value and error; what the program prints
+is the call's output.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NAME = "<code>"
 
 
 def run_code(code: str, tools: list[dict[str, str]]) -> Any:
-    """`{"results": [the value of a last expression, as Python prints it], "error": {"name", "value", "traceback"}}`;
-    without an error there is none. `tools`: `{"name", "source"}` of functions that the program may call, or `{"name",
-    "refused"}` with what a call of another one raises. For a program that awaits at its top level, an awaitable."""
+    """Returns `{"results": [repr of a last expression's value], "error": {"name", "value", "traceback"}}`, without
+    `error` if there is none; an awaitable of it if the program awaits at its top level. `tools`: `{"name", "source"}`
+    of functions that the program may call, or `{"name", "refused"}` with the message that their call raises."""
     linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -34,7 +34,7 @@ def run_code(code: str, tools: list[dict[str, str]]) -> Any:
         if inspect.iscoroutine(ran) or is_async(parts.value):
             return finished(parts, ran)
         return answer(parts.value and eval(parts.value, parts.module))  # noqa: S307 - as above
-    except BaseException as error:  # noqa: BLE001 - whatever the program raises is its outcome
+    except BaseException as error:  # noqa: BLE001 - every error of the program is its outcome
         return failed(error)
 
 
@@ -49,7 +49,7 @@ async def finished(parts: Any, ran: Any) -> dict[str, Any]:
 
 
 def compile_into(parts: Any, code: str) -> None:
-    """A last expression is compiled by itself, for its value."""
+    """Compiles a last expression separately, because its value is the result."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree = compile(code, NAME, "exec", ast.PyCF_ONLY_AST | flags, dont_inherit=True)
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -67,7 +67,7 @@ def answer(value: object) -> dict[str, Any]:
 
 
 def failed(error: BaseException) -> dict[str, Any]:
-    """Raises what is no fault of the program's: its cancellation."""
+    """Returns the program's error. Raises a cancellation again, because that is no error of the program."""
     if isinstance(error, builtins.__dict__["ToolCancelled"]):
         raise error
     if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -80,7 +80,7 @@ def failed(error: BaseException) -> dict[str, Any]:
 
 
 def made(tool: dict[str, str]) -> Any:
-    """The function of a tool, in a module of its own."""
+    """Executes a tool's source in its own module, and returns the tool's function."""
     place = f"<{tool['name']}>"
     source = tool["source"]
     linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)

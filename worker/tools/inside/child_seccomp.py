@@ -1,7 +1,7 @@
-"""The system calls that a tool may not make, as a seccomp filter for this machine's processor.
+"""Builds a seccomp filter for this machine's processor that refuses system calls which a tool may not make.
 
-Loaded by path into an interpreter that has nothing but the standard library. The filter says EPERM, so that a tool sees
-an ordinary `PermissionError`; ENOSYS where a C library has another way. Numbers are the kernel's, for each processor.
+It is loaded by path into an interpreter that has only the standard library. The filter returns EPERM, so that a tool
+gets an ordinary `PermissionError`, or ENOSYS if the C library then uses another call. Numbers are those of the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ X86_64, AARCH64 = "x86_64", "aarch64"
 AUDIT_ARCHITECTURE = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 X32_BIT = 0x40000000
 LAST_KNOWN = 450
-"""System calls that the kernel has got since are not known to be harmless: ENOSYS, as on an older kernel."""
+"""The filter answers newer system calls with ENOSYS, as an older kernel would, because they may be harmful."""
 
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Other processes, also those of the same user.
@@ -26,18 +26,18 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "process_mrelease": (448, 448), "kcmp": (312, 272), "setpriority": (141, 140), "ioprio_set": (251, 30),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
-    # Sockets (and OUTGOING); a pair of connected ones stays, asyncio needs it.
+    # Sockets (and OUTGOING). Connected pairs stay allowed, because asyncio needs them.
     "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
     "accept4": (288, 242), "sendmsg": (46, 211), "sendmmsg": (307, 269),
-    # What a machine, or a user on it, has in one number for everybody: requests of asynchronous input and output.
-    # (And by `sendmsg`, descriptors on their way: who has sent too many keeps its user's other processes from sending.)
+    # Resources that all processes of a machine, or of a user, share in one quota: requests of asynchronous I/O.
+    # (`sendmsg` is above for the same reason: descriptors in flight count against the user's other processes, too.)
     "io_setup": (206, 0), "io_destroy": (207, 1), "io_submit": (209, 2), "io_cancel": (210, 3),
     "io_getevents": (208, 4), "io_pgetevents": (333, 292),
     # Namespaces and mounts.
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
-    # Memory that the limit of address space does not see, and memory that outlives a process.
+    # Memory that the limit of address space does not count, and memory that outlives a process.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
     "shmctl": (31, 195), "shmdt": (67, 197), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
     "msgctl": (71, 187), "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192),
@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "mq_notify": (244, 184), "mq_getsetattr": (245, 185), "mlock": (149, 228), "mlock2": (325, 284),
     "mlockall": (151, 230), "remap_file_pages": (216, 234), "mbind": (237, 235), "set_mempolicy": (238, 237),
     "set_mempolicy_home_node": (450, 450), "migrate_pages": (256, 238), "move_pages": (279, 239),
-    # The kernel itself, and the parts of it in which most of its faults are found.
+    # The kernel itself, and those of its parts that have had most vulnerabilities.
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "add_key": (248, 217), "request_key": (249, 218),
     "keyctl": (250, 219), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "syslog": (103, 116), "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None),
     "personality": (135, 92), "vhangup": (153, 58), "uselib": (134, None), "nfsservctl": (180, 42),
     "lookup_dcookie": (212, 18), "_sysctl": (156, None), "sysfs": (139, None), "ustat": (136, None),
-    # Files by other ways than their names, and what slows the whole machine down.
+    # Access to files by other means than their names, and calls that slow the whole machine down.
     "mknod": (133, None), "mknodat": (259, 33), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27), "sync": (162, 81), "syncfs": (306, 267),
@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 """Name → number on x86-64, number on aarch64."""
 
 OUTGOING: dict[str, tuple[int, int]] = {"socket": (41, 198), "connect": (42, 203)}
-"""Refused too, but for a call that has a network: that may connect by TCP over IPv4."""
+"""Refused unless the call has a network; it may then connect by TCP over IPv4."""
 
 METADATA: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, None), "fchown": (93, 55),
@@ -72,39 +72,40 @@ METADATA: dict[str, tuple[int | None, int | None]] = {
     "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "truncate": (76, 45),
 }  # fmt: skip
-"""What landlock does not cover: owner, mode and times of files. Refused where a tool shares the machine's files."""
+"""Changes of owner, mode and times of files, which landlock does not cover. Refused if a tool shares the machine's
+files."""
 
 FOR_PROGRAMS = frozenset({"execve"})
-"""What a call may do that becomes another program. Landlock says which program that may be."""
+"""Allowed for a call that executes another program. Landlock decides which program that is."""
 
 LOOKED_INTO: dict[str, tuple[int, int]] = {
     "clone": (56, 220), "clone3": (435, 435), "socketpair": (53, 199), "ioctl": (16, 29), "prctl": (157, 167),
     "prlimit64": (302, 261), "kill": (62, 129), "tgkill": (234, 131), "fcntl": (72, 25), "sendto": (44, 206),
     "setsockopt": (54, 208), "mmap": (9, 222),
 }  # fmt: skip
-"""Whether one of these is refused depends on its arguments."""
+"""Refused or allowed by their arguments."""
 
 CLONE_THREAD = 0x10000
 CLONE_NAMESPACES = 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX, SOCK_STREAM, SOCKET_TYPE_MASK = 1, 1, 0xF
 AF_INET, IPPROTO_TCP, SOL_SOCKET = 2, 6, 1
 MSG_FASTOPEN = 0x20000000
-"""Connects and sends in one, past what landlock looks at."""
+"""Connects and sends in one call, which landlock does not check."""
 TCP_OPTIONS = (1, 4, 5, 6, 12, 18)
-"""No delay, keeping alive (three), quick acknowledgement, time until a peer counts as gone."""
+"""No delay, keep-alive (three), quick acknowledgement, user timeout."""
 SOCKET_FILTERS = (26, 50, 51, 52)
-"""Programs of a tool's own in the kernel."""
+"""They load a tool's programs into the kernel."""
 SOCKET_BUFFERS = (7, 8, 32, 33)
-"""How much of the kernel's memory, which is outside of the call's limit, may lie in a socket."""
+"""They set how much of the kernel's memory, which the call's limit does not count, a socket may use."""
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 FIOSETOWN, SIOCSPGRP, F_SETOWN, F_SETSIG, F_SETOWN_EX = 0x8901, 0x8902, 8, 10, 15
-"""By these a descriptor sends a signal of one's choice, SIGKILL too, to a process of one's choice."""
+"""They make a descriptor send any signal, SIGKILL too, to any process."""
 MAP_SHARED, MAP_GROWSDOWN = 0x1, 0x100
-"""Memory that the limit of data does not see."""
+"""Memory that the limit of data does not count."""
 F_SETLEASE, F_NOTIFY = 1024, 1026
-"""Whoever opens a file with a lease on it waits, up to a minute, in every jail; and the watching of folders."""
+"""A lease makes every process that opens the file wait, up to a minute, in all jails. `F_NOTIFY` watches folders."""
 F_SETPIPE_SZ = 1031
-"""What lies in pipes is the kernel's memory, as with `SOCKET_BUFFERS`."""
+"""It enlarges a pipe in the kernel's memory, as `SOCKET_BUFFERS` do for sockets."""
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 1, 38, 22, 2
 
 LOAD, JUMP_EQUAL, JUMP_GREATER, JUMP_ANY_BIT, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
@@ -114,7 +115,7 @@ NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 
 
 class Filter:
-    """A BPF program, written from top to bottom. Each method ends with the way on for calls that it does not mean."""
+    """A BPF program, written from top to bottom. Each method's code falls through for other system calls."""
 
     def __init__(self, machine: str, own_pid: int) -> None:
         self._machine = machine
@@ -135,9 +136,9 @@ class Filter:
             self._plain_options_only()
             self._no_fast_open()
         else:
-            # What lies in pairs is the kernel's memory, outside of the call's limit.
+            # Options enlarge a pair's buffers in the kernel's memory, which the call's limit does not count.
             self._refuse(self._number("setsockopt"), EPERM)
-        self._refuse(self._number("clone3"), ENOSYS)  # its arguments are behind a pointer; libraries fall back to clone
+        self._refuse(self._number("clone3"), ENOSYS)  # a filter cannot read its arguments; libraries fall back to clone
         self._threads_only()
         self._stream_pairs_only()
         self._refuse_values("ioctl", (TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP))
@@ -169,7 +170,7 @@ class Filter:
         self._add(RETURN, ALLOW)
 
     def _private_memory_only(self) -> None:
-        """Where the limit is one of data, and not of address space: it counts what is private."""
+        """Refuses shared memory, because a limit of data, unlike one of address space, counts only private memory."""
         self._add(JUMP_EQUAL, self._number("mmap"), 0, 4)
         self._load_argument(3)
         self._add(JUMP_ANY_BIT, MAP_SHARED | MAP_GROWSDOWN, 0, 1)
@@ -177,7 +178,7 @@ class Filter:
         self._add(RETURN, ALLOW)
 
     def _stream_pairs_only(self) -> None:
-        # A connected stream cannot be turned to another address; a datagram socket of a pair can.
+        # A datagram socket of a pair can be connected to another address, a stream cannot.
         self._add(JUMP_EQUAL, self._number("socketpair"), 0, 7)
         self._load_argument(0)
         self._add(JUMP_EQUAL, AF_UNIX, 0, 3)
@@ -196,13 +197,12 @@ class Filter:
         self._add(JUMP_EQUAL, SOCK_STREAM, 0, 3)
         self._load_argument(2)
         self._add(JUMP_EQUAL, 0, 2, 0)
-        self._add(JUMP_EQUAL, IPPROTO_TCP, 1, 0)  # other protocols have streams too, and landlock does not know them
+        self._add(JUMP_EQUAL, IPPROTO_TCP, 1, 0)  # landlock does not check other protocols with streams
         self._add(RETURN, EPERM)
         self._add(RETURN, ALLOW)
 
     def _plain_options_only(self) -> None:
-        """Of sockets: those of TCP that programs use, and those of every socket, but filters and the sizes of buffers.
-        No other protocol's."""
+        """Allows a socket's common options of TCP, and its general ones except filters and sizes of buffers."""
         kinds = (*SOCKET_FILTERS, *SOCKET_BUFFERS)
         allowed, refused = len(TCP_OPTIONS), len(kinds)
         self._add(JUMP_EQUAL, self._number("setsockopt"), 0, 8 + allowed + refused)
@@ -227,7 +227,7 @@ class Filter:
         self._add(RETURN, ALLOW)
 
     def _refuse_values(self, name: str, values: tuple[int, ...]) -> None:
-        """Of the second argument."""
+        """Refuses these values of the second argument."""
         self._add(JUMP_EQUAL, self._number(name), 0, len(values) + 3)
         self._load_argument(1)
         for position, value in enumerate(values):
@@ -257,7 +257,7 @@ class Filter:
         self._add(LOAD, offset)
 
     def _load_argument(self, index: int) -> None:
-        """The lower half: all arguments that are looked at are 32 bits wide to the kernel."""
+        """Loads the lower half: to the kernel all checked arguments have 32 bits."""
         self._load(ARGUMENTS_AT + 8 * index)
 
     def _add(self, code: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
@@ -265,14 +265,14 @@ class Filter:
 
 
 def is_known(machine: str) -> bool:
-    """Whether there are numbers for this processor."""
+    """Returns whether this module has the numbers of this processor."""
     return machine in AUDIT_ARCHITECTURE
 
 
 def install(
     libc: ctypes.CDLL, *, refuse_metadata: bool, becomes_program: bool = False, has_network: bool = False
 ) -> None:
-    """Puts this thread, which must be the only one, under the filter for good. Raises `OSError`."""
+    """Applies the filter to this thread, which must be the only one, for good. Raises `OSError`."""
     written = Filter(os.uname().machine, os.getpid())
     code = written.program(refuse_metadata=refuse_metadata, becomes_program=becomes_program, has_network=has_network)
     instructions = ctypes.create_string_buffer(code, len(code))
@@ -283,7 +283,7 @@ def install(
 
 
 def control(libc: ctypes.CDLL, option: int, *values: int) -> None:
-    """`prctl`. Raises `OSError`."""
+    """Calls `prctl`. Raises `OSError`."""
     arguments = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     if libc.prctl(ctypes.c_int(option), *arguments) != 0:
         number = ctypes.get_errno()

@@ -1,9 +1,8 @@
-"""Builds the walls around one tool call, in the process that is going to run it, before any foreign code.
+"""Isolates the process of one tool call before it runs any foreign code.
 
-Loaded by path into an interpreter that has nothing but the standard library. With namespaces (tier 1) a call is the
-only process it can see, has a `/tmp` of its own in memory and nothing else to write to. Without (tier 2) landlock
-leaves it one directory of the machine's files. Everything raises `OSError`: a call whose walls are not whole must not
-begin.
+It is loaded by path into an interpreter that has only the standard library. With namespaces (tier 1) a call sees no
+other process, and can write only to its own `/tmp` in memory. Without them (tier 2) landlock leaves it one directory of
+the machine. Every function raises `OSError`, because a call must not begin without its whole isolation.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 SECCOMP: Any = importlib.import_module("child_seccomp")
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC_WITH_LOCK = ctypes.PyDLL(None, use_errno=True)
-"""Keeps the interpreter's lock across a call, as a fork must."""
+"""Keeps the interpreter's lock during a call, which a fork needs."""
 
 SCRATCH = "/tmp"  # noqa: S108 - inside a mount namespace of the call's own
 TOOL_UID = 1000
-"""What a tool sees as its user in a namespace of its own. Outside it is the zygote's."""
+"""The user that a tool sees in its own namespace. Outside, the user is the zygote's."""
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 24, 38, 40
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = (
@@ -48,14 +47,14 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAK
 CHANGE = WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SYM | REFER | TRUNCATE
 FOR_FILES = READ_FILE | WRITE_FILE | TRUNCATE
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""By landlock's version: all rights that a ruleset of it can refuse."""
+"""By landlock's version: all rights that its rulesets can refuse."""
 NET_SINCE, SCOPES_SINCE = 4, 6
 ALL_TCP, CONNECT_TCP, ALL_SCOPES = 3, 2, 3
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def become_user(user: list[int] | None) -> None:
-    """Gives root up for good, before the first call."""
+    """Drops root for good, before the first call."""
     if user is not None:
         uid, gid = user
         os.setgroups([])
@@ -66,21 +65,21 @@ def become_user(user: list[int] | None) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent's thread ends. To be called after the last change of user, which forgets it.
-    `parent`: its process id, 0 when it is not visible from here."""
+    """Makes the kernel send SIGKILL when the parent's thread ends. Call it after the last change of user, which resets
+    it. `parent`: its process id; 0 if it is not visible from here."""
     SECCOMP.control(LIBC, PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
         os._exit(1)
 
 
 def fork_apart() -> int:
-    """As `os.fork`, into namespaces of the child's own: users, processes, mounts, names, System V objects. One system
-    call, so that the child is the first process of its namespace and no other stands between it and the zygote."""
+    """Forks into new namespaces: users, processes, mounts, host names, System V objects. It is one system call, so that
+    the child is the first process of its namespace and a direct child of the zygote."""
     flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS
     address = ctypes.c_ulong()
     if LIBC.prctl(PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) == 0:
-        # The C library keeps the thread's id in its memory, for locks that know their owner: as after its own fork,
-        # the kernel writes the new one there.
+        # The C library caches the thread's id, for locks with owners. As after its own fork, the kernel has to write
+        # the new id there.
         flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
     machine = os.uname().machine
     stack_and_thread = (0, 0, address, 0) if machine == "x86_64" else (0, 0, 0, address)
@@ -103,12 +102,12 @@ def as_long(value: Any) -> Any:
 
 
 def stand_apart(proc: int, uid: int, gid: int, scratch_bytes: int, run: tuple[str, str, str] | None) -> None:
-    """Inside `fork_apart`: a user of its own, an empty `/tmp` in memory, and then no capability left.
+    """Sets up the child of `fork_apart`: its own user, an empty `/tmp` in memory, and no capabilities.
 
     `proc`: a descriptor of the machine's `/proc`, which is mounted nowhere in the jail. `uid`, `gid`: the zygote's.
-    `run`: of `show_run_folder`; None: the jail has no such folders.
+    `run`: the arguments of `show_run_folder`; None: the jail has no such folders.
     """
-    SECCOMP.control(LIBC, PR_SET_DUMPABLE, 1)  # else the maps belong to root
+    SECCOMP.control(LIBC, PR_SET_DUMPABLE, 1)  # otherwise the maps belong to root
     for name, text in (("setgroups", "deny"), ("uid_map", f"{TOOL_UID} {uid} 1"), ("gid_map", f"{TOOL_UID} {gid} 1")):
         descriptor = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(descriptor, text.encode())
@@ -122,13 +121,13 @@ def stand_apart(proc: int, uid: int, gid: int, scratch_bytes: int, run: tuple[st
         show_run_folder(*run)
     os.chdir(SCRATCH)
     for capability in range(LAST_CAPABILITY + 1):
-        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # an error: the kernel knows fewer
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # an error: the kernel has fewer
     header = struct.pack("Ii", CAPABILITY_VERSION, 0)
     checked(LIBC.capset(header, bytes(24)), "capset")
 
 
 def show_run_folder(folders: str, name: str, place: str) -> None:
-    """The folder `name` of `folders` in its own place, and those of other runs covered."""
+    """Mounts the run's folder `name` of `folders` at `place`, and hides the folders of other runs."""
     apart = MS_NOSUID | MS_NODEV | MS_NOEXEC
     mount(f"{folders}/{name}", place, "", MS_BIND, "")
     mount("", place, "", MS_BIND | MS_REMOUNT | apart, "")
@@ -149,9 +148,9 @@ def close_off(
     proxy_port: int,
     executable: Sequence[str] = (),
 ) -> None:
-    """Landlock and seccomp, which no later code can take back. `writable`: the only directories to write in.
-    `proxy_port`: the only port to connect to; 0: none. `executable`: files of the one program that this process may
-    become."""
+    """Applies landlock and seccomp, which no later code can undo. `writable`: the only writable directories.
+    `proxy_port`: the only port to connect to; 0: none. `executable`: the files of the one program that this process may
+    execute."""
     SECCOMP.control(LIBC, PR_SET_NO_NEW_PRIVS, 1)
     restrict(readable, writable, executable, proxy_port)
     SECCOMP.install(
@@ -160,7 +159,7 @@ def close_off(
 
 
 def landlock_version() -> int:
-    """0 or less: this kernel has none, or it is switched off."""
+    """Returns landlock's version. 0 or less: this kernel has no landlock, or it is switched off."""
     return LIBC.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), RULESET_VERSION)
 
 

@@ -1,9 +1,9 @@
-"""The script that a tool call starts as: a process that watches, and below it the process that runs the tool.
+"""The script of a tool call without a zygote: a watcher process, and its child process, which runs the tool.
 
-It stands alone, because the interpreter starts as `python -I -S` and finds neither this project nor any installed
-package. Two processes, because only a process that runs no foreign code can keep two promises whatever the tool does:
-it ends when the worker dies, and nothing that the tool started outlives the call. It adopts every orphan of the tool
-(child subreaper), so an escape by `setsid` is seen too.
+It uses only the standard library, because the interpreter starts as `python -I -S` and finds neither this project nor
+any installed package. The watcher runs no foreign code, so whatever the tool does, it can guarantee that the call ends
+when the worker dies, and that no process of the tool outlives the call. It adopts every orphan of the tool (child
+subreaper), so it also finds processes that escaped by `setsid`.
 
     worker --SIGTERM--> watcher --SIGTERM--> tool (ToolCancelled in its frame) --grace over--> SIGKILL for all
     worker dies ------> watcher (SIGHUP by PDEATHSIG) -----------------------------------> SIGKILL for all at once
@@ -23,8 +23,8 @@ import time
 WATCHED = {signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM}
 LAST_ROUNDS = 400
 USER_AT, PROGRAM_AT = 4, 5
-"""Of the arguments: `uid:gid` of the user that a call becomes, empty for the worker's own; what a call is told that
-becomes Node.js. Python calls have none of these."""
+"""Places of arguments: `uid:gid` of the call's user, empty for the worker's own; and the JSON for `child_node.run`,
+which Python calls do not have."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def noted(_signal: int, _frame: object) -> None:
-    """Some systems drop a blocked SIGCHLD that has no action of its own."""
+    """Does nothing, but some systems drop a blocked SIGCHLD without a handler."""
 
 
 def process_control(option: int, value: int) -> None:
@@ -56,12 +56,12 @@ def process_control(option: int, value: int) -> None:
 
 def die_with_parent(parent: int, with_signal: int) -> None:
     process_control(PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # it died before the call of prctl
         os._exit(1)
 
 
 def become_tool(result_fd: int, watcher: int, user: list[int]) -> None:
-    """Loads the part that runs foreign code. The signals stay blocked until it can answer them. Never returns."""
+    """Loads and runs the part that runs foreign code. Signals stay blocked until it can handle them. Never returns."""
     try:
         os.setpgid(0, 0)
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib loads slowly
@@ -73,16 +73,17 @@ def become_tool(result_fd: int, watcher: int, user: list[int]) -> None:
             importlib.import_module("child_objects")
         del sys.path[0]
         become_user(user)
-        die_with_parent(watcher, signal.SIGKILL)  # behind the change of user, which forgets it
+        die_with_parent(watcher, signal.SIGKILL)  # after the change of user, which resets it
         child.run(*program, result_fd, WATCHED)
     finally:
         os._exit(1)
 
 
 def become_user(user: list[int]) -> None:
-    """Gives root up for good. `user`: the number of the user and of its group; empty: it stays as it is.
+    """Drops root for good. `user`: the ids of the user and its group; empty: no change.
 
-    Our files are loaded before: root's may be closed to this user. The watcher stays root, out of the tool's reach.
+    Our modules are loaded before, because this user may not be able to read them. The watcher stays root, so that the
+    tool cannot signal it.
     """
     if user:
         uid, gid = user
@@ -94,7 +95,7 @@ def become_user(user: list[int]) -> None:
 
 
 def watch(tool: int, grace_s: float) -> int:
-    """Waits for the tool's process, passes a cancellation on, and leaves nothing behind. Returns the exit status."""
+    """Waits for the tool's process, forwards a cancellation, and kills all that is left. Returns the exit status."""
     status: int | None = None
     asked = False
     while status is None:
@@ -113,14 +114,14 @@ def watch(tool: int, grace_s: float) -> int:
 
 
 def exit_status(status: int | None) -> int:
-    """A wait status as a shell would say it: 128 + n for a death by signal n."""
+    """Converts a wait status to a shell's exit status: 128 + n for signal n."""
     if status is None:
         return 128 + signal.SIGKILL
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
 def reap(tool: int) -> int | None:
-    """Buries who has died, up to the tool. Its wait status if it was among them."""
+    """Reaps dead children, up to the tool. Returns the tool's wait status if it is dead."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == tool:
@@ -130,7 +131,7 @@ def reap(tool: int) -> int | None:
 
 
 def kill_everything(tool: int) -> None:
-    """Kills the tool's group and every process that came from it. Asks the kernel, not a list, whether any is left."""
+    """Kills the tool's group and all its descendants. The kernel, not a list, decides whether any is left."""
     kill_all([-tool])
     for _ in range(LAST_ROUNDS):
         try:
@@ -143,7 +144,7 @@ def kill_everything(tool: int) -> None:
 
 
 def kill_all(pids: list[int]) -> None:
-    """Kills processes, and of a negative number the whole group. Those that are gone already are what we want."""
+    """Kills processes; a negative number is a whole group. It ignores those that have ended already."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -152,7 +153,7 @@ def kill_all(pids: list[int]) -> None:
 
 
 def processes() -> list[tuple[int, int, int]]:
-    """(pid, parent, session) of every process, where the system has /proc; else nothing."""
+    """Returns (pid, parent, session) of every process; an empty list if the system has no /proc."""
     found: list[tuple[int, int, int]] = []
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:  # noqa: PTH112, PTH208 - pathlib loads slowly
         if not entry.isdigit():

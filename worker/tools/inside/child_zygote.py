@@ -1,14 +1,14 @@
-"""The zygote: a process with nothing to steal that forks once per tool call, and tells the worker how each call ends.
+"""The zygote: a process without secrets that forks once per tool call, and reports to the worker how each call ended.
 
-It has one thread, no environment, and two descriptors: the worker's socket and the machine's `/proc`. Its program comes
-over a descriptor, because it may not see this project's files. It runs no foreign code: that is what its forks are for.
+It has one thread, no environment, and two descriptors: the worker's socket and the machine's `/proc`. It gets its
+program over a descriptor, because it may not see this project's files. Only its forks run foreign code.
 
-    worker --start, with four pipes--> zygote --fork--> call: walls, then the payload, then the tool
+    worker --start, with four pipes--> zygote --fork--> call: isolation, then the payload, then the tool
     worker <--the call's pidfd-------- zygote
-    worker <--how it ended------------ zygote            (after it has buried the call)
+    worker <--how it ended------------ zygote            (after it has reaped the call)
 
-A call can begin only after the worker has its pidfd, for the payload is sent after that. The zygote ends when the
-worker closes the socket or dies, and every call with it.
+A call begins only after the worker has its pidfd, because the worker sends the payload after that. If the worker closes
+the socket or dies, the zygote ends, and every call with it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ WALLS: Any = importlib.import_module("child_walls")
 
 CONTROL, PROC, FIRST_FREE = 3, 4, 5
 RESULT = 3
-"""Of a call, where its standard descriptors are 0 to 2."""
+"""The descriptor of a call's result; 0 to 2 are its standard ones."""
 HIGHEST = 1 << 16
 BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 MESSAGE_BYTES = 1 << 16
 NICE = 10
 WALLS_FAILED = 71
-"""Exit status of a call whose walls could not be built; its error output says why."""
+"""Exit status of a call that could not be isolated; its error output says why."""
 
 
 def processor_time_by_ticks(pid: int) -> float:
-    """Seconds that the process has used by the clock that its limit goes by; `pid`: not yet buried.
+    """Returns the process's seconds of processor time by the clock of its limit. `pid`: not yet reaped.
 
-    RLIMIT_CPU counts whole ticks of the kernel's timer, and `wait4` says what was measured. On a busy machine a process
-    that happens to be on its turn at most ticks reaches its limit with half of the measured time (seen: 0.58 of 1 s).
-    The clock's number is made as MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_PROF) of linux/posix-timers.h makes it.
+    RLIMIT_CPU counts whole ticks of the kernel's timer, but `wait4` returns measured time. On a busy machine, a process
+    that runs at most ticks reaches its limit at half of the measured time (seen: 0.58 of 1 s). The clock's number is
+    MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_PROF) of linux/posix-timers.h.
     """
     try:
         return time.clock_gettime(~pid << 3)
@@ -57,7 +57,7 @@ def processor_time_by_ticks(pid: int) -> float:
 
 
 class Zygote:
-    """What `plan` says is in `zygote_plan.py`."""
+    """Serves one worker. `zygote_plan.py` describes `plan`."""
 
     def __init__(self, plan: dict[str, Any], control: socket.socket) -> None:
         self._plan = plan
@@ -67,7 +67,7 @@ class Zygote:
         self._running: dict[int, tuple[int, int]] = {}
 
     def serve(self) -> None:
-        """Until the worker closes the socket."""
+        """Starts and reaps calls until the worker closes the socket."""
         self._tell({"ready": os.getpid(), "landlock": WALLS.landlock_version()})
         poll = select.poll()
         poll.register(CONTROL, select.POLLIN)
@@ -115,13 +115,13 @@ class Zygote:
         self._control.send(json.dumps(message).encode())
 
     def _fork(self, call: dict[str, Any], pipes: list[int], proxy_port: int) -> int:
-        """The call's process id. In the call itself this never returns."""
+        """Returns the call's process id. In the call's process it never returns."""
         itself = os.getpid()
         pid = WALLS.fork_apart() if self._plan["namespaces"] else os.fork()
         if pid == 0:
             try:
                 self._become_call(call, pipes, itself, proxy_port)
-            except BaseException:  # noqa: BLE001 - a call whose walls failed must not go back into the zygote's loop
+            except BaseException:  # noqa: BLE001 - a call without isolation must not return to the zygote's loop
                 os.write(2, traceback.format_exc(limit=-1).encode())
             finally:
                 os._exit(WALLS_FAILED)
@@ -148,7 +148,7 @@ class Zygote:
         os.environ.update({"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": scratch, "TMPDIR": scratch})
         if proxy_port:
             os.environ.update(self._network.environment(proxy_port, plan["certificates"]))
-        # A call that has limits of its own becomes Node.js: nobody could set them for it afterwards.
+        # A call with limits executes Node.js, so they have to be set before.
         node: dict[str, Any] = {"readable": [], "executable_files": []}
         if "limits" in call:
             node = plan["node"] | call
@@ -184,7 +184,7 @@ def main(plan: dict[str, Any], control: int, proc: int) -> None:
         gc.collect()
         gc.freeze()
         Zygote(plan, socket.socket(fileno=CONTROL)).serve()
-    except BaseException:  # noqa: BLE001 - whatever it is, the worker reads why on the error output
+    except BaseException:  # noqa: BLE001 - the worker reads every error from the error output
         traceback.print_exc(limit=-1)
         os._exit(1)
     os._exit(0)
