@@ -10,7 +10,7 @@ out what the project has written into it.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import chain
@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.access.callers import Caller
+from api.access.response_bodies import is_about_responses, named_in, refused_in
 from api.errors import refused
 from shared.domain.api_keys import Level
 from shared.domain.errors import ErrorCode
@@ -38,7 +39,7 @@ class Reach(Enum):
     QUERY = auto()
     """Its query has to name the agent."""
     NOTHING = auto()
-    """It shows nothing of any agent."""
+    """It shows nothing of any agent, or the key's agents alone."""
 
 
 class Rule(NamedTuple):
@@ -76,6 +77,10 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/steps/{{step_id}}{part}" for part in ("", "/messages", "/metrics", "/trace")),
         "GET /v1/approvals/{approval_id}",
         "GET /v1/messages/{message_id}",
+        *(f"GET {path}/{{response_id}}{part}" for path in _RESPONSES for part in ("", "/input_items")),
+        *(f"POST {path}/input_tokens" for path in _RESPONSES),
+        *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
+        f"GET {_OPENAI}/models/{{model:path}}",
     ),
     Reach.QUERY: (*(f"GET /v1/{nouns}" for nouns in ("conversations", "runs", "runs/active", "steps", "approvals")),),
     Reach.NOTHING: (
@@ -83,6 +88,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}" for nouns in ("shared-agents", "tools/mcp/servers", *_ABSENT)),
         *(f"GET /v1/{nouns}/count" for nouns in _ABSENT if nouns != "mcp-servers"),
         "GET /openai/v1/webhook_event_types",
+        f"GET {_OPENAI}/models",
     ),
     Reach.PROJECT: (
         *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags")),
@@ -92,10 +98,6 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
         f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
-        *(f"GET {path}/{{response_id}}{part}" for path in _RESPONSES for part in ("", "/input_items")),
-        *(f"POST {path}/input_tokens" for path in _RESPONSES),
-        *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
-        *(f"GET {_OPENAI}/models{part}" for part in ("", "/{model:path}")),
         *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
     ),
 }
@@ -114,6 +116,12 @@ _WRITE: dict[Reach, Iterable[str]] = {
         "POST /v1/approvals/{approval_id}",
         "PATCH /v1/steps/{step_id}/feedback",
         *(f"POST {path}" for path in CHAT),
+        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
+        *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
+        f"POST {_OPENAI}/conversations",
+        *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
+        f"POST {_OPENAI_C}/items",
+        f"DELETE {_OPENAI_C}/items/{{item_id}}",
     ),
     Reach.QUERY: ("POST /v1/conversations",),
     Reach.PROJECT: (
@@ -133,12 +141,6 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{m} /v1/{noun}s/{{{noun}_id}}" for m in ("PATCH", "DELETE") for noun in ("tool", "block", "archive")),
         *(f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")),
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
-        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
-        *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
-        f"POST {_OPENAI}/conversations",
-        *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
-        f"POST {_OPENAI_C}/items",
-        f"DELETE {_OPENAI_C}/items/{{item_id}}",
         *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
         f"DELETE {_W}/{{webhook_id}}",
     ),
@@ -195,6 +197,8 @@ _BLOCK = re.compile(r"/v1/agents/[^/]+/core-memory/blocks/[^/]+")
 
 def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat: bool) -> str | None:
     """The first field of this body that such a key may not send, as a person would name it."""
+    if is_about_responses(path):
+        return refused_in(path, fields)
     refused = (OF_THE_AGENT - {"model"}) if is_chat else OF_THE_AGENT
     refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
     # In a change null is a value: it takes away what the project has set.
@@ -220,7 +224,7 @@ def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
 NOBODY = ProjectId("")
 """A project that no key is of, and that has nothing."""
 
-_OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id")
+_OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id", "response_id", "model")
 _DEFAULT = "default"
 
 
@@ -229,6 +233,8 @@ class AgentReach:
     """Decides whether what a request names belongs to the caller's agents. Raises `Unavailable`."""
 
     owners: OwnerStore
+    own_id: Callable[[str], str]
+    """The id under which a thing is stored whose id a dialect writes in another form; every other text as it is."""
 
     async def through_path(self, caller: Caller, reach: Reach, path: Mapping[str, str], query: bytes) -> Caller | None:
         """The caller as whom the request goes on. None: its query has to name the agent, and does not."""
@@ -245,6 +251,8 @@ class AgentReach:
         named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
         if path in CHAT:
             named.append(fields.get("model"))
+        if is_about_responses(path):
+            named += named_in(path, fields)
         return await self._as(caller, named)
 
     async def _as(self, caller: Caller, named: Iterable[object]) -> Caller:
@@ -256,7 +264,7 @@ class AgentReach:
     async def _is_theirs(self, caller: Caller, name: str) -> bool:
         if is_id(name, "agent"):
             return name in caller.scopes.agents
-        owners = await self.owners.agents_of(caller.project_id, name)
+        owners = await self.owners.agents_of(caller.project_id, self.own_id(name))
         return bool(owners) and owners <= caller.scopes.agents
 
 

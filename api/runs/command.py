@@ -102,6 +102,8 @@ class SubmissionHeaders(msgspec.Struct, frozen=True):
     """None: the client does not say."""
     key_id: str | None = None
     """The API key that the submission came with."""
+    of_single_agents: bool = False
+    """The key sees single agents only: what other keys have sent is none of its business."""
 
 
 class Part(NamedTuple):
