@@ -152,8 +152,9 @@ _ADMIN: dict[Reach, Iterable[str]] = {
         *(f"{method} /v1/admin/keys/{{key_id}}" for method in ("GET", "DELETE")),
         "POST /v1/admin/keys/{key_id}/rotate",
         "GET /metrics",
-        *(f"GET /v1/admin/{what}" for what in ("audit", "callbacks", "operations", "status")),
+        *(f"GET /v1/admin/{what}" for what in ("audit", "callbacks", "operations", "status", "webhooks")),
         "POST /v1/admin/callbacks/{run_id}/retry",
+        "POST /v1/admin/webhooks/{run_id}/{webhook_id}/retry",
     ),
 }
 
