@@ -13,7 +13,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator
 
 from api.access.accepted_keys import LONGEST
-from api.access.callers import Caller
+from api.access.callers import Caller, may_see_instructions
 from api.agent_answers import types_for
 from api.letta.messages import MessageType, in_utc
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
@@ -64,6 +64,22 @@ async def project_of(caller: CallerDep) -> ProjectId:
 
 
 ProjectDep = Annotated[ProjectId, Depends(project_of)]
+
+
+async def agents_of_key(caller: CallerDep) -> frozenset[AgentId]:
+    """The agents that the caller's key is tied to; empty: it sees all of its project."""
+    return caller.scopes.agents
+
+
+AgentsOfKeyDep = Annotated[frozenset[AgentId], Depends(agents_of_key)]
+
+
+async def shows_instructions(caller: CallerDep) -> bool:
+    """Whether the caller is shown what the project tells an agent."""
+    return may_see_instructions(caller)
+
+
+ShowsInstructionsDep = Annotated[bool, Depends(shows_instructions)]
 
 AgentIdPath = Annotated[AgentId, Path(pattern=f"^agent-{UUID4_PATTERN}$")]
 ArchiveIdPath = Annotated[ArchiveId, Path(pattern=f"^archive-{UUID4_PATTERN}$")]
@@ -180,7 +196,9 @@ async def submission_headers(
     """What the headers of a submission say. The SDK for Python and the one for TypeScript name their timeout
     differently."""
     tried = try_of(retry_count, read_timeout or waits)
-    return SubmissionHeaders(idempotency_key, if_busy, status_events, priority, tried, caller.key_id)
+    return SubmissionHeaders(
+        idempotency_key, if_busy, status_events, priority, tried, caller.key_id, bool(caller.scopes.agents)
+    )
 
 
 SubmissionHeadersDep = Annotated[SubmissionHeaders, Depends(submission_headers)]

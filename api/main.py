@@ -32,6 +32,7 @@ from api.input_limits import InputLimits
 from api.letta.agents import window_rules_of
 from api.letta.runs import wire_callback
 from api.openai.response_object import DIALECT as RESPONSES
+from api.openai.response_object import own_id_of
 from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
 from api.runs.cancel import CancelService, RunCanceller
@@ -433,7 +434,7 @@ def _access(process: ProcessContext) -> Access:
         keys=keys,
         tokens=StreamTokens(keys),
         failed=FailedKeys(process.clock),
-        reach=AgentReach(OwnerStore(process.database)),
+        reach=AgentReach(OwnerStore(process.database), own_id_of),
         audit=AuditLog(process.database),
         clock=process.clock,
         ids=process.ids,

@@ -27,6 +27,7 @@ from shared.redis.queue import RunQueue
 from shared.sql.engine import Database
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.figures import RunFigureStore
+from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.telemetry.api_metrics import DeploymentState
 from shared.telemetry.metrics import Metrics
 
@@ -123,6 +124,7 @@ class Operations:
     queue: RunQueue
     figures: RunFigureStore
     callbacks: CallbackStore
+    webhooks: WebhookDeliveryStore
     clock: Clock
     deployment_figures: DeploymentFigures
     """What a scrape says of the deployment."""
@@ -182,6 +184,7 @@ def operations_service(
         queue=queue,
         figures=RunFigureStore(process.database),
         callbacks=CallbackStore(process.database),
+        webhooks=WebhookDeliveryStore(process.database),
         clock=process.clock,
         deployment_figures=DeploymentFigures(
             metrics=process.metrics,

@@ -18,6 +18,7 @@ STAMP = re.compile(rb"@(\d{10,})#(\d+) ")
 SEQ = re.compile(rb"\nid: (\d+)\n")
 RUN_ID = re.compile(rb'"run_id":"(run-[^"]+)"')
 END = b"data: [DONE]"
+TEXT_ENDS = b"event: response.output_text.done"
 KEEP = 300
 """Bytes of the last read that are searched again, because a stamp or a run's id may be split."""
 LONGEST_S = 180.0
@@ -129,6 +130,19 @@ class Watched:
         await self.changed.wait()
 
 
+class WatchedResponse(Watched):
+    """The stream of a response. Behind its tokens it has the whole text again, in the events that end an item."""
+
+    is_told_again = False
+
+    def _take_tokens(self, text: bytes, now: int) -> int:
+        if self.is_told_again:
+            return 0
+        told, end, _ = text.partition(TEXT_ENDS)
+        self.is_told_again = bool(end)
+        return super()._take_tokens(told, now)
+
+
 class _Stream(asyncio.Protocol):
     """Gives received bytes to a `Watched`."""
 
@@ -222,15 +236,22 @@ class Client:
         body = {"input": json.dumps(wish), "streaming": True, "stream_tokens": True, "background": True}
         return self.watching(f"/v1/agents/{agent_id}/messages", body)
 
+    def respond(self, agent_id: str, **wish: Any):
+        """The same as a response."""
+        body = {"model": agent_id, "input": json.dumps(wish), "stream": True, "background": True}
+        return self.watching("/openai/v1/responses", body, watched=WatchedResponse(0.0))
+
     def resume(self, run_id: str, after: int):
         """Reads the stream of a run from a cursor on, in the background for the block."""
         first_token = -1 if after else 0
         return self.watching(f"/v1/runs/{run_id}/stream", {"starting_after": after}, expected=first_token)
 
     @asynccontextmanager
-    async def watching(self, path: str, body: dict[str, Any], *, expected: int = 0) -> AsyncGenerator[Watched]:
+    async def watching(
+        self, path: str, body: dict[str, Any], *, expected: int = 0, watched: Watched | None = None
+    ) -> AsyncGenerator[Watched]:
         """Reads the stream that answers a request, for the block. `expected` is the number of its first token."""
-        watched = Watched(0.0, expected=expected)
+        watched = watched or Watched(0.0, expected=expected)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: _Stream(watched), "127.0.0.1", self.port)
         try:

@@ -9,7 +9,7 @@ as for an unknown id. Answers to such keys omit an agent's instructions and its 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import chain
@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.access.callers import Caller
+from api.access.response_bodies import is_about_responses, named_in, refused_in
 from api.errors import refused
 from shared.domain.api_keys import Level
 from shared.domain.errors import ErrorCode
@@ -37,7 +38,7 @@ class Reach(Enum):
     QUERY = auto()
     """If the query names one of the key's agents."""
     NOTHING = auto()
-    """Always, because the route shows nothing of any agent."""
+    """Always, because the route shows nothing of any agent, or only the key's agents."""
 
 
 class Rule(NamedTuple):
@@ -75,6 +76,10 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/steps/{{step_id}}{part}" for part in ("", "/messages", "/metrics", "/trace")),
         "GET /v1/approvals/{approval_id}",
         "GET /v1/messages/{message_id}",
+        *(f"GET {path}/{{response_id}}{part}" for path in _RESPONSES for part in ("", "/input_items")),
+        *(f"POST {path}/input_tokens" for path in _RESPONSES),
+        *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
+        f"GET {_OPENAI}/models/{{model:path}}",
     ),
     Reach.QUERY: (*(f"GET /v1/{nouns}" for nouns in ("conversations", "runs", "runs/active", "steps", "approvals")),),
     Reach.NOTHING: (
@@ -82,6 +87,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}" for nouns in ("shared-agents", "tools/mcp/servers", *_ABSENT)),
         *(f"GET /v1/{nouns}/count" for nouns in _ABSENT if nouns != "mcp-servers"),
         "GET /openai/v1/webhook_event_types",
+        f"GET {_OPENAI}/models",
     ),
     Reach.PROJECT: (
         *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags")),
@@ -91,10 +97,6 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
         f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
-        *(f"GET {path}/{{response_id}}{part}" for path in _RESPONSES for part in ("", "/input_items")),
-        *(f"POST {path}/input_tokens" for path in _RESPONSES),
-        *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
-        *(f"GET {_OPENAI}/models{part}" for part in ("", "/{model:path}")),
         *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
     ),
 }
@@ -113,6 +115,12 @@ _WRITE: dict[Reach, Iterable[str]] = {
         "POST /v1/approvals/{approval_id}",
         "PATCH /v1/steps/{step_id}/feedback",
         *(f"POST {path}" for path in CHAT),
+        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
+        *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
+        f"POST {_OPENAI}/conversations",
+        *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
+        f"POST {_OPENAI_C}/items",
+        f"DELETE {_OPENAI_C}/items/{{item_id}}",
     ),
     Reach.QUERY: ("POST /v1/conversations",),
     Reach.PROJECT: (
@@ -132,12 +140,6 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{m} /v1/{noun}s/{{{noun}_id}}" for m in ("PATCH", "DELETE") for noun in ("tool", "block", "archive")),
         *(f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")),
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
-        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
-        *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
-        f"POST {_OPENAI}/conversations",
-        *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
-        f"POST {_OPENAI_C}/items",
-        f"DELETE {_OPENAI_C}/items/{{item_id}}",
         *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
         f"DELETE {_W}/{{webhook_id}}",
     ),
@@ -149,8 +151,9 @@ _ADMIN: dict[Reach, Iterable[str]] = {
         *(f"{method} /v1/admin/keys/{{key_id}}" for method in ("GET", "DELETE")),
         "POST /v1/admin/keys/{key_id}/rotate",
         "GET /metrics",
-        *(f"GET /v1/admin/{what}" for what in ("audit", "callbacks", "operations", "status")),
+        *(f"GET /v1/admin/{what}" for what in ("audit", "callbacks", "operations", "status", "webhooks")),
         "POST /v1/admin/callbacks/{run_id}/retry",
+        "POST /v1/admin/webhooks/{run_id}/{webhook_id}/retry",
     ),
 }
 
@@ -192,6 +195,8 @@ _BLOCK = re.compile(r"/v1/agents/[^/]+/core-memory/blocks/[^/]+")
 
 def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat: bool) -> str | None:
     """Returns the first field of this body that such a key may not send, with its value if only that is refused."""
+    if is_about_responses(path):
+        return refused_in(path, fields)
     refused = (OF_THE_AGENT - {"model"}) if is_chat else OF_THE_AGENT
     refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
     # In a PATCH, null removes the project's value.
@@ -217,7 +222,7 @@ def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
 NOBODY = ProjectId("")
 """An empty project, which no key belongs to."""
 
-_OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id")
+_OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id", "response_id", "model")
 _DEFAULT = "default"
 
 
@@ -226,6 +231,8 @@ class AgentReach:
     """Decides whether the objects that a request names belong to the caller's agents. Raises `Unavailable`."""
 
     owners: OwnerStore
+    own_id: Callable[[str], str]
+    """The id under which a thing is stored whose id a dialect writes in another form; every other text as it is."""
 
     async def through_path(self, caller: Caller, reach: Reach, path: Mapping[str, str], query: bytes) -> Caller | None:
         """Returns the caller as whom the request goes on. None: the query has to name an agent, and does not."""
@@ -242,6 +249,8 @@ class AgentReach:
         named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
         if path in CHAT:
             named.append(fields.get("model"))
+        if is_about_responses(path):
+            named += named_in(path, fields)
         return await self._as(caller, named)
 
     async def _as(self, caller: Caller, named: Iterable[object]) -> Caller:
@@ -253,7 +262,7 @@ class AgentReach:
     async def _is_theirs(self, caller: Caller, name: str) -> bool:
         if is_id(name, "agent"):
             return name in caller.scopes.agents
-        owners = await self.owners.agents_of(caller.project_id, name)
+        owners = await self.owners.agents_of(caller.project_id, self.own_id(name))
         return bool(owners) and owners <= caller.scopes.agents
 
 

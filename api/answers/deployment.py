@@ -225,6 +225,21 @@ class OpenCallback(TypedDict):
     created_at: Time
 
 
+class OpenDelivery(TypedDict):
+    """What a webhook endpoint has not heard of. It waits, or was given up: then `next_attempt_at` is null."""
+
+    id: str
+    run_id: str
+    webhook_id: str
+    url: str | None
+    outcome: Literal["completed", "failed", "cancelled", "incomplete"]
+    attempts: int
+    next_attempt_at: Time | None
+    last_status_code: int | None
+    last_error: str | None
+    created_at: Time
+
+
 class NoFiles(TypedDict):
     """There are none."""
 

@@ -35,6 +35,7 @@ from api.answers.deployment import (
     NoRepositories,
     NoSharedAgents,
     OpenCallback,
+    OpenDelivery,
     OperationsView,
     Readiness,
 )
@@ -295,4 +296,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/v1/admin/operations"): Operation("admin_operations_retrieve", OperationsView),
     ("get", "/v1/admin/callbacks"): Operation("admin_callbacks_list", list[OpenCallback]),
     ("post", "/v1/admin/callbacks/{run_id}/retry"): Operation("admin_callbacks_retry", OpenCallback),
+    ("get", "/v1/admin/webhooks"): Operation("admin_webhooks_list", list[OpenDelivery]),
+    ("post", "/v1/admin/webhooks/{run_id}/{webhook_id}/retry"): Operation("admin_webhooks_retry", OpenDelivery),
 }

@@ -15,6 +15,7 @@ from shared.domain.operations import (
     CallbackFigures,
     Minute,
     OpenCallback,
+    OpenDelivery,
     QueueState,
     RunFigures,
     ServerMemory,
@@ -175,6 +176,22 @@ def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
         "last_status_code": callback.last_status_code,
         "last_error": callback.last_error,
         "created_at": wire_time(callback.created_at),
+    }
+
+
+def wire_open_delivery(delivery: OpenDelivery) -> dict[str, Any]:
+    """What a webhook endpoint has not heard of. It waits, or was given up: then `next_attempt_at` is null."""
+    return {
+        "id": delivery.id,
+        "run_id": delivery.run_id,
+        "webhook_id": delivery.endpoint_id,
+        "url": delivery.url,
+        "outcome": delivery.outcome,
+        "attempts": delivery.attempts,
+        "next_attempt_at": wire_time(delivery.next_attempt_at),
+        "last_status_code": delivery.last_status_code,
+        "last_error": delivery.last_error,
+        "created_at": wire_time(delivery.created_at),
     }
 
 

@@ -5,23 +5,28 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.dependencies import ProjectDep, served
+from api.dependencies import AgentsOfKeyDep, ProjectDep, ShowsInstructionsDep, served
 from api.direct_route import LateRoute
 from api.offered_models import OfferedModels
 from api.openai.conversation_service import ConversationService
-from api.openai.response_items_list import ItemsPage, wire_items
+from api.openai.response_items_list import ItemsPage, wire_items, without_instructions
 from api.openai.response_object import conversation_id_of, wire_conversation_id
 from api.openai.responses_input import MOST_ITEMS
 from api.openai.responses_request import Metadata
 from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel
-from shared.domain.ids import ConversationId
+from shared.domain.ids import AgentId, ConversationId, ProjectId, is_id
 from shared.domain.models import split_handle
 from shared.network.server_models import ServerModels
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agents import AgentFilter
+from shared.sql.paging import Page
 
 ConversationServiceDep = Annotated[ConversationService, served(ConversationService)]
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 ServerModelsDep = Annotated[ServerModels, served(ServerModels)]
+
+AgentStoreDep = Annotated[AgentEditor, served(AgentEditor)]
 
 router = APIRouter(prefix="/openai/v1", tags=["responses"], route_class=LateRoute)
 
@@ -97,6 +102,7 @@ async def list_conversation_items(
     conversation_id: str,
     conversations: ConversationServiceDep,
     project_id: ProjectDep,
+    shows_instructions: ShowsInstructionsDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: str | None = None,
@@ -104,7 +110,8 @@ async def list_conversation_items(
     """What is in the conversation's context, newest first unless `order` says otherwise: where it was compacted, the
     summary stands for what was before."""
     items = await conversations.items(project_id, _id_of(conversation_id))
-    return wire_items(items, ItemsPage(limit, order == "asc", after))
+    shown = items if shows_instructions else without_instructions(items)
+    return wire_items(shown, ItemsPage(limit, order == "asc", after))
 
 
 @router.post("/conversations/{conversation_id}/items")
@@ -118,22 +125,44 @@ async def create_conversation_items(
 
 @router.get("/conversations/{conversation_id}/items/{item_id}")
 async def retrieve_conversation_item(
-    conversation_id: str, item_id: str, conversations: ConversationServiceDep, project_id: ProjectDep
+    conversation_id: str,
+    item_id: str,
+    conversations: ConversationServiceDep,
+    project_id: ProjectDep,
+    shows_instructions: ShowsInstructionsDep,
 ) -> dict[str, Any]:
     """One item."""
-    items = await conversations.items(project_id, _id_of(conversation_id))
-    found = next((item for item in items if item["id"] == item_id), None)
-    if found is None:
-        raise NotFound(f"Item with id '{item_id[:100]}' not found in the conversation.")
-    return found
+    return await _item(conversations, project_id, conversation_id, item_id, shows_instructions)
 
 
 @router.delete("/conversations/{conversation_id}/items/{item_id}")
 async def delete_conversation_item(
-    conversation_id: str, item_id: str, conversations: ConversationServiceDep, project_id: ProjectDep
+    conversation_id: str,
+    item_id: str,
+    conversations: ConversationServiceDep,
+    project_id: ProjectDep,
+    shows_instructions: ShowsInstructionsDep,
 ) -> dict[str, Any]:
     """Takes a message out of the conversation's context: the next response does not see it."""
+    if not shows_instructions:
+        await _item(conversations, project_id, conversation_id, item_id, shows_instructions)
     return _shown(await conversations.take_out(project_id, _id_of(conversation_id), item_id))
+
+
+async def _item(
+    conversations: ConversationService,
+    project_id: ProjectId,
+    conversation_id: str,
+    item_id: str,
+    shows_instructions: bool,
+) -> dict[str, Any]:
+    """One item of those that the caller sees. Raises `NotFound`."""
+    items = await conversations.items(project_id, _id_of(conversation_id))
+    shown = items if shows_instructions else without_instructions(items)
+    found = next((item for item in shown if item["id"] == item_id), None)
+    if found is None:
+        raise NotFound(f"Item with id '{item_id[:100]}' not found in the conversation.")
+    return found
 
 
 def _id_of(named: str) -> ConversationId:
@@ -154,21 +183,40 @@ def _shown(conversation: Conversation) -> dict[str, Any]:
 
 @router.get("/models")
 async def list_openai_models(
-    offered: OfferedModelsDep, server_models: ServerModelsDep, _project_id: ProjectDep
+    offered: OfferedModelsDep,
+    server_models: ServerModelsDep,
+    agents: AgentStoreDep,
+    project_id: ProjectDep,
+    of_key: AgentsOfKeyDep,
 ) -> dict[str, Any]:
-    """The models that can be named without an agent; the default one first."""
-    found = await server_models.found()
-    return {"object": "list", "data": [_model(one.handle, one.provider) for one in offered.listed(found)]}
+    """The models that can be named without an agent; the default one first. A key of single agents sees these agents
+    instead: it can name nothing else."""
+    if of_key:
+        found = await agents.list(project_id, AgentFilter(ids=of_key), Page(limit=len(of_key)))
+        return {"object": "list", "data": [_model(agent.id, OWNER) for agent in found]}
+    listed = offered.listed(await server_models.found())
+    return {"object": "list", "data": [_model(one.handle, one.provider) for one in listed]}
 
 
 @router.get("/models/{model:path}")
-async def retrieve_openai_model(model: str, offered: OfferedModelsDep, _project_id: ProjectDep) -> dict[str, Any]:
-    """One model. A provider may have more of them than it lists."""
+async def retrieve_openai_model(
+    model: str, offered: OfferedModelsDep, agents: AgentStoreDep, project_id: ProjectDep, of_key: AgentsOfKeyDep
+) -> dict[str, Any]:
+    """One model, or an agent under its id. A provider may have more models than it lists."""
+    if of_key or is_id(model, "agent"):
+        found = await agents.list(project_id, AgentFilter(ids=[AgentId(model)]), Page(limit=1))
+        if not found:
+            raise UnknownModel(model)
+        return _model(model, OWNER)
     try:
         provider, _ = split_handle(offered.served(model) or model)
     except (ValueError, InvalidRequest) as error:
         raise UnknownModel(model) from error
     return _model(model, provider)
+
+
+OWNER = "holdfast"
+"""Whose model an agent is."""
 
 
 def _model(handle: str, owner: str) -> dict[str, Any]:

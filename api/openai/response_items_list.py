@@ -31,10 +31,10 @@ class ItemsPage(NamedTuple):
     """The id of the item behind which the page begins."""
 
 
-def wire_input_items(run: Run, given: Sequence[Message | NewMessage], page: ItemsPage) -> dict[str, Any]:
-    """The page of a response's input. `given` has the messages of its input, oldest first."""
+def input_items(run: Run, given: Sequence[Message | NewMessage]) -> list[dict[str, Any]]:
+    """The items of a response's input, oldest first. `given` has its messages."""
     owner = run.continues or run.id
-    return wire_items([item for message in given for item in items_of(owner, message)], page)
+    return [item for message in given for item in items_of(owner, message)]
 
 
 def conversation_items(history: Sequence[Message]) -> list[dict[str, Any]]:
@@ -64,6 +64,14 @@ def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, An
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(ordered) > len(shown),
     }
+
+
+def without_instructions(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items without those that instruct the agent, for keys that are not to see them."""
+    return [item for item in items if item.get("role") not in _INSTRUCTING]
+
+
+_INSTRUCTING = ("system", "developer")
 
 
 def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, Any]]:

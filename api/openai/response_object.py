@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from api.errors import Refusal
 from api.openai.chat_request import openai_error
 from shared.domain import events
@@ -64,6 +66,11 @@ def conversation_id_of(named: str) -> str | None:
     return found if is_id(found, "conv") else None
 
 
+def own_id_of(named: str) -> str:
+    """Our own id of a response or a conversation that is named in OpenAI's form; every other text as it is."""
+    return run_id_of(named) or conversation_id_of(named) or named
+
+
 def wire_conversation_id(conversation_id: str) -> str:
     """The id of a conversation in OpenAI's form."""
     return "conv_" + conversation_id.partition("-")[2].replace("-", "")
@@ -112,6 +119,12 @@ def head_of(run: Run) -> ResponseHead:
     waits = options.background and options.dialect == DIALECT
     include = echoed.get("include") or ()
     return ResponseHead(fields, "queued" if waits else "in_progress", INCLUDE_ENCRYPTED in include)
+
+
+def without_instructions(run: Run) -> Run:
+    """The run without what its sender has told the agent beside the input, for keys that are not to see that."""
+    echoed = {name: value for name, value in run.options.echoed.items() if name not in ("instructions", "tools")}
+    return replace(run, options=replace(run.options, echoed=echoed))
 
 
 def ended_fields(stop_reason: str, failure: events.Failed | None, at_ms: int, *, was_filtered: bool) -> dict[str, Any]:

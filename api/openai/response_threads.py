@@ -96,7 +96,7 @@ class ResponseThreads:
         """The agent that `model` names, or the project's hidden agent with that model."""
         if is_id(model, "agent"):
             try:
-                agent = await self.agents.get(project_id, AgentId(model))
+                agent = await self.agents.without_links(project_id, AgentId(model))
             except NotFound as error:
                 raise UnknownModel(model) from error
             return ResponseThread(agent, None, is_plain=False, options=agent.options)
@@ -133,7 +133,7 @@ class ResponseThreads:
     async def _hidden(self, project_id: ProjectId, handle: str) -> Agent:
         agent_id = hidden_agent_id(project_id)
         try:
-            return await self.agents.get(project_id, agent_id)
+            return await self.agents.without_links(project_id, agent_id)
         except NotFound:
             now = self.clock.now()
             agent = Agent(
@@ -188,7 +188,7 @@ class ResponseThreads:
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
     ) -> ResponseThread:
         parent = await self._parent(project_id, request.previous_response_id or "")
-        agent = await self.agents.get(project_id, parent.agent_id)
+        agent = await self.agents.without_links(project_id, parent.agent_id)
         found = self._with_model(agent, project_id, request.model)
         if found.is_plain and found.model is None:
             found = found._replace(model=parent.options.override_model)

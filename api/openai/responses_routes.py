@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.dependencies import ProjectDep, SubmissionHeadersDep, served
+from api.dependencies import ProjectDep, ShowsInstructionsDep, SubmissionHeadersDep, served
 from api.direct_route import DirectRoute, LateRoute
 from api.event_stream import json_answer
-from api.openai.response_items_list import ItemsPage, wire_input_items
-from api.openai.response_object import run_id_of
+from api.openai.response_items_list import ItemsPage, input_items, wire_items
+from api.openai.response_items_list import without_instructions as without_instructing
+from api.openai.response_object import run_id_of, without_instructions
 from api.openai.responses_request import ResponseRequest
 from api.openai.responses_service import ResponseService
 from shared.domain.errors import InvalidRequest, NotFound
@@ -56,11 +57,12 @@ async def retrieve_response(
     responses: ResponseServiceDep,
     run_store: RunStoreDep,
     project_id: ProjectDep,
+    shows_instructions: ShowsInstructionsDep,
     stream: bool = False,
     starting_after: str | None = None,
 ) -> Response:
     """The response as it stands; with `stream`, its stream from behind the event `starting_after` on."""
-    run = await _run(run_store, project_id, response_id)
+    run = _seen(await _run(run_store, project_id, response_id), shows_instructions)
     if stream:
         return await responses.stream(run, _cursor(starting_after))
     return await json_answer(await responses.shown(run))
@@ -69,11 +71,15 @@ async def retrieve_response(
 @router.post("/openai/v1/responses/{response_id}/cancel", response_model=None)
 @router.post("/v1/responses/{response_id}/cancel", response_model=None)
 async def cancel_response(
-    response_id: str, responses: ResponseServiceDep, run_store: RunStoreDep, project_id: ProjectDep
+    response_id: str,
+    responses: ResponseServiceDep,
+    run_store: RunStoreDep,
+    project_id: ProjectDep,
+    shows_instructions: ShowsInstructionsDep,
 ) -> Response:
     """Cancels a response in the background. One that has ended is shown as it is."""
     known = await _run(run_store, project_id, response_id)
-    run = await responses.cancel(project_id, known.id)
+    run = _seen(await responses.cancel(project_id, known.id), shows_instructions)
     return await json_answer(await responses.shown(run))
 
 
@@ -95,13 +101,20 @@ async def list_input_items(
     responses: ResponseServiceDep,
     run_store: RunStoreDep,
     project_id: ProjectDep,
+    shows_instructions: ShowsInstructionsDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: str | None = None,
 ) -> dict[str, Any]:
     """The items that the response was given, newest first unless `order` says otherwise."""
     run = await _run(run_store, project_id, response_id)
-    return wire_input_items(run, await responses.given_to(run), ItemsPage(limit, order == "asc", after))
+    items = input_items(run, await responses.given_to(run))
+    shown = items if shows_instructions else without_instructing(items)
+    return wire_items(shown, ItemsPage(limit, order == "asc", after))
+
+
+def _seen(run: Run, shows_instructions: bool) -> Run:
+    return run if shows_instructions else without_instructions(run)
 
 
 async def _run(run_store: RunStore, project_id: ProjectId, response_id: str) -> Run:

@@ -177,7 +177,7 @@ class ResponseService:
     ) -> Run:
         tool_choice_of(request)  # what is wrong with it is said before anything is looked up
         keys = self._keys(request, headers)
-        scope = _scope(project_id, keys)
+        scope = _scope(project_id, keys, (headers.key_id or "") if headers.of_single_agents else "")
         if scope is not None and (keys.names or (keys.body is not None and keys.body.sent_since is not None)):
             seen = await self.runs.of_keys(project_id, scope, keys)
             if seen is not None and not _was_left(seen):
@@ -306,9 +306,13 @@ def _was_left(run: Run) -> bool:
     return run.cancel is not None and run.cancel.reason == HUNG_UP
 
 
-def _scope(project_id: ProjectId, keys: SubmissionKeys) -> ThreadId | None:
-    """Where a submission with these keys is found again. None: it has none."""
+def _scope(project_id: ProjectId, keys: SubmissionKeys, sender: str) -> ThreadId | None:
+    """Where a submission with these keys is found again. None: it has none. `sender` is the API key that sees its own
+    submissions only, empty for a key of the whole project."""
     if keys == NO_KEYS:
         return None
     named = keys.names or ([] if keys.body is None else [keys.body.key])
-    return ThreadId("responses:" + hashlib.sha256("\n".join([project_id, *named]).encode()).hexdigest())
+    return ThreadId(
+        "responses:"
+        + hashlib.sha256("\n".join([project_id, *([sender] if sender else []), *named]).encode()).hexdigest()
+    )

@@ -15,13 +15,14 @@ from api.letta.admin import (
     wire_audit_event,
     wire_key,
     wire_open_callback,
+    wire_open_delivery,
     wire_operations,
     wire_status,
 )
 from api.operations import Operations
 from shared.concurrency import Clock
 from shared.domain.api_keys import DEFAULT_GRACE_S
-from shared.domain.ids import UUID4_PATTERN, KeyId
+from shared.domain.ids import UUID4_PATTERN, KeyId, WebhookId
 from shared.process.importing import VERSION
 from shared.process.service_answers import Readiness
 from shared.sql.access.audit import AuditFilter
@@ -35,6 +36,7 @@ ReadinessDep = Annotated[Readiness, served(Readiness)]
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=LateRoute)
 
 KeyIdPath = Annotated[KeyId, Path(pattern=f"^key-{UUID4_PATTERN}$")]
+WebhookIdPath = Annotated[WebhookId, Path(pattern=f"^webhook-{UUID4_PATTERN}$")]
 Word = Annotated[str | None, Query(max_length=200)]
 
 
@@ -146,3 +148,20 @@ async def retry_callback(
     """Makes a callback due now, also one that was given up: that one gets one more attempt."""
     now = clock.now()
     return wire_open_callback(await operations.callbacks.retry(project_id, run_id, now))
+
+
+@operations_router.get("/webhooks")
+async def list_webhook_deliveries(
+    operations: OperationsDep, project_id: ProjectDep, page: NewestFirst
+) -> list[dict[str, Any]]:
+    """What the project's webhook endpoints have not heard of: deliveries that wait or were given up. Cursors are their
+    ids."""
+    return [wire_open_delivery(one) for one in await operations.webhooks.list_open(project_id, page)]
+
+
+@operations_router.post("/webhooks/{run_id}/{webhook_id}/retry")
+async def retry_webhook_delivery(
+    run_id: RunIdPath, webhook_id: WebhookIdPath, clock: ClockDep, operations: OperationsDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Makes a delivery due now, also one that was given up: that one gets one more attempt."""
+    return wire_open_delivery(await operations.webhooks.retry(project_id, run_id, webhook_id, clock.now()))

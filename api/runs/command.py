@@ -102,6 +102,8 @@ class SubmissionHeaders(msgspec.Struct, frozen=True):
     """None: the client does not send it."""
     key_id: str | None = None
     """The API key of the request."""
+    of_single_agents: bool = False
+    """Whether the key sees single agents only, and so nothing that other keys have sent."""
 
 
 class Part(NamedTuple):
@@ -210,9 +212,9 @@ class AgentThreads:
                 field="agent_id",
             )
         if name == DEFAULT or is_id(name, "agent"):
-            return AgentThread(await self.agents.get(project_id, AgentId(agent_id or name)))
+            return AgentThread(await self.agents.without_links(project_id, AgentId(agent_id or name)))
         conversation = await self.conversations.get(project_id, ConversationId(name))
-        agent = await self.agents.get(project_id, conversation.agent_id)
+        agent = await self.agents.without_links(project_id, conversation.agent_id)
         return AgentThread(agent, conversation, partial(self._options, agent, conversation))
 
     def _options(self, agent: Agent, conversation: Conversation) -> ModelOptions | None:

@@ -5,7 +5,19 @@ from typing import NamedTuple
 
 from bench.deployments import Deployment
 from bench.figures import EMBEDDED, MODEL, RELAY, SERVICES, Figure
-from bench.sections import age, burst, cancels, idle, recovery, redis_floor, replay, start, throughput, waiting
+from bench.sections import (
+    age,
+    burst,
+    cancels,
+    dialects,
+    idle,
+    recovery,
+    redis_floor,
+    replay,
+    start,
+    throughput,
+    waiting,
+)
 
 PRODUCT = frozenset({EMBEDDED, SERVICES})
 WITH_RELAY = PRODUCT | {RELAY}
@@ -36,6 +48,7 @@ SECTIONS = {
     "token-delay": Section(waiting.token_delay, EVERYTHING, is_repeated=True, profiles=True),
     "throughput": Section(throughput.tokens_per_s, EVERYTHING, is_repeated=True, profiles=True),
     "short-runs": Section(throughput.short_runs, WITH_RELAY, is_repeated=True, profiles=True),
+    "dialects": Section(dialects.dialects, PRODUCT, is_repeated=True),
     "replay": Section(replay.half_of_a_log, WITH_RELAY, is_repeated=True),
     "long-replay": Section(replay.few_of_many, WITH_RELAY, is_repeated=False),
     "idle": Section(idle.idle_readers, WITH_RELAY, is_repeated=False),

@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from shared.domain.ids import RunId
+from shared.domain.ids import RunId, WebhookId
+from shared.domain.settling import RunOutcome
 from shared.domain.tools import SandboxTier
 
 MINUTE = timedelta(minutes=1)
@@ -121,6 +122,27 @@ class OpenCallback(msgspec.Struct, frozen=True, kw_only=True):
     last_status_code: int | None
     last_error: str | None
     created_at: datetime
+
+
+class OpenDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a webhook endpoint is to hear of, and has not: it waits, or was given up."""
+
+    run_id: RunId
+    endpoint_id: WebhookId
+    url: str | None
+    """The endpoint's present one. None: the endpoint was deleted."""
+    outcome: RunOutcome
+    attempts: int
+    next_attempt_at: datetime | None
+    """None: it was given up."""
+    last_status_code: int | None
+    last_error: str | None
+    created_at: datetime
+
+    @property
+    def id(self) -> str:
+        """Its place in lists: an endpoint hears of a run once."""
+        return f"{self.run_id}.{self.endpoint_id}"
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:

@@ -34,19 +34,19 @@ async def rows_of_page(
     columns: Sequence[sa.Column[Any]] | None = None,
     owner: tuple[sa.Column[str], str] | None = None,
     keys: Sequence[sa.ColumnElement[Any]] | None = None,
-    cursor_column: sa.Column[str] | None = None,
+    is_cursor: Callable[[str], sa.ColumnElement[bool]] | None = None,
 ) -> list[RowMapping]:
     """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`
     and `project_id`, and `number` unless `keys` says what orders it: expressions, never null, that together are another
     for each row. With `owner`, only rows with this value in this column. The table has an index of that column and
-    `number`, and the page is read from there, however many rows others have added since. `cursor_column` has the ids of
-    the rows where that is not `id`.
+    `number`, and the page is read from there, however many rows others have added since. `is_cursor` says which
+    row a cursor means where that is not the one with this `id`.
 
     The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place, and so does
     one that was deleted, if the table remembers it. Ignores an unknown cursor.
     """
     keys = [table.c.number] if keys is None else keys
-    id_column: sa.Column[str] = table.c.id if cursor_column is None else cursor_column
+    is_cursor = table.c.id.__eq__ if is_cursor is None else is_cursor
     order: list[sa.ColumnElement[Any]] = [*keys]
     query = sa.select(*(columns or table.c)).where(*conditions).limit(page.limit)
     if owner is None or owner[0] is not table.c.project_id:
@@ -57,7 +57,7 @@ async def rows_of_page(
             [owner[0], *keys],
         )
     for cursor, is_behind in ((page.after, page.ascending), (page.before, not page.ascending)):
-        place = None if cursor is None else await _place_of(connection, table, keys, project_id, id_column, cursor)
+        place = None if cursor is None else await _place_of(connection, table, keys, project_id, is_cursor, cursor)
         if place is not None:
             row = keys[0] if len(keys) == 1 else sa.tuple_(*keys)
             query = query.where(row > place if is_behind else row < place)
@@ -102,11 +102,11 @@ async def _place_of(
     table: sa.Table,
     keys: Sequence[sa.ColumnElement[Any]],
     project_id: ProjectId,
-    id_column: sa.Column[str],
+    is_cursor: Callable[[str], sa.ColumnElement[bool]],
     row_id: str,
 ) -> sa.ColumnElement[Any] | None:
     """Returns the keys of the row with this id; None if the project neither has nor remembers such a row."""
-    query = sa.select(*keys).where(id_column == row_id, table.c.project_id == project_id)
+    query = sa.select(*keys).where(is_cursor(row_id), table.c.project_id == project_id)
     found = (await connection.execute(query)).one_or_none()
     if found is None and "number" in table.c and keys[0] is table.c.number:
         gone = (deleted_rows.c.id == row_id, deleted_rows.c.project_id == project_id)

@@ -252,6 +252,12 @@ webhook_deliveries = sa.Table(
     sa.Column("last_error", sa.Text),
     sa.UniqueConstraint("run_id", "endpoint_id"),
     sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at", **_where("next_attempt_at IS NOT NULL")),
+    sa.Index(
+        "ix_webhook_deliveries_open",
+        "project_id",
+        "number",
+        **_where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL"),
+    ),
 )
 
 budget_totals = sa.Table(

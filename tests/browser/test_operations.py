@@ -56,6 +56,28 @@ async def test_a_callback_that_failed_is_tried_again_at_a_press(viewer: Viewer, 
     await expect(page.get_by_role("heading", name="No callback waits")).to_be_visible()
 
 
+async def test_an_event_that_an_endpoint_did_not_take_is_sent_again_at_a_press(
+    viewer: Viewer, product: Product
+) -> None:
+    agent = await product.agent(model="builtin/echo")
+    page = viewer.page
+    async with CallbackReceiver() as receiver:
+        receiver.answer(503)
+        hears = {"name": "mine", "url": receiver.url, "event_types": ["response.completed"]}
+        webhook = (await product.http.post("/openai/v1/webhook_endpoints", json=hears)).json()["id"]
+        asked = {"model": agent.id, "input": "Hello", "background": True}
+        await product.http.post("/openai/v1/responses", json=asked)
+        await receiver.called()
+        await viewer.open("/operations")
+        row = page.get_by_role("region", name="Events of webhooks").locator("tbody tr")
+        await expect(row).to_contain_text("503")
+        await expect(row).to_contain_text(receiver.url)
+        await row.get_by_role("button", name="Retry").press("Enter")
+        await receiver.called(2)
+        await expect(page.get_by_role("heading", name="No webhook waits")).to_be_visible()
+        await product.http.delete(f"/openai/v1/webhook_endpoints/{webhook}")
+
+
 async def test_a_key_without_the_scope_is_told_which_one_is_needed(viewer: Viewer, product: Product) -> None:
     issued = await KeyMaker(product.context.database)("read")
     await viewer.page.add_init_script(f"sessionStorage.setItem('holdfast.key', {issued.secret!r})")

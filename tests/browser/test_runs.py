@@ -71,6 +71,24 @@ async def test_lists_showed_ids_where_people_know_names(viewer: Viewer, product:
     await expect(viewer.page.get_by_role("alert")).to_contain_text("No agent is named no such agent")
 
 
+async def test_the_list_did_not_say_by_which_api_a_run_came(viewer: Viewer, product: Product) -> None:
+    letta = await start_run(product.http, "One")
+    sent = {"model": letta["agent_id"], "input": "Two", "background": True}
+    response = (await product.http.post("/openai/v1/responses", json=sent)).json()["id"]
+    chat = {"model": letta["agent_id"], "messages": [{"role": "user", "content": "Three"}]}
+    assert (await product.http.post("/v1/chat/completions", json=chat)).is_success
+    runs = (await product.http.get("/v1/runs", params={"agent_id": letta["agent_id"]})).json()
+    by_words = {run["metadata"]["first_words"]: run["id"] for run in runs}
+    assert by_words["Two"].replace("-", "").endswith(response.removeprefix("resp_"))
+    await viewer.open(f"/runs?agent={letta['agent_id']}")
+    for words, name in (("One", "Letta's API"), ("Two", "OpenAI's Responses"), ("Three", "OpenAI's Chat Completions")):
+        row = row_of(viewer, by_words[words])
+        await expect(row.locator("[data-column=came]")).to_have_text(name)
+        await row.click()
+        await expect(viewer.page.locator(".facts")).to_contain_text(f"Came by{name}")
+        await viewer.page.go_back()
+
+
 async def test_the_documentation_of_paths_shows_without_the_internet(viewer: Viewer) -> None:
     await viewer.page.goto(f"{viewer.base_url}/docs")
     await expect(viewer.page.get_by_role("heading", name="Holdfast")).to_be_visible()

@@ -16,6 +16,7 @@ from tests.kit.services.databases import open_database
 from tests.kit.services.redis_servers import RedisService
 
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
+DIGITS = UNKNOWN.replace("-", "")
 CONFIGURED = "a-long-key-of-the-operator"
 LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
 ASKS = '{"turns": [{"calls": [{"name": "look"}]}]}'
@@ -28,7 +29,10 @@ class Things:
     ids: dict[str, str]
 
     def path(self, route: str) -> str:
-        path = re.sub(r"\{(\w+)\}", lambda name: self.ids[name[1]], route)
+        named = route.replace(":path}", "}")
+        if named.startswith("/openai/v1/conversations/"):
+            named = named.replace("{conversation_id}", "{openai_conversation_id}")
+        path = re.sub(r"\{(\w+)\}", lambda name: self.ids[name[1]], named)
         return f"{path}?query=secret" if path.endswith("/search") else path
 
 
@@ -77,6 +81,9 @@ async def _things(http: httpx.AsyncClient, tool: str) -> Things:
     memory = await post(f"/v1/agents/{agent['id']}/archival-memory", {"text": "the secret passage"})
     [approval] = (await http.get("/v1/approvals", params={"agent_id": agent["id"]})).json()
     message = said["messages"][-1]
+    given = {"metadata": {"agent_id": agent["id"]}, "items": [{"role": "user", "content": "the secret item"}]}
+    openai = (await post("/openai/v1/conversations", given))["id"]
+    [item] = (await http.get(f"/openai/v1/conversations/{openai}/items")).json()["data"]
     return Things(
         {
             "agent_id": agent["id"],
@@ -87,6 +94,10 @@ async def _things(http: httpx.AsyncClient, tool: str) -> Things:
             "approval_id": approval["id"],
             "memory_id": memory[0]["id"],
             "block_label": "human",
+            "response_id": f"resp_{message['run_id'].removeprefix('run-').replace('-', '')}",
+            "openai_conversation_id": openai,
+            "item_id": item["id"],
+            "model": agent["id"],
         }
     )
 
@@ -97,6 +108,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/agents/{agent_id}/archival-memory": {"text": "x"},
     "PATCH /v1/agents/{agent_id}/core-memory/blocks/{block_label}": {"value": "x"},
     "POST /v1/approvals/{approval_id}": {"decision": "deny"},
+    "POST /openai/v1/conversations/{conversation_id}": {"metadata": {"user": "eve"}},
+    "POST /openai/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "x"}]},
 }
 SENT = {"input": "Hello"}
 
@@ -120,8 +133,12 @@ async def test_nothing_of_another_agent_is_found_or_changed(setup: Setup) -> Non
         method, path = route.split(" ")
         theirs = setup.others.path(path)
         unknown = re.sub(r"-[0-9a-f-]{36}", f"-{UNKNOWN}", theirs)
+        unknown = re.sub(r"(resp|conv)_[0-9a-f]{32}", rf"\1_{DIGITS}", unknown)
+        assert unknown != theirs
         refused, nothing = [await setup.ask(method, one, json=body_of(route)) for one in (theirs, unknown)]
-        assert refused.status_code == nothing.status_code == 404, f"{route}: {refused.text}"
+        # OpenAI's clients are told of an unknown model by a 400.
+        expected = 400 if "{model:path}" in route else 404
+        assert refused.status_code == nothing.status_code == expected, f"{route}: {refused.text}"
         assert _without_ids(refused.text) == _without_ids(nothing.text), route
     for route in named_routes("read"):
         method, path = route.split(" ")
@@ -131,7 +148,7 @@ async def test_nothing_of_another_agent_is_found_or_changed(setup: Setup) -> Non
 
 
 def _without_ids(text: str) -> str:
-    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "", text)
+    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}", "", text)
 
 
 async def test_the_agents_own_things_are_served(setup: Setup) -> None:
@@ -201,6 +218,105 @@ async def test_a_chat_names_its_agent_as_a_model(setup: Setup) -> None:
             assert (await setup.ask("POST", path, json=body(model))).status_code == 404, model
         for model in (None, [setup.others.ids["agent_id"]], 1):
             assert (await setup.ask("POST", path, json=body(model))).status_code == 400, model
+
+
+RESPONSES = ("/openai/v1/responses", "/v1/responses")
+HI = '{"turns": [{"text": "hi"}]}'
+
+
+@pytest.mark.parametrize("path", RESPONSES)
+async def test_a_response_names_its_agent_as_a_model(setup: Setup, path: str) -> None:
+    own, others = setup.own.ids, setup.others.ids
+    first = await setup.ask("POST", path, json={"model": own["agent_id"], "input": HI})
+    assert (first.status_code, first.json()["model"]) == (200, own["agent_id"]), first.text
+    for part in ("", "/input_tokens"):
+        for named in (
+            {"previous_response_id": first.json()["id"]},
+            {"conversation": own["openai_conversation_id"]},
+            {"conversation": {"id": own["openai_conversation_id"]}},
+        ):
+            answer = await setup.ask("POST", path + part, json={"input": HI, **named})
+            assert answer.status_code == 200, f"{named}: {answer.text}"
+        for named, unknown in (
+            ({"model": others["agent_id"]}, {"model": f"agent-{UNKNOWN}"}),
+            ({"previous_response_id": others["response_id"]}, {"previous_response_id": f"resp_{DIGITS}"}),
+            ({"previous_response_id": others["run_id"]}, {"previous_response_id": f"run-{UNKNOWN}"}),
+            ({"conversation": others["openai_conversation_id"]}, {"conversation": f"conv_{DIGITS}"}),
+            ({"conversation": {"id": others["conversation_id"]}}, {"conversation": {"id": f"conv-{UNKNOWN}"}}),
+            (
+                {"model": own["agent_id"], "conversation": others["conversation_id"]},
+                {"conversation": f"conv-{UNKNOWN}"},
+            ),
+        ):
+            refused, nothing = [
+                await setup.ask("POST", path + part, json={"input": HI, **one}) for one in (named, unknown)
+            ]
+            assert refused.status_code == nothing.status_code in (400, 404), f"{named}: {refused.text}"
+            assert _without_ids(refused.text) == _without_ids(nothing.text), named
+    for others_agent in (others["agent_id"], f"agent-{UNKNOWN}"):
+        begun = await setup.ask("POST", "/openai/v1/conversations", json={"metadata": {"agent_id": others_agent}})
+        assert (begun.status_code, begun.json()["error"]["code"]) == (400, "model_not_found")
+    runs = (await setup.http.get("/v1/runs", params={"agent_id": others["agent_id"]})).json()
+    assert len(runs) == 2, "the other agent has what it had"
+
+
+async def test_responses_of_models_are_refused_and_say_why(setup: Setup) -> None:
+    for path in RESPONSES:
+        refused = await setup.ask("POST", path, json={"model": "builtin/echo", "input": "Hi"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (403, "forbidden", "model")
+        assert "builtin/echo" in error["message"], "it names what it refuses"
+        assert "agent" in error["message"], "it says what such a key is for"
+    plain = (await setup.http.post(RESPONSES[0], json={"model": "builtin/echo", "input": "Hi"})).json()["id"]
+    for method, path in (("GET", plain), ("POST", f"{plain}/cancel"), ("DELETE", plain), ("GET", f"{plain}?stream=1")):
+        assert (await setup.ask(method, f"{RESPONSES[0]}/{path}")).status_code == 404, path
+    after = await setup.ask("POST", RESPONSES[0], json={"previous_response_id": plain, "input": "Hi"})
+    assert (after.status_code, after.json()["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_webhook_endpoints_are_refused_and_say_why(setup: Setup) -> None:
+    for method, path in (("GET", ""), ("POST", ""), ("GET", f"/webhook-{UNKNOWN}"), ("DELETE", f"/webhook-{UNKNOWN}")):
+        refused = await setup.ask(method, f"/openai/v1/webhook_endpoints{path}", json={})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (403, "forbidden"), path
+        assert "is not for keys of single agents" in error["message"]
+
+
+async def test_the_models_of_such_a_key_are_its_agents(setup: Setup) -> None:
+    own, other = setup.own.ids["agent_id"], setup.others.ids["agent_id"]
+    listed = (await setup.ask("GET", "/openai/v1/models")).json()["data"]
+    assert [one["id"] for one in listed] == [own]
+    assert (await setup.ask("GET", f"/openai/v1/models/{own}")).json() == listed[0]
+    assert (await setup.http.get(f"/openai/v1/models/{other}")).json()["id"] == other, "a project's key sees each"
+    for unknown in (other, f"agent-{UNKNOWN}", "builtin/echo", "builtin/nothing"):
+        answer = await setup.ask("GET", f"/openai/v1/models/{unknown}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_found"), unknown
+
+
+async def test_a_response_is_made_streamed_cancelled_and_deleted_by_its_agents_key(setup: Setup) -> None:
+    path = RESPONSES[0]
+    body = {"model": setup.own.ids["agent_id"], "input": HI, "background": True, "stream": True}
+    streamed = await setup.ask("POST", path, json=body)
+    assert streamed.status_code == 200
+    response = f"{path}/{re.findall('resp_[0-9a-f]{32}', streamed.text)[0]}"
+    assert (await setup.ask("GET", f"{response}?stream=true")).text == streamed.text
+    assert "response.completed" in streamed.text
+    assert [item["role"] for item in (await setup.ask("GET", f"{response}/input_items")).json()["data"]] == ["user"]
+    assert (await setup.ask("POST", f"{response}/cancel")).json()["status"] == "completed"
+    assert (await setup.ask("DELETE", response)).json()["deleted"] is True
+    assert (await setup.ask("GET", response)).status_code == 404
+
+
+async def test_a_repeated_request_is_nothing_of_another_keys(setup: Setup) -> None:
+    """Names of requests are the project's, but two keys of single agents do not see each other's responses by them."""
+    path, named = RESPONSES[0], {"Idempotency-Key": "order-17"}
+    theirs = {"model": setup.others.ids["agent_id"], "input": HI}
+    other = (await setup.http.post(path, json=theirs, headers=named)).json()["id"]
+    own = {"model": setup.own.ids["agent_id"], "input": HI}
+    first = await setup.http.post(path, json=own, headers={**setup.key, **named})
+    again = await setup.http.post(path, json=own, headers={**setup.key, **named})
+    assert first.status_code == again.status_code == 200, first.text
+    assert first.json()["id"] == again.json()["id"] != other
 
 
 async def test_what_the_project_shares_is_refused(setup: Setup) -> None:

@@ -313,7 +313,10 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
 
 NOT_REPEATED = {
     **dict.fromkeys(("BudgetStore.prune", "RetentionStore.prune"), "the next round prunes what is left"),
-    **dict.fromkeys(("CallbackStore.retry", "StepStore.give_feedback"), "a person asks again, and it is so again"),
+    **dict.fromkeys(
+        ("CallbackStore.retry", "WebhookDeliveryStore.retry", "StepStore.give_feedback"),
+        "a person asks again, and it is so again",
+    ),
     **dict.fromkeys(
         ("CallbackStore.claim_due", "WebhookDeliveryStore.claim_due"),
         "what was claimed is due again when the claim is over",

@@ -14,11 +14,14 @@ from sqlalchemy.engine import make_url
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.operations import percentiles
+from shared.domain.runs import RunOptions
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.run_tables import runs
+from shared.sql.runs.webhooks import WebhookDeliveryStore
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import api_client, running_product
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.stored_runs import IDS, Stores, call, stored_runs
+from tests.kit.runs.stored_runs import IDS, Stores, call, some_endpoint, stored_runs
 from tests.kit.services.databases import open_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import TcpProxy
@@ -113,6 +116,7 @@ async def test_another_project_sees_the_deployment_and_none_of_the_runs(
     assert seen["callbacks"] == {"waiting": 0, "failing": 0}
     assert (await http.get("/v1/admin/callbacks", headers=STRANGER)).json() == []
     assert (await http.post(f"/v1/admin/callbacks/{run.id}/retry", headers=STRANGER)).status_code == 404
+    assert (await http.get("/v1/admin/webhooks", headers=STRANGER)).json() == []
 
 
 async def test_the_processes_and_the_services_are_shown(http: httpx.AsyncClient) -> None:
@@ -221,5 +225,62 @@ async def test_a_callback_that_waits_is_listed_and_tried_at_once(stores: Stores)
         async def are_tried() -> bool:
             listed = (await http.get("/v1/admin/callbacks")).json()
             return {one["run_id"]: one["attempts"] for one in listed} == {first.id: 2, second.id: 2}
+
+        await wait_until(are_tried, description="both to be tried again")
+
+
+async def test_what_webhook_endpoints_had_not_heard_of_was_in_no_list(stores: Stores) -> None:
+    endpoints, webhooks = WebhookEndpointStore(stores.database), WebhookDeliveryStore(stores.database)
+    endpoint, deleted = [await endpoints.create(some_endpoint(url=URL)) for _ in range(2)]
+    options = RunOptions(dialect=endpoint.dialect, background=True)
+    waits, given_up, delivered = [await stores.ended(options=options) for _ in range(3)]
+    outcomes = {waits.id: (503, "busy", NOW + timedelta(hours=1)), given_up.id: (410, "gone", None)}
+    for one in await webhooks.claim_due(NOW):
+        status, error, next_at = outcomes.get(one.run_id, (200, None, None))
+        await webhooks.record_attempt(one, now=NOW, status_code=status, error=error, next_at=next_at)
+    await endpoints.delete(deleted.project_id, deleted.id)
+
+    async with operators_api(stores) as http:
+        shown = (await http.get("/v1/admin/webhooks")).json()
+
+        found = {(one["run_id"], one["webhook_id"]) for one in shown}
+        assert found == {(run.id, at.id) for run in (waits, given_up) for at in (endpoint, deleted)}
+        [of_given_up] = [one for one in shown if (one["run_id"], one["webhook_id"]) == (given_up.id, endpoint.id)]
+        assert of_given_up == {
+            "id": f"{given_up.id}.{endpoint.id}",
+            "run_id": given_up.id,
+            "webhook_id": endpoint.id,
+            "url": URL,
+            "outcome": "completed",
+            "attempts": 1,
+            "next_attempt_at": None,
+            "last_status_code": 410,
+            "last_error": "gone",
+            "created_at": NOW.isoformat().replace("+00:00", "Z"),
+        }
+        assert {one["url"] for one in shown if one["webhook_id"] == deleted.id} == {None}
+        for place in range(4):  # two deliveries have the run of the cursor
+            page = await http.get("/v1/admin/webhooks", params={"after": shown[place]["id"]})
+            assert page.json() == shown[place + 1 :]
+        first = await http.get("/v1/admin/webhooks", params={"limit": 1, "order": "asc"})
+        assert first.json() == shown[-1:]
+
+        async def retried(run_id: str, endpoint_id: str) -> httpx.Response:
+            return await http.post(f"/v1/admin/webhooks/{run_id}/{endpoint_id}/retry")
+
+        for run in (waits, given_up):
+            answer = await retried(run.id, endpoint.id)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["next_attempt_at"] == FixedClock().now().isoformat().replace("+00:00", "Z")
+        refused = await retried(delivered.id, endpoint.id)
+        assert (refused.status_code, "heard" in refused.text) == (409, True)
+        for run_id, endpoint_id in ((waits.id, deleted.id), (IDS.run(), endpoint.id), (waits.id, IDS.webhook())):
+            assert (await retried(run_id, endpoint_id)).status_code == 404
+        events = (await http.get("/v1/admin/audit", params={"action": "webhook.retried"})).json()
+        assert {event["object_id"] for event in events} >= {waits.id, given_up.id}
+
+        async def are_tried() -> bool:
+            listed = (await http.get("/v1/admin/webhooks")).json()
+            return {one["attempts"] for one in listed if one["webhook_id"] == endpoint.id} == {2}
 
         await wait_until(are_tried, description="both to be tried again")

@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.domain.ids import Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
-from shared.domain.runs import CancelRequest, Run, Step, SubmissionKeys
+from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
+from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
@@ -30,6 +31,7 @@ from shared.sql.run_tables import (
 from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
+from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.ended_runs import EARLIER, OURS, fill_with_ended_runs
@@ -46,6 +48,7 @@ from tests.kit.runs.stored_runs import (
     ending,
     next_seq,
     said,
+    some_endpoint,
     some_run,
     stored_runs,
 )
@@ -176,6 +179,12 @@ async def a_look_at_the_deployment(stores: Stores) -> None:
     await stores.callbacks.record_attempt(run.id, now=NOW, status_code=410, error="gone", next_at=None)
     await stores.callbacks.list_open(PROJECT, Page(limit=20))
     await stores.callbacks.retry(PROJECT, run.id, NOW)
+    webhooks = WebhookDeliveryStore(stores.database)
+    await stores.ended(options=RunOptions(dialect=some_endpoint().dialect, background=True))
+    [due] = await webhooks.claim_due(NOW)
+    await webhooks.record_attempt(due, now=NOW, status_code=410, error="gone", next_at=None)
+    await webhooks.list_open(PROJECT, Page(limit=20, after=f"{due.run_id}.{due.endpoint_id}"))
+    await webhooks.retry(PROJECT, due.run_id, due.endpoint_id, NOW)
     figures = RunFigureStore(stores.database)
     await figures.of_runs(PROJECT, NOW.replace(year=2030))
     await figures.of_callbacks(PROJECT)
@@ -312,6 +321,7 @@ async def end_what_is_active(stores: Stores) -> None:
 
 async def test_no_query_reads_a_whole_table(stores: Stores) -> None:
     await fill_with_ended_runs(stores)
+    await WebhookEndpointStore(stores.database).create(some_endpoint())
     whole: dict[str, list[str]] = {}
     for ask in CALLS:
         with sent_statements() as statements:

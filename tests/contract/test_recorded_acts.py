@@ -51,6 +51,7 @@ ACTS = {
     "DELETE /v1/admin/keys/{key_id}": "key.revoked",
     "POST /v1/admin/keys/{key_id}/rotate": "key.rotated",
     "POST /v1/admin/callbacks/{run_id}/retry": "callback.retried",
+    "POST /v1/admin/webhooks/{run_id}/{webhook_id}/retry": "webhook.retried",
     f"POST {_W}": "webhook.created",
     f"POST {_W}/{{webhook_id}}": "webhook.changed",
     f"POST {_W}/{{webhook_id}}/rotate_secret": "webhook.rotated",

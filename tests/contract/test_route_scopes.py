@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from api.access.route_rules import RULES, Reach, Rule
+from api.access.route_rules import RULES, Reach
 from api.application import ROUTERS
 from shared.domain.api_keys import Level, Scopes
 from shared.sql.engine import Database
@@ -95,19 +95,24 @@ def test_a_read_changes_nothing() -> None:
     }
 
 
-def expected(rule: Rule, scopes: Scopes) -> bool:
+NAMED_IN_THE_BODY = "POST /openai/v1/conversations"
+"""Without an agent in its body it would begin a conversation of none."""
+
+
+def expected(route: str, scopes: Scopes) -> bool:
     """Whether the key is refused a request that names no agent but in its path."""
+    rule = RULES[route]
     if not scopes.include(rule.level):
         return True
-    return bool(scopes.agents) and rule.reach in (Reach.PROJECT, Reach.QUERY)
+    return bool(scopes.agents) and (route == NAMED_IN_THE_BODY or rule.reach in (Reach.PROJECT, Reach.QUERY))
 
 
 async def test_every_key_meets_the_rule_of_every_route(setup: Setup) -> None:
     wrong = [
         (route, scopes.texts())
-        for route, rule in RULES.items()
+        for route in RULES
         for scopes in setup.keys
-        if await setup.is_forbidden(route, scopes) is not expected(rule, scopes)
+        if await setup.is_forbidden(route, scopes) is not expected(route, scopes)
     ]
     assert wrong == []
 

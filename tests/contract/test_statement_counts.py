@@ -7,9 +7,10 @@ import pytest
 
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Step, StepTiming
+from tests.kit.product.in_process import api_client
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import AGENT, IDS, Stores, answer, said, some_run, stored_runs
-from tests.kit.services.databases import round_trips, statements
+from tests.kit.services.databases import open_database, round_trips, statements
 
 
 @pytest.fixture
@@ -32,6 +33,19 @@ async def test_a_submission_writes_twice_and_asks_nothing(stores: Stores) -> Non
     with statements() as asked:
         await stores.runs.submit(some_run(), [said("hi")])
     assert begun(asked) == ["INSERT INTO", "INSERT INTO"]
+
+
+async def test_a_response_asked_for_tools_and_tags_that_its_submission_does_not_need(sqlite_url: str) -> None:
+    """So did a message to a conversation and a chat completion. A worker reads them when it has the run."""
+    async with open_database(sqlite_url) as database, api_client(database) as http:
+        agent = (await http.post("/v1/agents", json={"model": "builtin/echo"})).json()["id"]
+        conversation = (await http.post(f"/v1/conversations?agent_id={agent}")).json()["id"]
+        for named in ({"model": agent}, {"conversation": conversation}):
+            with statements() as asked:
+                answer = await http.post("/openai/v1/responses", json={"input": "hi", "background": True, **named})
+            assert answer.status_code == 200, answer.text
+            assert [text for text in asked if "INSERT INTO runs" in text], named
+            assert [text for text in asked if "FROM agent_tools" in text] == [], named
 
 
 async def test_a_claim_reads_the_run_once_and_makes_no_statement_anew(stores: Stores) -> None:

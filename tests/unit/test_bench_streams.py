@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.client import Client, Watched
+from bench.client import Client, Watched, WatchedResponse
 from bench.model import tokens
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -58,6 +58,27 @@ def test_tokens_are_found_once_wherever_the_reads_were_cut() -> None:
         stream = watched(text[:cut], text[cut:])
         assert stream.fault(3) == "", cut
         assert (stream.run_id, stream.last_seq) == ("run-7", 3), cut
+
+
+def response(*numbers: int) -> bytes:
+    """The events of a response with these tokens, which has its whole text once more at the end."""
+    told = [b"@1000000000#%d " % number for number in numbers]
+    deltas = (b'event: response.output_text.delta\ndata: {"delta":"%b"}\n\n' % one for one in told)
+    whole = b"".join(told)
+    ends = (b'event: response.output_text.done\ndata: {"text":"%b"}\n\n', b'event: response.completed\ndata: "%b"\n\n')
+    return b"\r\n" + b"".join(deltas) + b"".join(end % whole for end in ends) + b"data: [DONE]\n\n"
+
+
+def test_the_whole_text_at_the_end_of_a_response_is_no_second_token_wherever_the_reads_were_cut() -> None:
+    text = HEAD + response(0, 1, 2)
+    for cut in range(1, len(text)):
+        stream = WatchedResponse(0.0)
+        stream.take(text[:cut])
+        stream.take(text[cut:])
+        assert (stream.fault(3), bool(stream.ended_at)) == ("", True), cut
+    lossy = WatchedResponse(0.0)
+    lossy.take(HEAD + response(0, 2))
+    assert "token 2 came where 1 was due" in lossy.fault(3)
 
 
 def test_a_stream_that_is_joined_in_the_middle_may_begin_with_any_token() -> None:

@@ -320,6 +320,7 @@ def _unlinked(row: RowMapping) -> Agent:
 class AgentFilter(msgspec.Struct, frozen=True):
     """Which agents of a project a list shows. All given conditions must hold."""
 
+    ids: Collection[AgentId] | None = None
     name: str | None = None
     query_text: str | None = None
     """Part of the name, in any case."""
@@ -427,6 +428,8 @@ class AgentStore:
 
 def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
     conditions = _kept_conditions(wanted)
+    if wanted.ids is not None:
+        conditions.append(agents.c.id.in_(wanted.ids))
     if wanted.name is not None:
         conditions.append(agents.c.name == wanted.name)
     if wanted.query_text:

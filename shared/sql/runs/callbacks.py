@@ -19,8 +19,13 @@ from shared.sql.run_tables import callbacks, runs
 CLAIM_HOLDS = timedelta(seconds=60)
 """How long one process may take for an attempt before another one tries."""
 
-IS_OPEN = sa.or_(callbacks.c.next_attempt_at.is_not(None), callbacks.c.given_up_at.is_not(None))
-"""The callback waits or was given up. It must be spelled as in the partial index."""
+
+def is_open(table: sa.Table) -> sa.ColumnElement[bool]:
+    """What is in the outbox of this table waits or was given up. It must be spelled as in the partial index."""
+    return sa.or_(table.c.next_attempt_at.is_not(None), table.c.given_up_at.is_not(None))
+
+
+IS_OPEN = is_open(callbacks)
 
 
 def any_due(table: sa.Table) -> sa.Select[tuple[int]]:
@@ -127,9 +132,9 @@ class CallbackStore:
     async def list_open(self, project_id: ProjectId, page: Page) -> list[OpenCallback]:
         """A page of the project's callbacks that wait or were given up; its cursors are ids of runs."""
         async with self._database.read() as connection:
-            owner, cursor = (callbacks.c.project_id, project_id), callbacks.c.run_id
+            owner = (callbacks.c.project_id, project_id)
             rows = await rows_of_page(
-                connection, callbacks, project_id, page, IS_OPEN, owner=owner, cursor_column=cursor
+                connection, callbacks, project_id, page, IS_OPEN, owner=owner, is_cursor=callbacks.c.run_id.__eq__
             )
             return await _with_outcomes(connection, rows)
 

@@ -1,21 +1,32 @@
 """What is on its way to webhook endpoints. The transaction that ends a run writes a row for each endpoint that wants to
 hear of it (see `settlement`), and the API delivers it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy import RowMapping
 
+from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import ProjectId, RunId, WebhookId
+from shared.domain.operations import OpenDelivery
 from shared.domain.webhooks import RunEvent, WebhookEndpoint
+from shared.sql.access.audit import record
 from shared.sql.access.webhooks import endpoint_of
+from shared.sql.connection import Connection
 from shared.sql.engine import Database
+from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import webhook_deliveries
-from shared.sql.runs.callbacks import any_due, claim_rows
+from shared.sql.runs.callbacks import any_due, claim_rows, is_open
 from shared.sql.tables import webhook_endpoints
 
 _ANY_DUE = any_due(webhook_deliveries)
+
+IS_OPEN = is_open(webhook_deliveries)
+
+_SHOWN = ("run_id", "endpoint_id", "outcome", "attempts", "next_attempt_at", "last_status_code", "last_error")
+_OPEN = [webhook_deliveries.c[name] for name in (*_SHOWN, "created_at")]
 
 
 class WebhookDelivery(NamedTuple):
@@ -87,8 +98,55 @@ class WebhookDeliveryStore:
             last_error=error,
         )
 
+    async def list_open(self, project_id: ProjectId, page: Page) -> list[OpenDelivery]:
+        """A page of the project's deliveries that wait or were given up; its cursors are their ids."""
+        table = webhook_deliveries
+        async with self._database.read() as connection:
+            owner = (table.c.project_id, project_id)
+            rows = await rows_of_page(
+                connection, table, project_id, page, IS_OPEN, owner=owner, is_cursor=_has_id, columns=_OPEN
+            )
+            return await _with_urls(connection, rows)
+
+    async def retry(self, project_id: ProjectId, run_id: RunId, endpoint_id: WebhookId, now: datetime) -> OpenDelivery:
+        """Makes a delivery due now, also one that was given up: then it gets one more attempt.
+
+        Raises `NotFound` when the project has no such delivery, or no such endpoint any more, `Conflict` when it was
+        delivered."""
+        table = webhook_deliveries
+        is_it = (table.c.run_id == run_id, table.c.endpoint_id == endpoint_id, table.c.project_id == project_id)
+        values = {"next_attempt_at": now, "given_up_at": None}
+        async with self._database.write() as connection:
+            moved = await connection.execute(sa.update(table).where(*is_it, IS_OPEN).values(values).returning(*_OPEN))
+            rows = moved.mappings().all()
+            if not rows:
+                known = await connection.execute(sa.select(table.c.run_id).where(*is_it))
+                if known.one_or_none() is None:
+                    raise NotFound(f"Webhook endpoint {endpoint_id} has not to hear of run {run_id}")
+                raise Conflict(f"endpoint {endpoint_id} has heard of run {run_id}: there is nothing to try again")
+            [delivery] = await _with_urls(connection, rows)
+            if delivery.url is None:
+                raise NotFound(f"Webhook endpoint {endpoint_id} was deleted: it hears of nothing more")
+            await record(connection, project_id, "webhook.retried", run_id, endpoint_id)
+            return delivery
+
     async def _set(self, delivery: WebhookDelivery, **values: object) -> None:
         columns = webhook_deliveries.c
         is_it = (columns.run_id == delivery.run_id, columns.endpoint_id == delivery.endpoint_id)
         async with self._database.write() as connection:
             await connection.execute(sa.update(webhook_deliveries).where(*is_it).values(values))
+
+
+def _has_id(named: str) -> sa.ColumnElement[bool]:
+    """Whether a delivery has this id (`OpenDelivery.id`)."""
+    run_id, _, endpoint_id = named.partition(".")
+    return sa.and_(webhook_deliveries.c.run_id == run_id, webhook_deliveries.c.endpoint_id == endpoint_id)
+
+
+async def _with_urls(connection: Connection, rows: Sequence[RowMapping]) -> list[OpenDelivery]:
+    """The deliveries of these rows, each with the present URL of its endpoint."""
+    ids = {row["endpoint_id"] for row in rows}
+    columns = (webhook_endpoints.c.id, webhook_endpoints.c.url)
+    found = await connection.execute(sa.select(*columns).where(webhook_endpoints.c.id.in_(ids)))
+    urls = {row.id: row.url for row in found}
+    return [OpenDelivery(url=urls.get(row["endpoint_id"]), **row) for row in rows]

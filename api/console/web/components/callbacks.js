@@ -1,4 +1,5 @@
-// Callbacks that wait or failed: when each is tried again, what the receiver said, and a way to try it now.
+// Callbacks and events of webhooks that wait or failed: when each is tried again, what the receiver said, and a way to
+// try it now.
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";
@@ -8,36 +9,60 @@ import { Empty, Failure, Time } from "./basics.js";
 import { Pager } from "./pager.js";
 
 /**
- * @typedef {{run_id: string, url: string, attempts: number, next_attempt_at: string | null,
- *   last_status_code: number | null, last_error: string | null, created_at: string}} Callback
+ * @typedef {{run_id: string, url: string | null, attempts: number, next_attempt_at: string | null,
+ *   last_status_code: number | null, last_error: string | null, created_at: string, webhook_id?: string}} Callback
+ */
+
+/**
+ * What the two outboxes are called, and where they are.
+ * @typedef {{name: string, path: string, title: string, none: string, about: import("../html.js").ComponentChildren,
+ *   idOf: (row: Callback) => string, placeOf: (row: Callback) => string}} Outbox
  */
 
 const PAGE = 25;
 const EVERY_MS = 3000;
 
-/** @param {Callback} row */
-const idOf = (row) => row.run_id;
+/** @type {Outbox} */
+const CALLBACKS = {
+  name: "callbacks",
+  path: "/v1/admin/callbacks",
+  title: "Callbacks that wait or failed",
+  none: "No callback waits",
+  about: html`A run that was submitted with <code>callback_url</code> stands here from its end until its receiver has
+    answered.`,
+  idOf: (row) => row.run_id,
+  placeOf: (row) => row.run_id,
+};
 
-export function Callbacks() {
-  const list = usePaged("/v1/admin/callbacks", {}, { size: PAGE, everyMs: EVERY_MS, idOf });
-  return html`<section aria-labelledby="callbacks-title">
-    <h2 id="callbacks-title">Callbacks that wait or failed</h2>
+/** @type {Outbox} */
+const WEBHOOKS = {
+  name: "webhooks",
+  path: "/v1/admin/webhooks",
+  title: "Events of webhooks that wait or failed",
+  none: "No webhook waits",
+  about: html`A background response stands here from its end until each webhook endpoint of the project that wants to
+    hear of it has answered.`,
+  idOf: (row) => `${row.run_id}.${row.webhook_id}`,
+  placeOf: (row) => `${row.run_id}/${row.webhook_id}`,
+};
+
+export const Callbacks = () => html`<${OpenDeliveries} of=${CALLBACKS} /><${OpenDeliveries} of=${WEBHOOKS} />`;
+
+/** @param {{of: Outbox}} props */
+function OpenDeliveries({ of }) {
+  const list = usePaged(of.path, {}, { size: PAGE, everyMs: EVERY_MS, idOf: of.idOf });
+  return html`<section aria-labelledby="${of.name}-title">
+    <h2 id="${of.name}-title">${of.title}</h2>
     ${list.error && html`<${Failure} error=${list.error} retry=${list.reload} />`}
-    ${list.rows?.length === 0 &&
-    html`<${Empty} title="No callback waits">
-      <p>
-        A run that was submitted with <code>callback_url</code> stands here from its end until its receiver has
-        answered.
-      </p>
-    <//>`}
-    ${list.rows !== undefined && list.rows.length > 0 && html`<${Table} rows=${list.rows} reload=${list.reload} />`}
-    <${Pager} ...${list} of="callbacks" />
+    ${list.rows?.length === 0 && html`<${Empty} title=${of.none}><p>${of.about}</p><//>`}
+    ${list.rows !== undefined && list.rows.length > 0 && html`<${Table} of=${of} rows=${list.rows} reload=${list.reload} />`}
+    <${Pager} ...${list} of=${of.name} />
   </section>`;
 }
 
-/** @param {{rows: Callback[], reload: () => void}} props */
-function Table({ rows, reload }) {
-  return html`<div class="scroll" tabindex="0" role="group" aria-labelledby="callbacks-title">
+/** @param {{of: Outbox, rows: Callback[], reload: () => void}} props */
+function Table({ of, rows, reload }) {
+  return html`<div class="scroll" tabindex="0" role="group" aria-labelledby="${of.name}-title">
     <table>
       <thead>
         <tr>
@@ -45,19 +70,19 @@ function Table({ rows, reload }) {
           <th scope="col">Answered</th><th scope="col">Next attempt</th><th scope="col">Action</th>
         </tr>
       </thead>
-      <tbody>${rows.map((row) => html`<${Row} key=${row.run_id} row=${row} reload=${reload} />`)}</tbody>
+      <tbody>${rows.map((row) => html`<${Row} key=${of.idOf(row)} of=${of} row=${row} reload=${reload} />`)}</tbody>
     </table>
   </div>`;
 }
 
-/** @param {{row: Callback, reload: () => void}} props */
-function Row({ row, reload }) {
+/** @param {{of: Outbox, row: Callback, reload: () => void}} props */
+function Row({ of, row, reload }) {
   const [said, setSaid] = useState("");
   const [busy, setBusy] = useState(false);
   const retry = async () => {
     setBusy(true);
     try {
-      await request("POST", `/v1/admin/callbacks/${row.run_id}/retry`);
+      await request("POST", `${of.path}/${of.placeOf(row)}/retry`);
       setSaid("It is tried again now.");
       reload();
     } catch (error) {
@@ -69,7 +94,7 @@ function Row({ row, reload }) {
   const answered = [row.last_status_code, row.last_error].filter((part) => part !== null).join(": ");
   return html`<tr>
     <th scope="row"><a href=${`#/runs/${row.run_id}`}>${row.run_id}</a></th>
-    <td class="long">${row.url}</td>
+    <td class="long">${row.url ?? "an endpoint that was deleted"}</td>
     <td class="figure">${number(row.attempts)}</td>
     <td class="long">${answered || "nothing yet"}</td>
     <td>${row.next_attempt_at ? html`<${Time} at=${row.next_attempt_at} />` : "given up"}</td>

@@ -12,6 +12,7 @@ import { Transcript } from "../components/transcript.js";
 import { Usage } from "../components/usage.js";
 import { Waterfall } from "../components/waterfall.js";
 import { request } from "../lib/api.js";
+import { dialectOf } from "../lib/dialects.js";
 import { duration, number } from "../lib/format.js";
 import { asText } from "../lib/frames.js";
 import { usePolled } from "../lib/polling.js";
@@ -75,15 +76,6 @@ function ShownRun({ runs, from, reload }) {
     </div>
   `;
 }
-
-/** By the names of dialects. Letta's own is not named. */
-const DIALECTS = { "openai.chat": "OpenAI's Chat Completions", "openai.responses": "OpenAI's Responses" };
-
-/** @param {any} run */
-const dialectOf = (run) => {
-  const name = run.metadata?.dialect;
-  return name ? (DIALECTS[/** @type {keyof typeof DIALECTS} */ (name)] ?? name) : "Letta's API";
-};
 
 /** @param {any} run */
 const kindOf = (run) => KINDS[run.metadata?.run_type] ?? "";

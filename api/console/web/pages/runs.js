@@ -5,6 +5,7 @@ import { AgentFilter } from "../components/agent_filter.js";
 import { DataTable } from "../components/data_table.js";
 import { AgentName, Copy, Duration, Empty, Failure, Id, Time } from "../components/basics.js";
 import { Status } from "../components/status.js";
+import { dialectOf } from "../lib/dialects.js";
 import { addressOf } from "../lib/find_by_id.js";
 import { duration, NOTHING, number } from "../lib/format.js";
 import { go, refine } from "../lib/routing.js";
@@ -31,6 +32,7 @@ const COLUMNS = [
   { name: "steps", title: "Steps", isFigure: true, cell: (run) => number(stepsOf(run)) },
   { name: "tokens", title: "Tokens", isFigure: true, cell: (run) => number(tokensOf(run)) },
   { name: "stop", title: "Stopped by", cell: (run) => run.stop_reason ?? "" },
+  { name: "came", title: "Came by", cell: (run) => dialectOf(run) },
 ];
 
 /** @param {import("../app.js").PageProps} props */

@@ -12,6 +12,7 @@ NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite numbers rows by itself only for a column of type INTEGER."""
 
 IS_DUE_SOME_TIME = sa.text("next_attempt_at IS NOT NULL")
+IS_OPEN = sa.text("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
 
 SETTING = "current_setting('holdfast.project', true)"
 
@@ -63,6 +64,13 @@ def _create_deliveries() -> None:
         ["next_attempt_at"],
         sqlite_where=IS_DUE_SOME_TIME,
         postgresql_where=IS_DUE_SOME_TIME,
+    )
+    op.create_index(
+        "ix_webhook_deliveries_open",
+        "webhook_deliveries",
+        ["project_id", "number"],
+        sqlite_where=IS_OPEN,
+        postgresql_where=IS_OPEN,
     )
 
 

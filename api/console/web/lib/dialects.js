@@ -1,0 +1,10 @@
+// By which API a run was made.
+
+/** By the names of dialects. Letta's own is not named. */
+const DIALECTS = { "openai.chat": "OpenAI's Chat Completions", "openai.responses": "OpenAI's Responses" };
+
+/** @param {any} run */
+export const dialectOf = (run) => {
+  const name = run.metadata?.dialect;
+  return name ? (DIALECTS[/** @type {keyof typeof DIALECTS} */ (name)] ?? name) : "Letta's API";
+};
