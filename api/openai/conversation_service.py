@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from api.input_limits import InputLimits
 from api.openai.response_items_list import conversation_items, items_of
 from api.openai.response_threads import ResponseThreads
-from api.openai.responses_input import read_input
+from api.openai.responses_input import ResponseInput, read_input
+from api.openai.unanswered_items import MOST_WAITING, Arranged, answered, arranged, without
 from shared.concurrency import Clock
 from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ConversationId, IdMaker, ProjectId, RunId, ThreadId
-from shared.domain.messages import AssistantMessage, NewMessage, UserMessage
+from shared.domain.messages import AssistantMessage, MessageBody, NewMessage, ToolReturns, UserMessage
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.messages import FIRST_TURN, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -49,7 +50,9 @@ class ConversationService:
             created_at=now,
             updated_at=now,
         )
-        copies = {FIRST_TURN: self._read(items)} if items else None
+        joined = self._joined(begun, self._read(items))
+        begun = replace(begun, waiting=joined.waiting)
+        copies = {FIRST_TURN: joined.entering} if joined.entering else None
         return await self.conversations.create(begun, system_message_id=self.ids.message(), copies=copies)
 
     async def get(self, project_id: ProjectId, conversation_id: ConversationId) -> Conversation:
@@ -71,15 +74,18 @@ class ConversationService:
         await self.conversations.delete(project_id, conversation_id)
 
     async def items(self, project_id: ProjectId, conversation_id: ConversationId) -> list[dict[str, Any]]:
-        """The items in its context, oldest first. Raises `NotFound`."""
-        await self.conversations.get(project_id, conversation_id)
-        return conversation_items(await self.messages.context(project_id, ThreadId(conversation_id)))
+        """The items in its context, and those that wait, oldest first. Raises `NotFound`."""
+        conversation = await self.conversations.get(project_id, conversation_id)
+        known = conversation_items(await self.messages.context(project_id, ThreadId(conversation_id)))
+        return [*known, *_shown(conversation_id, conversation.waiting)]
 
     async def take_out(self, project_id: ProjectId, conversation_id: ConversationId, item_id: str) -> Conversation:
-        """Takes an item out of the conversation's context. Raises `NotFound`, and `InvalidRequest` for one that belongs
-        to a call: calls and their results stay together."""
+        """Takes an item out of the conversation. Raises `NotFound`, and `InvalidRequest` for one that belongs to a call
+        in its context: calls and their results stay together."""
         conversation = await self.conversations.get(project_id, conversation_id)
         thread_id = ThreadId(conversation_id)
+        if without(conversation.waiting, RunId(thread_id), item_id) is not None:
+            return await self._take_out_of_waiting(project_id, conversation_id, item_id)
         for message in await self.messages.context(project_id, thread_id):
             if item_id not in [item["id"] for item in items_of(message.run_id or RunId(thread_id), message)]:
                 continue
@@ -96,22 +102,59 @@ class ConversationService:
         self, project_id: ProjectId, conversation_id: ConversationId, items: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """Stores items behind the last one; the items as they are listed. Raises `NotFound` and `InvalidRequest`."""
-        conversation = await self.conversations.get(project_id, conversation_id)
-        new = self._read(items)
-        waiting = await self.approvals.waiting_on_thread(project_id, ThreadId(conversation_id))
-        if waiting:
-            asked = waiting[0]
+        await self.conversations.get(project_id, conversation_id)
+        given = self._read(items)
+        asked = next(iter(await self.approvals.waiting_on_thread(project_id, ThreadId(conversation_id))), None)
+        if asked is not None:
             raise InvalidRequest(
                 f"the call {asked.tool_call_id} of {asked.tool_name} is open: a response has to answer it first",
                 field="items",
             )
-        await self.messages.append(project_id, conversation.agent_id, new, conversation_id=conversation_id)
-        return [item for message in new for item in items_of(RunId(conversation_id), message)]
+        added: list[dict[str, Any]] = []
 
-    def _read(self, items: Sequence[Mapping[str, Any]]) -> list[NewMessage]:
-        given = read_input(items)
-        if given.answers_calls:
-            raise InvalidRequest("items: results need the calls that they are of, before them", field="items")
+        def join(conversation: Conversation) -> tuple[Conversation, Sequence[NewMessage]]:
+            known = [item["id"] for item in _shown(conversation_id, conversation.waiting)]
+            joined = self._joined(conversation, given)
+            shown = _shown(conversation_id, [*joined.entering, *joined.waiting])
+            added[:] = [item for item in shown if item["id"] not in known]
+            return replace(conversation, waiting=joined.waiting), joined.entering
+
+        await self.conversations.extend(project_id, conversation_id, join, self.clock.now())
+        return added
+
+    async def _take_out_of_waiting(
+        self, project_id: ProjectId, conversation_id: ConversationId, item_id: str
+    ) -> Conversation:
+        def change(conversation: Conversation) -> tuple[Conversation, Sequence[NewMessage]]:
+            left = without(conversation.waiting, RunId(conversation_id), item_id)
+            found = arranged(conversation.waiting if left is None else left)
+            return replace(conversation, waiting=found.waiting), found.entering
+
+        return await self.conversations.extend(project_id, conversation_id, change, self.clock.now())
+
+    def _read(self, items: Sequence[Mapping[str, Any]]) -> ResponseInput:
+        given = read_input(items, leaves_calls_open=True)
+        if given.verdicts:
+            raise InvalidRequest("items: a decision about a call belongs to the next response", field="items")
         self.input_limits.refuse_long_messages(given.texts())
-        now = self.clock.now()
-        return [NewMessage(id=self.ids.message(), created_at=now, body=body) for body in (*given.story, *given.said)]
+        return given
+
+    def _joined(self, conversation: Conversation, given: ResponseInput) -> Arranged:
+        """What waits in the conversation, with the items that have come. Raises `InvalidRequest`."""
+        new = [self._message(body) for body in (*given.story, *given.said)]
+        made = [self._message(ToolReturns([])) for _ in given.outputs]
+        found = arranged(answered([*conversation.waiting, *new], given.outputs, made))
+        if len(found.waiting) > MOST_WAITING:
+            raise InvalidRequest(
+                f"more than {MOST_WAITING} messages would wait for outputs of calls: send these, or delete the calls",
+                field="items",
+            )
+        return found
+
+    def _message(self, body: MessageBody) -> NewMessage:
+        return NewMessage(id=self.ids.message(), created_at=self.clock.now(), body=body)
+
+
+def _shown(conversation_id: ConversationId, waiting: Sequence[NewMessage]) -> list[dict[str, Any]]:
+    """Items that no run of the conversation has made."""
+    return [item for message in waiting for item in items_of(RunId(conversation_id), message)]

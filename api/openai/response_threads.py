@@ -14,6 +14,7 @@ from api.openai.response_items import approval_item_id
 from api.openai.response_object import conversation_id_of, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on
 from api.openai.responses_request import ResponseRequest
+from api.openai.unanswered_items import first_open_call
 from api.runs.command import AgentThreads, ReadDecisions
 from shared.concurrency import Clock
 from shared.domain.agents import Agent, ModelOptions
@@ -155,6 +156,13 @@ class ResponseThreads:
         if named is None:
             raise InvalidRequest("conversation must be the id of a conversation, conv_…", field="conversation")
         thread = await self.threads.find(project_id, named)
+        open_call = first_open_call(thread.conversation.waiting if thread.conversation else [])
+        if open_call is not None:
+            raise InvalidRequest(
+                f"No tool output found for function call {open_call.id}: it is an item of the conversation; add its "
+                "output to the items, or delete it",
+                field="conversation",
+            )
         if given.story:
             raise InvalidRequest(
                 "the conversation keeps what was said in it: send what is new, not answers again", field="input"

@@ -71,13 +71,14 @@ def _texts_of(body: MessageBody) -> object:
             return ""
 
 
-def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ResponseInput:
-    """Reads the field `input`. Raises `InvalidRequest`, which names the item."""
+def read_input(given: str | Sequence[Mapping[str, Any]] | None, *, leaves_calls_open: bool = False) -> ResponseInput:
+    """Reads the field `input`. Raises `InvalidRequest`, which names the item: also a call without its output, unless
+    `leaves_calls_open` says that it may come later."""
     if given is None:
         return ResponseInput()
     if isinstance(given, str):
         return ResponseInput(said=[UserMessage(content=given)])
-    story = _Story()
+    story = _Story(leaves_calls_open)
     for number, item in enumerate(given):
         story.take(item, f"input[{number}]")
     return story.told()
@@ -87,6 +88,7 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ResponseInput
 class _Story:
     """The items so far."""
 
+    leaves_calls_open: bool = False
     bodies: list[MessageBody] = field(default_factory=list[MessageBody])
     answer: AssistantMessage | None = None
     """The answer that the last items are of."""
@@ -177,11 +179,11 @@ class _Story:
         if self.answer is None:
             return
         missing = next((call.id for call in self.answer.tool_calls if call.id not in self.results), None)
-        if missing is not None:
+        if missing is not None and not self.leaves_calls_open:
             raise InvalidRequest(f"No tool output found for function call {missing}.", field="input")
         self.bodies.append(self.answer)
         if self.results:
-            returns = [self.results[call.id] for call in self.answer.tool_calls]
+            returns = [self.results[call.id] for call in self.answer.tool_calls if call.id in self.results]
             self.bodies.append(ToolReturns(returns=returns))
         self.answer, self.results = None, {}
 

@@ -27,6 +27,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     context_window_limit: int | None = None
     metadata: dict[str, str] = {}
     """Of clients that keep pairs with it."""
+    waiting: list[NewMessage] = []
+    """Messages of a client that enter no context before the calls among them have their results."""
     hidden: bool = False
     archived_at: datetime | None = None
     last_message_at: datetime | None = None

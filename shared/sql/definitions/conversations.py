@@ -18,7 +18,8 @@ from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import begin_history, system_message
 from shared.sql.definitions.agents import LastRunOrder, blocks_of_agents, last_run_keys, load_agent
 from shared.sql.engine import Database
-from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_in_context, insert_into_thread
+from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, append_turn, ids_in_context, insert_into_thread
+from shared.sql.history.thread_queue import thread_lock
 from shared.sql.paging import Page, contains, field_of_document, remember_place, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.runs.listing import delete_histories
@@ -152,6 +153,28 @@ class ConversationStore:
             await connection.execute(
                 sa.update(conversations).where(conversations.c.id == conversation_id).values(_values(conversation))
             )
+            return conversation
+
+    async def extend(
+        self,
+        project_id: ProjectId,
+        conversation_id: ConversationId,
+        change: Callable[[Conversation], tuple[Conversation, Sequence[NewMessage]]],
+        now: datetime,
+    ) -> Conversation:
+        """Changes the stored conversation, and stores the messages that come of it, in one transaction: a turn that no
+        run has had, behind all others. A run that is at work does not see it; the next one does. `change` must be quick
+        and pure. Raises `NotFound`."""
+        thread_id = ThreadId(conversation_id)
+        async with self._database.write(None, thread_lock(thread_id)) as connection:
+            before = await _load(connection, project_id, conversation_id, lock=True)
+            changed, new = change(before)
+            conversation = replace(changed, updated_at=now)
+            await connection.execute(
+                sa.update(conversations).where(conversations.c.id == conversation_id).values(_values(conversation))
+            )
+            if new:
+                await append_turn(connection, new, conversation.agent_id, thread_id, conversation_id)
             return conversation
 
     async def delete(self, project_id: ProjectId, conversation_id: ConversationId) -> None:

@@ -241,33 +241,17 @@ class MessageStore:
             found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
             return await made_of(found.mappings().all(), message_of, "body")
 
-    async def append(
-        self,
-        project_id: ProjectId,
-        agent_id: AgentId,
-        new: Sequence[NewMessage],
-        conversation_id: ConversationId | None = None,
-    ) -> None:
-        """Stores a turn that no run has had, behind all others of the agent's default history, or of its conversation.
-        A run that is at work does not see it; the next one does. Raises `NotFound`."""
-        thread_id = ThreadId(conversation_id or agent_id)
+    async def append(self, project_id: ProjectId, agent_id: AgentId, new: Sequence[NewMessage]) -> None:
+        """Stores a turn that no run has had, behind all others of the agent's default history. A run that is at work
+        does not see it; the next one does. Raises `NotFound`."""
+        thread_id = ThreadId(agent_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             known = await connection.execute(
                 sa.select(agents.c.id).where(agents.c.id == agent_id, agents.c.project_id == project_id)
             )
             if known.one_or_none() is None:
                 raise NotFound(f"Agent {agent_id} not found")
-            turn = await next_turn(connection, thread_id)
-            insert_into_thread(
-                connection,
-                new,
-                agent_id=agent_id,
-                thread_id=thread_id,
-                conversation_id=conversation_id,
-                run_id=None,
-                turn=turn,
-                after=0,
-            )
+            await append_turn(connection, new, agent_id, thread_id, None)
 
     async def take_out(self, project_id: ProjectId, thread_id: ThreadId, message_id: MessageId) -> None:
         """Takes one message out of the context of one of the project's threads. The caller knows that no call, and no
@@ -293,6 +277,28 @@ class MessageStore:
                 raise Conflict(f"{detail} before the messages are reset")
             await clear_context(connection, thread_id)
             await record(connection, project_id, "messages.reset", thread_id)
+
+
+async def append_turn(
+    connection: Connection,
+    new: Sequence[NewMessage],
+    agent_id: AgentId,
+    thread_id: ThreadId,
+    conversation_id: ConversationId | None,
+) -> None:
+    """Stores a turn of no run behind all others of a thread, deferred. Inside a caller's transaction, which has the
+    thread's lock."""
+    turn = await next_turn(connection, thread_id)
+    insert_into_thread(
+        connection,
+        new,
+        agent_id=agent_id,
+        thread_id=thread_id,
+        conversation_id=conversation_id,
+        run_id=None,
+        turn=turn,
+        after=0,
+    )
 
 
 def is_listed() -> sa.ColumnElement[bool]:

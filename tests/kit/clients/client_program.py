@@ -1,0 +1,95 @@
+"""A program that is written with a client of OpenAI's API, as a process that tells one story after the other.
+
+It reads a line of JSON for each story, `[name, base URL, key, arguments]`, and writes a line for each thing that it
+notes meanwhile, `{"note": …}`, and one at the end, `{"result": …}` or `{"error": …}`.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.kit.clients.installations import PROGRAMS, beside_node_modules, python_with
+from tests.kit.node import need_node
+from tests.kit.product import Product
+from tests.kit.wait_until import HANGS_S
+
+LINE = 64 << 20
+"""Bytes that a line may have."""
+
+
+class ClientProgram:
+    """A running program. `calls` says which product it calls."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._product: Product | None = None
+        self.notes: list[Any] = []
+        """What the story has said so far that goes on, or has ended last."""
+
+    def calls(self, product: Product) -> None:
+        """From now on, with the product's key."""
+        self._product = product
+
+    async def told(self, story: str, **arguments: Any) -> Any:
+        """The result of a story. Raises `AssertionError` with what the program raised, if it did."""
+        assert self._process.stdin is not None and self._process.stdout is not None and self._product is not None
+        self.notes = []
+        line = json.dumps([story, f"{self._product.base_url}/openai/v1", self._product.key, arguments])
+        self._process.stdin.write(f"{line}\n".encode())
+        async with asyncio.timeout(HANGS_S):
+            while said := await self._process.stdout.readline():
+                match json.loads(said):
+                    case {"note": note}:
+                        self.notes.append(note)
+                    case {"result": result}:
+                        return result
+                    case other:
+                        raise AssertionError(f"{story}: {other['error']}")
+        raise AssertionError(f"{story}: the program has ended with {await self._process.wait()}")
+
+
+def _node() -> list[str | Path]:
+    return [need_node().executable, beside_node_modules("openai_sdk.mjs")]
+
+
+def _python(how: str, name: str | None = None) -> Callable[[], list[str | Path]]:
+    return lambda: [python_with(name) if name else sys.executable, PROGRAMS / "openai_sdk.py", how]
+
+
+CLIENTS: Mapping[str, Callable[[], list[str | Path]]] = {
+    "openai for Node.js": _node,
+    "openai 3, sync": _python("sync"),
+    "openai 3, async": _python("async"),
+    "openai 2, sync": _python("sync", "openai-2"),
+    "openai 2, async": _python("async", "openai-2"),
+    "openai 1, sync": _python("sync", "openai-1"),
+    "openai 1, async": _python("async", "openai-1"),
+    "openai-agents": lambda: [python_with("agents"), PROGRAMS / "agents_sdk.py"],
+}
+"""Each client, with the command that begins its program. `openai 3` is the one that Holdfast itself uses."""
+
+
+@asynccontextmanager
+async def client_program(client: str) -> AsyncGenerator[ClientProgram]:
+    """The program of a client. It has ended when the block has."""
+    command = await asyncio.to_thread(CLIENTS[client])
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, limit=LINE, env={"PATH": os.environ["PATH"]}
+    )
+    try:
+        yield ClientProgram(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
