@@ -133,7 +133,7 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{m} /v1/{noun}s/{{{noun}_id}}" for m in ("PATCH", "DELETE") for noun in ("tool", "block", "archive")),
         *(f"POST /v1/archives/{{archive_id}}/passages{part}" for part in ("", "/batch")),
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
-        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
+        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/compact", "/{response_id}/cancel")),
         *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
         f"POST {_OPENAI}/conversations",
         *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),

@@ -112,6 +112,8 @@ class ConversationService:
         given = read_input(items)
         if given.answers_calls:
             raise InvalidRequest("items: results need the calls that they are of, before them", field="items")
+        if given.compacts:
+            raise InvalidRequest("items: only a response compacts, so it takes the compaction_trigger", field="items")
         self.input_limits.refuse_long_messages(given.texts())
         now = self.clock.now()
         return [NewMessage(id=self.ids.message(), created_at=now, body=body) for body in (*given.story, *given.said)]

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from api.openai.response_items import approval_item_id, call_item_id, message_item_id
+from api.openai.response_items import approval_item_id, call_item_id, compaction_item, message_item_id
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId, RunId
 from shared.domain.messages import (
@@ -75,7 +75,7 @@ def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, 
             parts = [_input_part(part) for part in said]
             yield _message(message_id, role if role != "assistant" else "user", parts)
         case Summary(text=text):
-            yield _message(message_id, "user", [{"type": "input_text", "text": text}])
+            yield compaction_item(message_id, text)
         case AssistantMessage():
             yield from _answer_items(owner, message, body)
         case ToolReturns(returns=returns):

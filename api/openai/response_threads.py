@@ -211,7 +211,7 @@ class ResponseThreads:
             parent = None if run_id is None else await self.runs.get(project_id, run_id)
         except NotFound:
             parent = None
-        if parent is None or not parent.answers_messages:
+        if parent is None or not parent.can_be_followed:
             raise UnknownPrevious(f"Previous response with id '{named[:100]}' not found.")
         if parent.status not in TERMINAL and parent.status is not RunStatus.AWAITING_APPROVAL:
             raise UnknownPrevious(

@@ -6,12 +6,12 @@ before sends what is new. Both are lists of items. Errors name the item.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from api.bounded_fields import as_object
 from api.openai.response_fold import AGAIN
-from api.openai.response_items import approval_item_id
+from api.openai.response_items import approval_item_id, summary_in
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (
@@ -20,6 +20,7 @@ from shared.domain.messages import (
     Decision,
     ImageContent,
     MessageBody,
+    Summary,
     TextContent,
     ToolCall,
     ToolReturn,
@@ -29,6 +30,9 @@ from shared.domain.messages import (
 )
 
 MOST_ITEMS = 10_000
+
+COMPACTION_TRIGGER = "compaction_trigger"
+"""The type of the item that asks for a compaction."""
 
 _DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]+)")
 _SPEAKERS = ("user", "system", "developer")
@@ -46,6 +50,8 @@ class ResponseInput:
     """Results of calls that are not in the input, by the calls' ids."""
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
     """Decisions of a person, by the ids of the items that asked."""
+    compacts: bool = False
+    """The answer is to be a summary of all that was said."""
 
     @property
     def answers_calls(self) -> bool:
@@ -67,6 +73,8 @@ def _texts_of(body: MessageBody) -> object:
             return [text, *(call.arguments for call in calls)]
         case ToolReturns(returns=returns):
             return [one.text for one in returns]
+        case Summary(text=text):
+            return text
         case _:
             return ""
 
@@ -78,9 +86,17 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ResponseInput
     if isinstance(given, str):
         return ResponseInput(said=[UserMessage(content=given)])
     story = _Story()
-    for number, item in enumerate(given):
+    compacts = bool(given) and given[-1].get("type") == COMPACTION_TRIGGER
+    for number, item in enumerate(given[:-1] if compacts else given):
         story.take(item, f"input[{number}]")
-    return story.told()
+    told = story.told()
+    if compacts and told.answers_calls:
+        raise InvalidRequest(
+            "input: a compaction_trigger cannot come with answers to calls. Send these first, and the trigger in the "
+            "response behind",
+            field="input",
+        )
+    return replace(told, compacts=compacts)
 
 
 @dataclass
@@ -108,6 +124,9 @@ class _Story:
                 self._take_mcp_call(item, place)
             case "mcp_approval_response":
                 self._take_verdict(item, place)
+            case "compaction":
+                self._end_answer()
+                self.bodies.append(_summary(item, place))
             case "reasoning" | "mcp_approval_request" | "mcp_list_tools":
                 return  # the model's own, which no provider takes from others; a request that nobody has answered
             case _:
@@ -248,16 +267,25 @@ def _needed(item: Mapping[str, Any], name: str, place: str) -> str:
     return value
 
 
+def _summary(item: Mapping[str, Any], place: str) -> Summary:
+    text = summary_in(_needed(item, "encrypted_content", place))
+    if text is None:
+        raise InvalidRequest(
+            f"{place}.encrypted_content is of another server: send a compaction item back as it came from here",
+            field=f"{place}.encrypted_content",
+        )
+    return Summary(text)
+
+
 _ABSENT = {
     "item_reference": "items are kept with their response: name it with previous_response_id, or send the item itself",
-    "compaction": "a conversation is compacted here, and its summary stays in it: name it with previous_response_id",
-    "compaction_trigger": "a conversation is compacted by itself when its window is full",
+    COMPACTION_TRIGGER: "it must be the last item",
 }
 
 
 def _why_not(kind: object) -> str:
-    known = "message, function_call, function_call_output, mcp_call, mcp_approval_response and reasoning are understood"
-    return _ABSENT.get(str(kind), known)
+    calls = "function_call, function_call_output, mcp_call, mcp_approval_response"
+    return _ABSENT.get(str(kind), f"message, {calls}, reasoning, compaction and compaction_trigger are understood")
 
 
 def _content(content: Any, place: str, *, name: str = "content") -> str | list[ContentPart]:

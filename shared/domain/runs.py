@@ -266,6 +266,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run answers no message: it asks the model one question (see `GENERATE`)."""
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
+    compact_over: int | None = None
+    """The context is compacted if the model's next request would have more tokens than this. None: if it is full."""
     compaction_messages: bool = False
     """The client knows messages of a compaction. Other clients see the summary as a user's message."""
     submitted_by: str | None = None
@@ -379,6 +381,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def answers_messages(self) -> bool:
         """Whether the run is a turn of its conversation. Others compact it, or are in no conversation."""
         return self.options.compaction is None and not self.has_own_thread
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether another run may say that it goes on from this one. From a compaction it may if readers of the log see
+        the summary: a client asked for it as it asks for an answer."""
+        return self.answers_messages or (self.options.compaction is not None and self.options.item_events)
 
     @property
     def has_own_thread(self) -> bool:

@@ -202,6 +202,11 @@ _RESPONSES: list[Body] = [
     lambda _, other: {"input": HELLO, "conversation": other["threads"]},
     lambda _, other: {"input": HELLO, "conversation": {"id": other["threads"]}},
 ]
+_COMPACTIONS: list[Body] = [
+    lambda _, __: {"model": "builtin/scripted", "input": HELLO},
+    lambda _, other: {"model": other["agents"], "input": HELLO},
+    lambda _, other: {"model": None, "previous_response_id": other["runs"]},
+]
 _TOOL: list[Body] = [
     lambda _, other: {"source_code": f"def {other['tool_names']}(x: str) -> str:\n    '''Says.'''\n    return x\n"}
 ]
@@ -273,6 +278,7 @@ BODIES: Mapping[str, list[Body]] = {
     ],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
     **{f"POST {path}{part}": _RESPONSES for path in RESPONSES for part in ("", "/input_tokens")},
+    **{f"POST {path}/compact": _COMPACTIONS for path in RESPONSES},
     "POST /openai/v1/conversations": [
         lambda _, __: {"items": [_ITEM]},
         lambda _, other: {"metadata": {"agent_id": other["agents"]}},
