@@ -149,6 +149,7 @@ class ResponseRequest(BaseModel):
     tools: Annotated[list[dict[str, Any]], Field(max_length=1000)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -164,9 +165,6 @@ class ResponseRequest(BaseModel):
 
     prompt: Annotated[Any, AfterValidator(_refused("there are no stored prompts here: send instructions"))] = None
     top_logprobs: Annotated[Any, AfterValidator(_refused("probabilities of tokens are not given here"))] = None
-    max_tool_calls: Annotated[
-        Any, AfterValidator(_refused("not limited here: an agent's tool rules say what it may call"))
-    ] = None
 
     @field_validator("input")
     @classmethod
@@ -293,7 +291,7 @@ class CompactRequest(BaseModel):
 
 _ECHOED = (
     *("model", "instructions", "previous_response_id", "metadata", "max_output_tokens", "temperature", "top_p"),
-    *("parallel_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user"),
+    *("parallel_tool_calls", "max_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user"),
 )
 """Fields that the response says again as they came."""
 

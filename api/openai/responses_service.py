@@ -282,6 +282,7 @@ class ResponseService:
                 compact_over=request.compact_over,
                 client_tools=[tool.client_tool() for tool in request.functions()],
                 tool_choice=tool_choice_of(request),
+                max_tool_calls=request.max_tool_calls,
                 demanded=sorted(set(request.asked_options()) - _LEFT_TO_MODELS),
                 override_model=thread.model,
                 override_system=(instructions or "") if thread.is_plain else None,

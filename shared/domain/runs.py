@@ -244,6 +244,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The type of the run that clients see: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
     tool_choice: ToolChoice | None = None
+    max_tool_calls: int | None = None
+    """How many calls of the agent's own tools the run makes at most. It refuses more, and then offers the model the
+    client's tools alone."""
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
     """The run begins with an empty context, but for the system message."""

@@ -176,7 +176,6 @@ async def test_a_busy_conversation_is_locked(product: Product, openai: AsyncOpen
     "field",
     [
         {"top_logprobs": 3},
-        {"max_tool_calls": 3},
         {"service_tier": "flex"},
         {"include": ["message.output_text.logprobs"]},
         {"input": [{"type": "compaction_trigger"}]},
