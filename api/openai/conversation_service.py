@@ -49,7 +49,7 @@ class ConversationService:
             created_at=now,
             updated_at=now,
         )
-        copies = {FIRST_TURN: self._read(items)} if items else None
+        copies = {FIRST_TURN: await self._read(project_id, items)} if items else None
         return await self.conversations.create(begun, system_message_id=self.ids.message(), copies=copies)
 
     async def get(self, project_id: ProjectId, conversation_id: ConversationId) -> Conversation:
@@ -97,7 +97,7 @@ class ConversationService:
     ) -> list[dict[str, Any]]:
         """Stores items behind the last one; the items as they are listed. Raises `NotFound` and `InvalidRequest`."""
         conversation = await self.conversations.get(project_id, conversation_id)
-        new = self._read(items)
+        new = await self._read(project_id, items)
         waiting = await self.approvals.waiting_on_thread(project_id, ThreadId(conversation_id))
         if waiting:
             asked = waiting[0]
@@ -108,8 +108,8 @@ class ConversationService:
         await self.messages.append(project_id, conversation.agent_id, new, conversation_id=conversation_id)
         return [item for message in new for item in items_of(RunId(conversation_id), message)]
 
-    def _read(self, items: Sequence[Mapping[str, Any]]) -> list[NewMessage]:
-        given = read_input(items)
+    async def _read(self, project_id: ProjectId, items: Sequence[Mapping[str, Any]]) -> list[NewMessage]:
+        given = read_input(await self.threads.with_items(project_id, items))
         if given.answers_calls:
             raise InvalidRequest("items: results need the calls that they are of, before them", field="items")
         if given.compacts:

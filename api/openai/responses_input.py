@@ -79,6 +79,13 @@ def _texts_of(body: MessageBody) -> object:
             return ""
 
 
+def reference_of(item: Mapping[str, Any]) -> str | None:
+    """The id of the item that this one stands for. None: it is an item itself."""
+    is_reference = item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
+    named = item.get("id")
+    return named if is_reference and isinstance(named, str) else None
+
+
 def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ResponseInput:
     """Reads the field `input`. Raises `InvalidRequest`, which names the item."""
     if given is None:
@@ -278,7 +285,7 @@ def _summary(item: Mapping[str, Any], place: str) -> Summary:
 
 
 _ABSENT = {
-    "item_reference": "items are kept with their response: name it with previous_response_id, or send the item itself",
+    "item_reference": "it needs the id of an item",
     COMPACTION_TRIGGER: "it must be the last item",
 }
 

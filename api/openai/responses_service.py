@@ -131,7 +131,7 @@ class ResponseService:
     async def _submitted(
         self, project_id: ProjectId, request: ResponseRequest, headers: SubmissionHeaders, *, forks: bool
     ) -> Run:
-        given = read_input(request.input)
+        given = read_input(await self.threads.with_items(project_id, request.input))
         goes_on = request.previous_response_id is not None or request.conversation is not None
         if not (given.said or given.story or given.answers_calls or (given.compacts and goes_on)):
             raise InvalidRequest("input is missing: say something", field="input")
@@ -156,7 +156,7 @@ class ResponseService:
 
     async def count_input(self, project_id: ProjectId, request: ResponseRequest) -> int:
         """About how many tokens a response to this request would begin with."""
-        given = read_input(request.input)
+        given = read_input(await self.threads.with_items(project_id, request.input))
         thread = await self.threads.find(project_id, request, given, forks=False)
         history = await self.threads.history_of(project_id, thread)
         bodies = [*(message.body for message in history), *given.story, *given.said]

@@ -195,7 +195,7 @@ NOT_ASKED = (
 )
 NOT_CHOSEN = "Error: the tool_choice of this request does not allow a call of {!r}. It was not made: answer without it."
 TOO_MANY = (
-    "Error: this request allows {} calls of tools (max_tool_calls), and they were made. This call of {!r} was not made: "
+    "Error: this request allows {} calls of tools (max_tool_calls), and they were made. This call of {!r} was not: "
     "answer without it."
 )
 CHANGED_TOOL = (

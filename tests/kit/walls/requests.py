@@ -178,6 +178,11 @@ _CAPTURED = {
 }
 
 
+def _item_reference(other: Pick) -> dict[str, Any]:
+    digits = other["messages"].partition("-")[2].replace("-", "")
+    return {"type": "item_reference", "id": f"msg_{digits}"}
+
+
 def _decided(other: Pick) -> dict[str, Any]:
     decision = {"type": "approval", "tool_call_id": other["tool_calls"], "approve": True}
     named = {"approval_request_id": other["approvals"]}
@@ -201,6 +206,7 @@ _RESPONSES: list[Body] = [
     lambda own, other: {"model": own["agents"], "input": HELLO, "previous_response_id": other["runs"]},
     lambda _, other: {"input": HELLO, "conversation": other["threads"]},
     lambda _, other: {"input": HELLO, "conversation": {"id": other["threads"]}},
+    lambda _, other: {"model": "builtin/scripted", "input": [_item_reference(other), _ITEM]},
 ]
 _COMPACTIONS: list[Body] = [
     lambda _, __: {"model": "builtin/scripted", "input": HELLO},
