@@ -1,6 +1,7 @@
 """Lists of items: what a response was given, and what a conversation has. Pure."""
 
 import hashlib
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from shared.domain.ids import MessageId, RunId
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    AttachedFile,
     ContentPart,
     ImageContent,
     Message,
@@ -122,6 +124,14 @@ def _message(message_id: MessageId, role: str, parts: list[dict[str, Any]]) -> d
 
 def _input_part(part: ContentPart) -> dict[str, Any]:
     match part:
+        case TextContent(text=text, file=AttachedFile() as file):
+            data = file.data or b64encode(text.partition("\n")[2].encode()).decode()
+            return {
+                "type": "input_file",
+                "filename": file.name,
+                "file_data": f"data:{file.media_type};base64,{data}",
+                "file_id": None,
+            }
         case TextContent(text=text):
             return {"type": "input_text", "text": text}
         case ImageContent():

@@ -4,7 +4,9 @@ A client that keeps its own story sends all of it each time, answers and calls i
 before sends what is new. Both are lists of items. Errors name the item.
 """
 
+import mimetypes
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -16,6 +18,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (
     AssistantMessage,
+    AttachedFile,
     ContentPart,
     Decision,
     ImageContent,
@@ -26,6 +29,7 @@ from shared.domain.messages import (
     ToolReturn,
     ToolReturns,
     UserMessage,
+    has_files,
     text_with_notes,
 )
 
@@ -34,7 +38,9 @@ MOST_ITEMS = 10_000
 COMPACTION_TRIGGER = "compaction_trigger"
 """The type of the item that asks for a compaction."""
 
-_DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]+)")
+_DATA_URL = re.compile(
+    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
+)
 _SPEAKERS = ("user", "system", "developer")
 
 
@@ -57,6 +63,11 @@ class ResponseInput:
     def answers_calls(self) -> bool:
         """Whether it answers calls of an earlier response."""
         return bool(self.outputs or self.verdicts)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a message has files that are no texts."""
+        return any(isinstance(body, UserMessage) and has_files(body.content) for body in (*self.story, *self.said))
 
     def texts(self) -> list[object]:
         """What counts of each message when it is measured."""
@@ -141,7 +152,7 @@ class _Story:
 
     def _take_message(self, item: Mapping[str, Any], place: str) -> None:
         role = item.get("role")
-        content = _content(item.get("content"), place)
+        content = _content(item.get("content"), place, takes_files=role != "assistant")
         if role == "assistant":
             text = content if isinstance(content, str) else text_with_notes(content)
             before = self.answer
@@ -295,7 +306,7 @@ def _why_not(kind: object) -> str:
     return _ABSENT.get(str(kind), f"message, {calls}, reasoning, compaction and compaction_trigger are understood")
 
 
-def _content(content: Any, place: str, *, name: str = "content") -> str | list[ContentPart]:
+def _content(content: Any, place: str, *, name: str = "content", takes_files: bool = False) -> str | list[ContentPart]:
     match content:
         case str():
             return content
@@ -303,7 +314,12 @@ def _content(content: Any, place: str, *, name: str = "content") -> str | list[C
             parts = cast("list[Any]", content)
             read = [_part(as_object(part) or {}, f"{place}.{name}[{number}]") for number, part in enumerate(parts)]
             texts = [part.text for part in read if isinstance(part, TextContent)]
-            return texts[0] if len(texts) == len(read) == 1 else [*read]
+            if not takes_files and has_files([*read]):
+                raise InvalidRequest(
+                    f"{place}.{name} has a file: only messages of users take other files than texts",
+                    field=f"{place}.{name}",
+                )
+            return texts[0] if len(texts) == len(read) == 1 and parts[0].get("type") != "input_file" else [*read]
         case _:
             raise InvalidRequest(
                 f"{place}.{name} is missing: it must be a text or a list of parts", field=f"{place}.{name}"
@@ -318,12 +334,16 @@ def _part(part: dict[str, Any], place: str) -> ContentPart:
         return TextContent(part["refusal"])
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return _image(part["image_url"], place)
+    if kind == "input_file" and isinstance(part.get("file_data"), str):
+        return _file(part, place)
     raise InvalidRequest(f"{place} is not understood: {_wrong_part(kind)}", field=place)
 
 
 def _wrong_part(kind: object) -> str:
     if kind == "input_file":
-        return "files are not taken yet; send their text as input_text, or their pages as input_image"
+        return (
+            "files need file_data (data:…;base64,…) and a filename; there is no store for file_id, no file_url is read"
+        )
     if kind == "input_image":
         return "images need an image_url (https://… or data:image/…;base64,…); there is no store for file_id"
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
@@ -338,3 +358,33 @@ def _image(url: str, place: str) -> ImageContent:
             f"{place}.image_url must be http://…, https://… or data:image/…;base64,…", field=f"{place}.image_url"
         )
     return ImageContent(data=data["data"], media_type=data["media_type"])
+
+
+_TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript", "application/sql")
+_SAYS_NOTHING = "application/octet-stream"
+_LONGEST_NAME = 200
+
+
+def _file(part: dict[str, Any], place: str) -> TextContent:
+    given = part.get("filename")
+    name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
+    field, found = f"{place}.file_data", _DATA_URL.fullmatch(part["file_data"])
+    media_type = _SAYS_NOTHING if found is None else found["media_type"].lower()
+    if media_type == _SAYS_NOTHING:
+        media_type = mimetypes.guess_type(name)[0] or _SAYS_NOTHING
+    try:
+        data = b64decode("".join((part["file_data"] if found is None else found["data"]).split()), validate=True)
+    except ValueError as error:
+        raise InvalidRequest(f"{field} must be base64, or data:…;base64,…", field=field) from error
+    if media_type == "application/pdf":
+        shown = f"[file {name}, {len(data):,} bytes]"
+        return TextContent(shown, AttachedFile(name, media_type, b64encode(data).decode()))
+    if media_type.startswith("text/") or media_type in _TEXT_TYPES:
+        try:
+            return TextContent(f"[file {name}]\n{data.decode('utf-8-sig')}", AttachedFile(name, media_type))
+        except ValueError as error:
+            raise InvalidRequest(f"{field} is {media_type} and must be UTF-8", field=field) from error
+    raise InvalidRequest(
+        f"{field} is {media_type} ({name}): PDF and texts are taken. Send its text, or its pages as input_image",
+        field=field,
+    )

@@ -43,6 +43,7 @@ from shared.domain.events import FIRST_SEQ, Event, RunCreated, decode
 from shared.domain.ids import ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import (
+    FILES,
     ApprovalResponse,
     Message,
     NewMessage,
@@ -283,7 +284,10 @@ class ResponseService:
                 client_tools=[tool.client_tool() for tool in request.functions()],
                 tool_choice=tool_choice_of(request),
                 max_tool_calls=request.max_tool_calls,
-                demanded=sorted(set(request.asked_options()) - _LEFT_TO_MODELS),
+                demanded=[
+                    *sorted(set(request.asked_options()) - _LEFT_TO_MODELS),
+                    *([FILES] if given.has_files else []),
+                ],
                 override_model=thread.model,
                 override_system=(instructions or "") if thread.is_plain else None,
                 added_system=None if thread.is_plain else instructions,

@@ -258,7 +258,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of the model's requests, if the conversation has its own. None: the agent's."""
     demanded: list[str] = []
     """Names of the fields of `model_options` that the submission itself chose. A model that lacks one of them fails the
-    run; an option that was stored before is left out there."""
+    run; an option that was stored before is left out there. With `messages.FILES`, it must take files."""
     speech_as_text: bool = True
     """Clients see the agent's `send_message` calls as text."""
     compaction: CompactionOptions | None = None
