@@ -14,7 +14,7 @@ ROLL = Call("roll_dice", {"num_sides": 6})
 
 
 @pytest.mark.parametrize("crash_at", [f"{CrashPoint.CHECKPOINT}:after:1", f"{CrashPoint.CHECKPOINT}:after:3"])
-async def test_no_more_calls_are_made_than_allowed_whoever_died_between_them(
+async def test_a_worker_that_dies_between_calls_leaves_the_limit_as_it_was(
     product: Product, processes: Processes, models: ModelServer, crash_at: str
 ) -> None:
     models.play(Turn(calls=[ROLL]), Turn(calls=[ROLL, ROLL]), Turn(text="Sixes."))
