@@ -41,7 +41,8 @@ async def test_an_answer_is_named_by_its_id(product: Product, openai: AsyncOpenA
     bare = [{"id": asked.id}, *references, {"role": "user", "content": "Next."}]
     await created(openai, input=bare)
     assert told(product) == ["One.", "Two.", "Next."]
-    begun = await openai.conversations.create(items=[named(item) for item in second.output])
+    items: list[Any] = [named(item) for item in second.output]
+    begun = await openai.conversations.create(items=items)
     kept: list[Any] = [item.to_dict() async for item in openai.conversations.items.list(begun.id)]
     assert [item["content"][0]["text"] for item in kept] == ["Three."]
 
