@@ -32,7 +32,7 @@ from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits
 from shared.redis.queue import READER_S, Bucket, Empty, Group, Quotas
 
 _SUBMITS = re.compile(
-    r"(?:/openai)?/v1/responses|/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
+    r"(?:/openai)?/v1/responses(?:/compact)?|/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
     r"|conversations/[^/]+/(?:messages|compact)"
     r"|chat/completions(?:/chat/completions)?)"
 )

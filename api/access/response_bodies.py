@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from shared.domain.ids import is_id
 
-_RESPONSES = re.compile(r"(?:/openai)?/v1/responses(?:/input_tokens)?")
+_RESPONSES = re.compile(r"(?:/openai)?/v1/responses(?:/input_tokens|/compact)?")
 _CONVERSATIONS = re.compile(r"/openai/v1/conversations(?:/[^/]+)?(?:/items)?")
 _BEGINS_CONVERSATION = "/openai/v1/conversations"
 
 OF_THE_AGENT = frozenset(
     [
         *("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p"),
-        *("max_output_tokens", "reasoning", "text"),
+        *("max_output_tokens", "reasoning", "text", "context_management"),
     ]
 )
 """They replace what the agent has, or add to it. A value that asks for nothing but what is usual is taken."""
@@ -91,7 +91,8 @@ def _items(items: object, name: str) -> Iterator[str]:
         return
     for number, item in enumerate(cast("list[Any]", items)):
         fields = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
-        kind = fields.get("type") or "message"
+        # An item that has an id alone stands for another one, which may be another agent's.
+        kind = fields.get("type") or ("message" if fields.keys() - {"id", "type"} else "item_reference")
         if kind == "message":
             role = fields.get("role", "user")
             if role != "user":

@@ -115,7 +115,7 @@ _WRITE: dict[Reach, Iterable[str]] = {
         "POST /v1/approvals/{approval_id}",
         "PATCH /v1/steps/{step_id}/feedback",
         *(f"POST {path}" for path in CHAT),
-        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/{response_id}/cancel")),
+        *(f"POST {path}{part}" for path in _RESPONSES for part in ("", "/compact", "/{response_id}/cancel")),
         *(f"DELETE {path}/{{response_id}}" for path in _RESPONSES),
         f"POST {_OPENAI}/conversations",
         *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),

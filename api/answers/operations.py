@@ -51,6 +51,7 @@ from api.answers.messages import (
     Nothing,
 )
 from api.answers.responses import (
+    CompactedResponse,
     DeletedConversation,
     DeletedResponse,
     Item,
@@ -204,6 +205,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/v1/responses/{response_id}/cancel"): Operation("responses_cancel_short", OpenAIResponse),
     ("delete", "/v1/responses/{response_id}"): Operation("responses_delete_short", DeletedResponse),
     ("get", "/v1/responses/{response_id}/input_items"): Operation("responses_input_items_list_short", ItemList),
+    ("post", "/openai/v1/responses/compact"): Operation("responses_compact", CompactedResponse),
+    ("post", "/v1/responses/compact"): Operation("responses_compact_short", CompactedResponse),
     ("post", "/openai/v1/responses/input_tokens"): Operation("responses_input_tokens_count", TokenCount),
     ("post", "/v1/responses/input_tokens"): Operation("responses_input_tokens_count_short", TokenCount),
     ("post", "/openai/v1/conversations"): Operation("openai_conversations_create", OpenAIConversation),

@@ -118,6 +118,17 @@ class DeletedResponse(TypedDict):
     deleted: bool
 
 
+class CompactedResponse(TypedDict):
+    """What a client may send in the place of all that it had."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Item]
+    """The users' messages, and the summary as an item of the type `compaction`."""
+    usage: ResponseUsage | None
+
+
 class TokenCount(TypedDict):
     """About how many tokens an input has."""
 

@@ -50,7 +50,7 @@ class ConversationService:
             created_at=now,
             updated_at=now,
         )
-        joined = self._joined(begun, self._read(items))
+        joined = self._joined(begun, await self._read(project_id, items))
         begun = replace(begun, waiting=joined.waiting)
         copies = {FIRST_TURN: joined.entering} if joined.entering else None
         return await self.conversations.create(begun, system_message_id=self.ids.message(), copies=copies)
@@ -103,7 +103,7 @@ class ConversationService:
     ) -> list[dict[str, Any]]:
         """Stores items behind the last one; the items as they are listed. Raises `NotFound` and `InvalidRequest`."""
         await self.conversations.get(project_id, conversation_id)
-        given = self._read(items)
+        given = await self._read(project_id, items)
         asked = next(iter(await self.approvals.waiting_on_thread(project_id, ThreadId(conversation_id))), None)
         if asked is not None:
             raise InvalidRequest(
@@ -132,10 +132,12 @@ class ConversationService:
 
         return await self.conversations.extend(project_id, conversation_id, change, self.clock.now())
 
-    def _read(self, items: Sequence[Mapping[str, Any]]) -> ResponseInput:
-        given = read_input(items, leaves_calls_open=True)
+    async def _read(self, project_id: ProjectId, items: Sequence[Mapping[str, Any]]) -> ResponseInput:
+        given = read_input(await self.threads.with_items(project_id, items), leaves_calls_open=True)
         if given.verdicts:
             raise InvalidRequest("items: a decision about a call belongs to the next response", field="items")
+        if given.compacts:
+            raise InvalidRequest("items: only a response compacts, so it takes the compaction_trigger", field="items")
         self.input_limits.refuse_long_messages(given.texts())
         return given
 

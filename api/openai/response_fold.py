@@ -17,12 +17,20 @@ open, `response.failed` with the status `cancelled` for a cancel.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from api.openai.response_items import Event, Item, ItemKind, approval_item_id, call_item_id, message_item_id
+from api.openai.response_items import (
+    Event,
+    Item,
+    ItemKind,
+    approval_item_id,
+    call_item_id,
+    compaction_item,
+    message_item_id,
+)
 from api.openai.response_object import ResponseHead, ended_fields, head_of
 from shared.concurrency import unix_ms
 from shared.domain import events
 from shared.domain.ids import MessageId, Seq, StepId
-from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturns
+from shared.domain.messages import AssistantMessage, Message, Summary, ToolCall, ToolReturns
 from shared.domain.runs import Run
 
 MOST_EVENTS = 64
@@ -38,6 +46,8 @@ _CUT_OFF = (*(events.StopReason.CANCELLED, events.StopReason.FAILED), events.Sto
 
 class ResponseFold:
     """One run as a response: version 1."""
+
+    shows_compactions = False
 
     def __init__(self, run: Run, kept: Sequence[events.Event] = ()) -> None:
         """`kept` is what stands for the log of a run whose log retention has deleted: its messages, as events."""
@@ -159,6 +169,12 @@ class ResponseFold:
                 yield from self._results(event)
             case events.StepRestarted() | events.LogContinued():
                 yield from self._continued(event)
+            case events.Compacted() if self.shows_compactions:
+                item_id = compaction_item(event.message_id, "")["id"]
+                item = self._new("compaction", item_id, event.message_id)
+                yield from item.opened()
+                yield from item.grown(event.text)
+                yield from item.closed("completed")
             case _:
                 return
 
@@ -388,16 +404,25 @@ def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
     yield from item.closed("failed" if is_error else "completed")
 
 
-FOLDS: Mapping[int, Callable[[Run, Sequence[events.Event]], ResponseFold]] = {1: ResponseFold}
-"""By the version that a run was submitted under."""
+class CompactionFold(ResponseFold):
+    """Version 2, for those that have asked for a compaction: its summary is an item of the output."""
 
-NEWEST_FOLD = max(FOLDS)
+    shows_compactions = True
+
+
+USUAL_FOLD, WITH_COMPACTIONS = 1, 2
+
+FOLDS: Mapping[int, Callable[[Run, Sequence[events.Event]], ResponseFold]] = {
+    USUAL_FOLD: ResponseFold,
+    WITH_COMPACTIONS: CompactionFold,
+}
+"""By the version that a run was submitted under."""
 
 
 def fold_of(run: Run, kept: Sequence[events.Event] = ()) -> ResponseFold:
     """The fold of a run, in its version; `kept` as in `ResponseFold`. Raises `ValueError` for a version of a newer
     release."""
-    version = run.options.echoed.get(FOLD, NEWEST_FOLD)
+    version = run.options.echoed.get(FOLD, USUAL_FOLD)
     if version not in FOLDS:
         raise ValueError(f"run {run.id} was submitted under version {version} of the fold, which this release lacks")
     return FOLDS[version](run, kept)
@@ -409,6 +434,8 @@ def events_kept_of(run: Run, messages: Sequence[Message]) -> Iterator[events.Eve
     of_client = {tool.name for tool in run.options.client_tools}
     for message in messages:
         body, step_id = message.body, message.step_id or StepId("")
+        if isinstance(body, Summary) and body.stats is not None:
+            yield events.Compacted(at, message.id, body.text, body.stats)
         if isinstance(body, ToolReturns):
             yield events.ToolsReturned(at, step_id, message.id, body.returns)
         if not isinstance(body, AssistantMessage):

@@ -1,6 +1,7 @@
 """The items of a response's output: how each looks when it opens, while it grows, and when it is closed. Pure."""
 
 import hashlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from shared.domain.ids import MessageId, RunId, StepId
 SERVER_LABEL = "holdfast"
 """The name of the server whose tools an agent's own tools are, for clients that know tools of MCP servers."""
 
-ItemKind = Literal["message", "reasoning", "function_call", "mcp_call", "mcp_approval_request"]
+ItemKind = Literal["message", "reasoning", "function_call", "mcp_call", "mcp_approval_request", "compaction"]
 
 Event = dict[str, Any]
 """A streamed event without its number."""
@@ -36,6 +37,27 @@ def approval_item_id(run_id: RunId, call_id: str) -> str:
     return call_item_id("mcpr", run_id, None, call_id)
 
 
+_SUMMARY = "holdfast-summary-1."
+
+
+def compaction_item(message_id: MessageId, summary: str) -> dict[str, Any]:
+    """The item that a summary is. Clients send its content back as it is, so the summary itself is in it, encoded and
+    not encrypted: the item says the same when the server that made it has forgotten it."""
+    item_id = "cmp_" + message_id.partition("-")[2].replace("-", "")
+    content = f"{_SUMMARY}{b64encode(summary.encode()).decode()}" if summary else ""
+    return {"id": item_id, "type": "compaction", "encrypted_content": content}
+
+
+def summary_in(encrypted_content: str) -> str | None:
+    """The summary in the content of a `compaction_item`. None: it is of another server."""
+    if not encrypted_content.startswith(_SUMMARY):
+        return None
+    try:
+        return b64decode(encrypted_content.removeprefix(_SUMMARY), validate=True).decode() or None
+    except ValueError:
+        return None
+
+
 @dataclass
 class Item:
     """One item. It keeps its place in the output for ever, also when it is void."""
@@ -47,7 +69,7 @@ class Item:
     call_id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list[str])
-    """Text, reasoning or arguments."""
+    """Text, reasoning, arguments or the summary."""
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     encrypted: str | None = None
     """Of reasoning: the provider's own form of it."""
@@ -85,6 +107,8 @@ class Item:
             case "mcp_approval_request":
                 asked = {"server_label": SERVER_LABEL, "name": self.name, "arguments": text}
                 return {"id": self.id, "type": "mcp_approval_request", **asked}
+            case "compaction":
+                return compaction_item(self.message_id, text)
 
     def _shown_reasoning(self, text: str, *, is_empty: bool) -> dict[str, Any]:
         # What is null is left out: the schema of Open Responses refuses it.
@@ -140,8 +164,8 @@ class Item:
                 yield {"type": "response.reasoning_summary_text.delta", **place, "summary_index": 0, "delta": piece}
             case "function_call" | "mcp_call":
                 yield {"type": f"{_OF_ARGUMENTS[self.kind]}.delta", **place, "delta": piece}
-            case "mcp_approval_request":
-                return  # OpenAI has no event for it
+            case "mcp_approval_request" | "compaction":
+                return  # no event that every client knows
 
     def with_arguments(self, last_word: str | None) -> Iterator[Event]:
         """The end of a call's arguments. `last_word`: the model has corrected them; None: they are as they were
@@ -174,7 +198,7 @@ class Item:
                 yield from self.with_arguments(None)
                 if self.kind == "mcp_call":
                     yield {"type": f"response.mcp_call.{'completed' if status == 'completed' else 'failed'}", **place}
-            case "mcp_approval_request":
+            case "mcp_approval_request" | "compaction":
                 pass
         yield {"type": "response.output_item.done", "output_index": self.index, "item": self.shown()}
 

@@ -1,15 +1,17 @@
 """Lists of items: what a response was given, and what a conversation has. Pure."""
 
 import hashlib
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from api.openai.response_items import approval_item_id, call_item_id, message_item_id
+from api.openai.response_items import approval_item_id, call_item_id, compaction_item, message_item_id
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId, RunId
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    AttachedFile,
     ContentPart,
     ImageContent,
     Message,
@@ -83,7 +85,7 @@ def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, 
             parts = [_input_part(part) for part in said]
             yield _message(message_id, role if role != "assistant" else "user", parts)
         case Summary(text=text):
-            yield _message(message_id, "user", [{"type": "input_text", "text": text}])
+            yield compaction_item(message_id, text)
         case AssistantMessage():
             yield from _answer_items(owner, message, body)
         case ToolReturns(returns=returns):
@@ -130,6 +132,14 @@ def _message(message_id: MessageId, role: str, parts: list[dict[str, Any]]) -> d
 
 def _input_part(part: ContentPart) -> dict[str, Any]:
     match part:
+        case TextContent(text=text, file=AttachedFile() as file):
+            data = file.data or b64encode(text.partition("\n")[2].encode()).decode()
+            return {
+                "type": "input_file",
+                "filename": file.name,
+                "file_data": f"data:{file.media_type};base64,{data}",
+                "file_id": None,
+            }
         case TextContent(text=text):
             return {"type": "input_text", "text": text}
         case ImageContent():

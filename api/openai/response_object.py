@@ -9,7 +9,7 @@ from api.errors import Refusal
 from api.openai.chat_request import openai_error
 from shared.domain import events
 from shared.domain.errors import ErrorCode, ModelErrorType
-from shared.domain.ids import RunId, is_id
+from shared.domain.ids import MessageId, RunId, is_id
 from shared.domain.runs import Run
 
 DIALECT = "openai.responses"
@@ -74,6 +74,13 @@ def own_id_of(named: str) -> str:
 def wire_conversation_id(conversation_id: str) -> str:
     """The id of a conversation in OpenAI's form."""
     return "conv_" + conversation_id.partition("-")[2].replace("-", "")
+
+
+def message_id_of(item_id: str) -> MessageId | None:
+    """The message of the id of an item that a message is, or a part of one. None: it is no such id."""
+    kind, _, digits = item_id.partition("_")
+    found = _dashed("message", digits.partition("_")[0]) if kind in ("msg", "rs", "cmp") else ""
+    return MessageId(found) if is_id(found, "message") else None
 
 
 def _dashed(prefix: str, digits: str) -> str:

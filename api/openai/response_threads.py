@@ -2,17 +2,18 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
 from api.openai.response_items import approval_item_id
-from api.openai.response_object import conversation_id_of, run_id_of
-from api.openai.responses_input import ResponseInput, decisions_on
+from api.openai.response_items_list import items_of
+from api.openai.response_object import conversation_id_of, message_id_of, run_id_of
+from api.openai.responses_input import ResponseInput, decisions_on, reference_of
 from api.openai.responses_request import ResponseRequest
 from api.openai.unanswered_items import first_open_call
 from api.runs.command import AgentThreads, ReadDecisions
@@ -21,7 +22,7 @@ from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval
 from shared.domain.conversations import copy_of
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
-from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId, is_id
+from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import Decision, Message, MessageBody, NewMessage, SystemMessage
 from shared.domain.models import split_handle
@@ -92,6 +93,52 @@ class ResponseThreads:
         """The messages in the context of a thread that exists; of a new one there are none."""
         name = thread.thread or thread.conversation_id
         return [] if name is None else await self.messages.context(project_id, ThreadId(name))
+
+    async def with_items(
+        self, project_id: ProjectId, given: str | Sequence[Mapping[str, Any]] | None
+    ) -> str | Sequence[Mapping[str, Any]] | None:
+        """The input with the items themselves where it has their ids. Raises `NotFound` for an unknown one."""
+        if given is None or isinstance(given, str) or not any(map(reference_of, given)):
+            return given
+        known = await self._items_named_in(project_id, given)
+        items: list[Mapping[str, Any]] = []
+        taken: set[str] = set()
+        for item in given:
+            named = reference_of(item)
+            if named is None:
+                items.append(item)
+                continue
+            found = known.get(named)
+            if found is None:
+                raise NotFound(
+                    f"Item with id '{named[:100]}' not found. Send the item itself, or name its response with "
+                    "previous_response_id."
+                )
+            # A message may have been shown as several items.
+            if found["id"] not in taken:
+                taken.add(found["id"])
+                items.append(found)
+        return items
+
+    async def _items_named_in(
+        self, project_id: ProjectId, given: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Mapping[str, Any]]:
+        """The items of the messages that the input names, by each id that they may have. The calls of a client are
+        known by their outputs, which are in the input."""
+        named = [one for item in given if (one := reference_of(item)) is not None]
+        message_ids = {one: found for one in named if (found := message_id_of(one)) is not None}
+        call_ids = [item["call_id"] for item in given if isinstance(item.get("call_id"), str)]
+        asked = await self.approvals.of_calls(project_id, call_ids) if call_ids else []
+        wanted = {*message_ids.values(), *(one.message_id for one in asked)}
+        items: dict[str, Mapping[str, Any]] = {}
+        for message in await self.messages.find(project_id, wanted) if wanted else ():
+            own = {item["id"]: item for item in items_of(message.run_id or RunId(message.thread_id), message)}
+            items |= own
+            for one in (one for one, of in message_ids.items() if of == message.id):
+                kind, _, rest = one.partition("_")
+                base = f"{kind}_{rest.partition('_')[0]}"
+                items[one] = {"type": "reasoning", "id": one} if kind == "rs" else own.get(base, {})
+        return {item_id: item for item_id, item in items.items() if item}
 
     async def of_model(self, project_id: ProjectId, model: str) -> ResponseThread:
         """The agent that `model` names, or the project's hidden agent with that model."""
@@ -220,7 +267,7 @@ class ResponseThreads:
             parent = None if run_id is None else await self.runs.get(project_id, run_id)
         except NotFound:
             parent = None
-        if parent is None or not parent.answers_messages:
+        if parent is None or not parent.can_be_followed:
             raise UnknownPrevious(f"Previous response with id '{named[:100]}' not found.")
         if parent.status not in TERMINAL and parent.status is not RunStatus.AWAITING_APPROVAL:
             raise UnknownPrevious(

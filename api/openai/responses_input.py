@@ -4,33 +4,43 @@ A client that keeps its own story sends all of it each time, answers and calls i
 before sends what is new. Both are lists of items. Errors name the item.
 """
 
+import mimetypes
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from api.bounded_fields import as_object
 from api.openai.response_fold import AGAIN
-from api.openai.response_items import approval_item_id
+from api.openai.response_items import approval_item_id, summary_in
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (
     AssistantMessage,
+    AttachedFile,
     ContentPart,
     Decision,
     ImageContent,
     MessageBody,
+    Summary,
     TextContent,
     ToolCall,
     ToolReturn,
     ToolReturns,
     UserMessage,
+    has_files,
     text_with_notes,
 )
 
 MOST_ITEMS = 10_000
 
-_DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]+)")
+COMPACTION_TRIGGER = "compaction_trigger"
+"""The type of the item that asks for a compaction."""
+
+_DATA_URL = re.compile(
+    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
+)
 _SPEAKERS = ("user", "system", "developer")
 
 
@@ -46,11 +56,18 @@ class ResponseInput:
     """Results of calls that are not in the input, by the calls' ids."""
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
     """Decisions of a person, by the ids of the items that asked."""
+    compacts: bool = False
+    """The answer is to be a summary of all that was said."""
 
     @property
     def answers_calls(self) -> bool:
         """Whether it answers calls of an earlier response."""
         return bool(self.outputs or self.verdicts)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a message has files that are no texts."""
+        return any(isinstance(body, UserMessage) and has_files(body.content) for body in (*self.story, *self.said))
 
     def texts(self) -> list[object]:
         """What counts of each message when it is measured."""
@@ -67,8 +84,17 @@ def _texts_of(body: MessageBody) -> object:
             return [text, *(call.arguments for call in calls)]
         case ToolReturns(returns=returns):
             return [one.text for one in returns]
+        case Summary(text=text):
+            return text
         case _:
             return ""
+
+
+def reference_of(item: Mapping[str, Any]) -> str | None:
+    """The id of the item that this one stands for. None: it is an item itself."""
+    is_reference = item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
+    named = item.get("id")
+    return named if is_reference and isinstance(named, str) else None
 
 
 def read_input(given: str | Sequence[Mapping[str, Any]] | None, *, leaves_calls_open: bool = False) -> ResponseInput:
@@ -79,9 +105,17 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None, *, leaves_calls_
     if isinstance(given, str):
         return ResponseInput(said=[UserMessage(content=given)])
     story = _Story(leaves_calls_open)
-    for number, item in enumerate(given):
+    compacts = bool(given) and given[-1].get("type") == COMPACTION_TRIGGER
+    for number, item in enumerate(given[:-1] if compacts else given):
         story.take(item, f"input[{number}]")
-    return story.told()
+    told = story.told()
+    if compacts and told.answers_calls:
+        raise InvalidRequest(
+            "input: a compaction_trigger cannot come with answers to calls. Send these first, and the trigger in the "
+            "response behind",
+            field="input",
+        )
+    return replace(told, compacts=compacts)
 
 
 @dataclass
@@ -110,6 +144,9 @@ class _Story:
                 self._take_mcp_call(item, place)
             case "mcp_approval_response":
                 self._take_verdict(item, place)
+            case "compaction":
+                self._end_answer()
+                self.bodies.append(_summary(item, place))
             case "reasoning" | "mcp_approval_request" | "mcp_list_tools":
                 return  # the model's own, which no provider takes from others; a request that nobody has answered
             case _:
@@ -117,7 +154,7 @@ class _Story:
 
     def _take_message(self, item: Mapping[str, Any], place: str) -> None:
         role = item.get("role")
-        content = _content(item.get("content"), place)
+        content = _content(item.get("content"), place, takes_files=role != "assistant")
         if role == "assistant":
             text = content if isinstance(content, str) else text_with_notes(content)
             before = self.answer
@@ -250,19 +287,28 @@ def _needed(item: Mapping[str, Any], name: str, place: str) -> str:
     return value
 
 
+def _summary(item: Mapping[str, Any], place: str) -> Summary:
+    text = summary_in(_needed(item, "encrypted_content", place))
+    if text is None:
+        raise InvalidRequest(
+            f"{place}.encrypted_content is of another server: send a compaction item back as it came from here",
+            field=f"{place}.encrypted_content",
+        )
+    return Summary(text)
+
+
 _ABSENT = {
-    "item_reference": "items are kept with their response: name it with previous_response_id, or send the item itself",
-    "compaction": "a conversation is compacted here, and its summary stays in it: name it with previous_response_id",
-    "compaction_trigger": "a conversation is compacted by itself when its window is full",
+    "item_reference": "it needs the id of an item",
+    COMPACTION_TRIGGER: "it must be the last item",
 }
 
 
 def _why_not(kind: object) -> str:
-    known = "message, function_call, function_call_output, mcp_call, mcp_approval_response and reasoning are understood"
-    return _ABSENT.get(str(kind), known)
+    calls = "function_call, function_call_output, mcp_call, mcp_approval_response"
+    return _ABSENT.get(str(kind), f"message, {calls}, reasoning, compaction and compaction_trigger are understood")
 
 
-def _content(content: Any, place: str, *, name: str = "content") -> str | list[ContentPart]:
+def _content(content: Any, place: str, *, name: str = "content", takes_files: bool = False) -> str | list[ContentPart]:
     match content:
         case str():
             return content
@@ -270,7 +316,12 @@ def _content(content: Any, place: str, *, name: str = "content") -> str | list[C
             parts = cast("list[Any]", content)
             read = [_part(as_object(part) or {}, f"{place}.{name}[{number}]") for number, part in enumerate(parts)]
             texts = [part.text for part in read if isinstance(part, TextContent)]
-            return texts[0] if len(texts) == len(read) == 1 else [*read]
+            if not takes_files and has_files([*read]):
+                raise InvalidRequest(
+                    f"{place}.{name} has a file: only messages of users take other files than texts",
+                    field=f"{place}.{name}",
+                )
+            return texts[0] if len(texts) == len(read) == 1 and parts[0].get("type") != "input_file" else [*read]
         case _:
             raise InvalidRequest(
                 f"{place}.{name} is missing: it must be a text or a list of parts", field=f"{place}.{name}"
@@ -285,12 +336,16 @@ def _part(part: dict[str, Any], place: str) -> ContentPart:
         return TextContent(part["refusal"])
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return _image(part["image_url"], place)
+    if kind == "input_file" and isinstance(part.get("file_data"), str):
+        return _file(part, place)
     raise InvalidRequest(f"{place} is not understood: {_wrong_part(kind)}", field=place)
 
 
 def _wrong_part(kind: object) -> str:
     if kind == "input_file":
-        return "files are not taken yet; send their text as input_text, or their pages as input_image"
+        return (
+            "files need file_data (data:…;base64,…) and a filename; there is no store for file_id, no file_url is read"
+        )
     if kind == "input_image":
         return "images need an image_url (https://… or data:image/…;base64,…); there is no store for file_id"
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
@@ -305,3 +360,33 @@ def _image(url: str, place: str) -> ImageContent:
             f"{place}.image_url must be http://…, https://… or data:image/…;base64,…", field=f"{place}.image_url"
         )
     return ImageContent(data=data["data"], media_type=data["media_type"])
+
+
+_TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript", "application/sql")
+_SAYS_NOTHING = "application/octet-stream"
+_LONGEST_NAME = 200
+
+
+def _file(part: dict[str, Any], place: str) -> TextContent:
+    given = part.get("filename")
+    name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
+    field, found = f"{place}.file_data", _DATA_URL.fullmatch(part["file_data"])
+    media_type = _SAYS_NOTHING if found is None else found["media_type"].lower()
+    if media_type == _SAYS_NOTHING:
+        media_type = mimetypes.guess_type(name)[0] or _SAYS_NOTHING
+    try:
+        data = b64decode("".join((part["file_data"] if found is None else found["data"]).split()), validate=True)
+    except ValueError as error:
+        raise InvalidRequest(f"{field} must be base64, or data:…;base64,…", field=field) from error
+    if media_type == "application/pdf":
+        shown = f"[file {name}, {len(data):,} bytes]"
+        return TextContent(shown, AttachedFile(name, media_type, b64encode(data).decode()))
+    if media_type.startswith("text/") or media_type in _TEXT_TYPES:
+        try:
+            return TextContent(f"[file {name}]\n{data.decode('utf-8-sig')}", AttachedFile(name, media_type))
+        except ValueError as error:
+            raise InvalidRequest(f"{field} is {media_type} and must be UTF-8", field=field) from error
+    raise InvalidRequest(
+        f"{field} is {media_type} ({name}): PDF and texts are taken. Send its text, or its pages as input_image",
+        field=field,
+    )

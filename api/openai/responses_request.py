@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from api.bounded_fields import BoundedSchema, as_object
-from api.openai.response_fold import FOLD, NEWEST_FOLD
+from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
 from api.openai.response_object import INCLUDE_ENCRYPTED
-from api.openai.responses_input import MOST_ITEMS
+from api.openai.responses_input import COMPACTION_TRIGGER, MOST_ITEMS
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import ClientTool, ToolChoice
@@ -107,6 +107,16 @@ class TextOptions(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class ContextManagement(BaseModel):
+    """When the context is compacted."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=1000, le=2**31)] | None = None
+    """Tokens. Null: when the window is full, as ever."""
+
+
 class ConversationName(BaseModel):
     """A conversation, as an object."""
 
@@ -139,6 +149,7 @@ class ResponseRequest(BaseModel):
     tools: Annotated[list[dict[str, Any]], Field(max_length=1000)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -146,6 +157,7 @@ class ResponseRequest(BaseModel):
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
+    context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     service_tier: str | None = None
     safety_identifier: Annotated[str, Field(max_length=500)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=500)] | None = None
@@ -153,12 +165,6 @@ class ResponseRequest(BaseModel):
 
     prompt: Annotated[Any, AfterValidator(_refused("there are no stored prompts here: send instructions"))] = None
     top_logprobs: Annotated[Any, AfterValidator(_refused("probabilities of tokens are not given here"))] = None
-    max_tool_calls: Annotated[
-        Any, AfterValidator(_refused("not limited here: an agent's tool rules say what it may call"))
-    ] = None
-    context_management: Annotated[
-        Any, AfterValidator(_refused("a conversation is compacted by itself when its window is full"))
-    ] = None
 
     @field_validator("input")
     @classmethod
@@ -214,6 +220,11 @@ class ResponseRequest(BaseModel):
         """The id of the conversation."""
         return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
+    @property
+    def compact_over(self) -> int | None:
+        """Tokens over which the context is compacted. None: the request does not say."""
+        return self.context_management[0].compact_threshold if self.context_management else None
+
     def functions(self) -> list[FunctionTool]:
         """The client's tools."""
         return [FunctionTool.model_validate(tool) for tool in self.tools or ()]
@@ -239,9 +250,10 @@ class ResponseRequest(BaseModel):
         said = self.asked_options()
         return replace(own, **said) if said else own
 
-    def echo(self) -> dict[str, Any]:
-        """What the response says again of its request, and the version of the fold that shows it."""
-        said: dict[str, Any] = {FOLD: NEWEST_FOLD}
+    def echo(self, *, compacts: bool) -> dict[str, Any]:
+        """What the response says again of its request, and the version of the fold that shows it. `compacts`: the
+        response is a compaction."""
+        said: dict[str, Any] = {FOLD: WITH_COMPACTIONS if compacts or self.context_management else USUAL_FOLD}
         said |= {name: value for name in _ECHOED if (value := getattr(self, name)) is not None}
         if self.tools:
             said["tools"] = [_echoed_tool(tool) for tool in self.functions()]
@@ -258,9 +270,28 @@ class ResponseRequest(BaseModel):
         return said
 
 
+class CompactRequest(BaseModel):
+    """The body of `POST /openai/v1/responses/compact`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: Annotated[str, Field(min_length=1, max_length=200)] | None
+    input: Annotated[str | list[dict[str, Any]] | None, Field(union_mode="left_to_right")] = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=500)] | None = None
+    service_tier: str | None = None
+
+    def as_response(self) -> ResponseRequest:
+        """The request for the response that is the compaction."""
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
+        said = self.model_dump(exclude={"input"}, exclude_none=True)
+        return ResponseRequest(input=[*given, {"type": COMPACTION_TRIGGER}], **said)
+
+
 _ECHOED = (
     *("model", "instructions", "previous_response_id", "metadata", "max_output_tokens", "temperature", "top_p"),
-    *("parallel_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user"),
+    *("parallel_tool_calls", "max_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user"),
 )
 """Fields that the response says again as they came."""
 

@@ -10,7 +10,7 @@ from api.event_stream import json_answer
 from api.openai.response_items_list import ItemsPage, input_items, wire_items
 from api.openai.response_items_list import without_instructions as without_instructing
 from api.openai.response_object import run_id_of, without_instructions
-from api.openai.responses_request import ResponseRequest
+from api.openai.responses_request import CompactRequest, ResponseRequest
 from api.openai.responses_service import ResponseService
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ProjectId
@@ -39,6 +39,20 @@ async def create_response(
     In the background the response goes on when its client leaves. In the foreground it is cancelled then.
     """
     return await responses.create(project_id, request, headers, http)
+
+
+@create_router.post("/openai/v1/responses/compact", response_model=None)
+@create_router.post("/v1/responses/compact", response_model=None)
+async def compact(
+    request: CompactRequest,
+    responses: ResponseServiceDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+    http: Request,
+) -> Response:
+    """Summarises what the client sends, or what a response ended with, which stays as it is. The output is what the
+    client may send instead."""
+    return await responses.compact(project_id, request, headers, http)
 
 
 @router.post("/openai/v1/responses/input_tokens")

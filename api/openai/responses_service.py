@@ -5,22 +5,23 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import structlog
 from msgspec.json import encode
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.errors import Refused
+from api.errors import Refused, model_error_answer
 from api.event_stream import ENDS_WITH_CLIENT, json_answer
 from api.input_limits import InputLimits
 from api.openai.response_fold import events_kept_of, fold_of
+from api.openai.response_items_list import items_of
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
-from api.openai.responses_request import ResponseRequest, tool_choice_of
+from api.openai.responses_request import CompactRequest, ResponseRequest, tool_choice_of
 from api.openai.responses_stream import BEFORE_ALL, ResponseStream
 from api.runs.cancel import Cancel, CancelService
 from api.runs.command import Command, Part, SubmissionHeaders, keys_of
@@ -43,6 +44,7 @@ from shared.domain.events import FIRST_SEQ, Event, RunCreated, decode
 from shared.domain.ids import ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import (
+    FILES,
     ApprovalResponse,
     Message,
     NewMessage,
@@ -51,7 +53,7 @@ from shared.domain.messages import (
     estimate_tokens,
     tokens_in,
 )
-from shared.domain.runs import NO_KEYS, Run, RunOptions, SubmissionKeys
+from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunOptions, SubmissionKeys
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
@@ -91,21 +93,55 @@ class ResponseService:
     ) -> Response:
         """Submits, and answers with a stream, with the response as it ended, or in the background with the response as
         it is now. A response in the foreground is cancelled when its client hangs up."""
-        given = read_input(request.input)
-        if not given.said and not given.story and not given.answers_calls:
-            raise InvalidRequest("input is missing: say something", field="input")
-        self.input_limits.refuse_long_messages(given.texts())
-        run = await self._submit(project_id, request, given, headers)
+        run = await self._submitted(project_id, request, headers, forks=request.store is False)
         leave = self._hung_up(run, is_kept=request.store is not False) if request.is_foreground else None
         if request.stream:
             forget = partial(self._forget, run) if request.store is False else None
             return self.streaming.stream(run, Seq(0), ResponseStream(run), on_leave=leave, on_whole=forget)
         if not request.is_foreground:
             return await json_answer(await self.shown(run))
-        answer = await self._when_ended(run, http, leave)
-        if request.store is False and answer.status_code == HTTPStatus.OK:
+        ended = await self._when_ended(run, http, leave)
+        if isinstance(ended, Response):
+            return ended
+        answer = await json_answer(await self.shown(ended))
+        if request.store is False:
             await self._forget(run)
         return answer
+
+    async def compact(
+        self, project_id: ProjectId, request: CompactRequest, headers: SubmissionHeaders, http: Request
+    ) -> Response:
+        """Compacts a copy of what the client sends, or of what a response ended with, and answers with what the client
+        may put in its place: the users' messages, and the summary. It is a response of its own, and is kept."""
+        run = await self._submitted(project_id, request.as_response(), headers, forks=True)
+        ended = await self._when_ended(run, http, self._hung_up(run, is_kept=True))
+        if isinstance(ended, Response):
+            return ended
+        if ended.error is not None:
+            return model_error_answer(ended.error.error_type, ended.error.detail, ended.error.message)
+        shown = await self.shown(ended)
+        if shown["status"] != "completed":
+            raise Refused(400, ErrorCode.INVALID_ARGUMENT, f"The compaction was ended: it is {shown['status']}.")
+        asked = [
+            item
+            for message in await self.messages.list_of_thread(project_id, run.thread_id)
+            if isinstance(message.body, UserMessage)
+            for item in items_of(run.id, message)
+        ]
+        about = {name: shown[name] for name in ("id", "created_at", "usage")}
+        return await json_answer({**about, "object": "response.compaction", "output": [*asked, *shown["output"]]})
+
+    async def _submitted(
+        self, project_id: ProjectId, request: ResponseRequest, headers: SubmissionHeaders, *, forks: bool
+    ) -> Run:
+        given = read_input(await self.threads.with_items(project_id, request.input))
+        goes_on = request.previous_response_id is not None or request.conversation is not None
+        if not (given.said or given.story or given.answers_calls or (given.compacts and goes_on)):
+            raise InvalidRequest("input is missing: say something", field="input")
+        if given.compacts and headers.if_busy == "inject":
+            raise InvalidRequest("input: what is injected into a run cannot compact; send it without", field="input")
+        self.input_limits.refuse_long_messages(given.texts())
+        return await self._submit(project_id, request, given, headers, forks=forks)
 
     async def shown(self, run: Run) -> dict[str, Any]:
         """The response as it stands: what its stream has told so far, or its last event."""
@@ -123,7 +159,7 @@ class ResponseService:
 
     async def count_input(self, project_id: ProjectId, request: ResponseRequest) -> int:
         """About how many tokens a response to this request would begin with."""
-        given = read_input(request.input)
+        given = read_input(await self.threads.with_items(project_id, request.input))
         thread = await self.threads.find(project_id, request, given, forks=False)
         history = await self.threads.history_of(project_id, thread)
         bodies = [*(message.body for message in history), *given.story, *given.said]
@@ -173,7 +209,13 @@ class ResponseService:
         await self.listing.delete(project_id, run_id)
 
     async def _submit(
-        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, headers: SubmissionHeaders
+        self,
+        project_id: ProjectId,
+        request: ResponseRequest,
+        given: ResponseInput,
+        headers: SubmissionHeaders,
+        *,
+        forks: bool,
     ) -> Run:
         tool_choice_of(request)  # what is wrong with it is said before anything is looked up
         keys = self._keys(request, headers)
@@ -187,7 +229,7 @@ class ResponseService:
                 keys, scope = NO_KEYS, None
         try:
             # What is not kept must not stay in a thread that others go on with.
-            thread = await self.threads.find(project_id, request, given, forks=request.store is False)
+            thread = await self.threads.find(project_id, request, given, forks=forks)
             return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
         except WENT_ON:
             if request.previous_response_id is None:
@@ -239,21 +281,31 @@ class ResponseService:
                 background=not request.is_foreground,
                 max_steps=min(RunOptions().max_steps, self.submissions.max_steps),
                 run_type=RUN_TYPE,
+                compaction=self._compaction(thread) if given.compacts else None,
+                compact_over=request.compact_over,
                 client_tools=[tool.client_tool() for tool in request.functions()],
                 tool_choice=tool_choice_of(request),
-                demanded=sorted(set(request.asked_options()) - _LEFT_TO_MODELS),
+                max_tool_calls=request.max_tool_calls,
+                demanded=[
+                    *sorted(set(request.asked_options()) - _LEFT_TO_MODELS),
+                    *([FILES] if given.has_files else []),
+                ],
                 override_model=thread.model,
                 override_system=(instructions or "") if thread.is_plain else None,
                 added_system=None if thread.is_plain else instructions,
                 model_options=request.model_options(thread.options),
                 submitted_by=headers.key_id,
                 keys_scope=scope,
-                echoed=request.echo(),
+                echoed=request.echo(compacts=given.compacts),
             ),
             if_busy=headers.if_busy or "reject",
             keys=keys,
             priority=headers.priority,
         )
+
+    def _compaction(self, thread: ResponseThread) -> CompactionOptions:
+        """All leaves: the client may put the summary in the place of all that it has."""
+        return replace(self.submissions.window_rules(thread.agent).when_full, mode="all")
 
     def _hung_up(self, run: Run, *, is_kept: bool) -> Callable[[], Awaitable[None]]:
         """What is done when the client of a response in the foreground goes away."""
@@ -266,8 +318,8 @@ class ResponseService:
 
         return cancel
 
-    async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Response:
-        """The response as it ended, for a client that waits for it."""
+    async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Run | Response:
+        """The run as it ended, for a client that waits for it; else what the client is answered."""
         http.scope["state"][ENDS_WITH_CLIENT] = True
         ended: list[Run | None] = []
 
@@ -286,7 +338,7 @@ class ResponseService:
             return Response(status_code=499)  # nobody reads it
         if ended[0] is None:
             return elsewhere(run)
-        return await json_answer(await self.shown(ended[0]))
+        return ended[0]
 
 
 async def _disconnected(http: Request) -> None:

@@ -14,10 +14,21 @@ import msgspec
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, RunId, StepId, ThreadId
 
 
-class TextContent(msgspec.Struct, frozen=True, tag="text"):
+class AttachedFile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file in a user's message."""
+
+    name: str
+    media_type: str
+    data: str | None = None
+    """Base64. None: the file is a text, and follows the first line of the part's text."""
+
+
+class TextContent(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
     """A piece of text in a user's message or in a tool's result."""
 
     text: str
+    file: AttachedFile | None = None
+    """The file that the text stands for: for readers and models that take no files, and for releases that know none."""
 
 
 class ImageContent(msgspec.Struct, frozen=True, tag="image"):
@@ -213,6 +224,20 @@ def text_with_notes(parts: list[ContentPart]) -> str:
     return "\n".join(text for text in (text_of(parts), note) if text)
 
 
+FILES = "input_file"
+"""How `RunOptions.demanded` says that the model must take files."""
+
+
+def has_files(content: str | list[ContentPart]) -> bool:
+    """Whether the content has files that are no texts."""
+    return not isinstance(content, str) and any(data_of_file(part) for part in content)
+
+
+def data_of_file(part: ContentPart) -> str:
+    """The base64 of a file that is no text; empty for any other part."""
+    return (part.file.data or "") if isinstance(part, TextContent) and part.file is not None else ""
+
+
 FIRST_WORDS = 200
 """Characters of a submission that lists of runs show."""
 
@@ -280,7 +305,7 @@ def _characters_of(body: MessageBody) -> int:
 
 def _characters_of_part(part: ContentPart) -> int:
     said = part.text if isinstance(part, TextContent) else part.data or ""
-    return CHARACTERS_OF_A_MESSAGE + len(said)
+    return CHARACTERS_OF_A_MESSAGE + len(said) + len(data_of_file(part))
 
 
 def estimate_message_tokens(body: MessageBody) -> int:

@@ -41,6 +41,8 @@ class Quirks(NamedTuple):
     continues_answers: Literal["never", "by itself", "when told"] = "never"
     """Whether the server treats an answer at the end of the request as the beginning of the model's answer: always, or
     with vLLM's fields. Otherwise the model would begin again and repeat everything."""
+    takes_files: bool = False
+    """A user's message may have files, over Chat Completions."""
     call_id_length: int | None = None
     """Letters and digits that the id of a tool call must have."""
     least_temperature: float = 0.0

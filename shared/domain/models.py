@@ -51,6 +51,7 @@ PROVIDERS: dict[str, Provider] = {
             _OPENAI,
             _OPENAI_URL,
             needs_key=True,
+            quirks=Quirks(takes_files=True),
         ),
         _keyed("anthropic", "https://api.anthropic.com", wire="anthropic", version="/v1", quirks=_CONTINUES),
         *(

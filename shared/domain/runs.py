@@ -244,6 +244,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The type of the run that clients see: the dialect's word where it has one, else one of ours."""
     client_tools: list[ClientTool] = []
     tool_choice: ToolChoice | None = None
+    max_tool_calls: int | None = None
+    """How many calls of the agent's own tools the run makes at most. It refuses more, and then offers the model the
+    client's tools alone."""
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
     """The run begins with an empty context, but for the system message."""
@@ -255,7 +258,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of the model's requests, if the conversation has its own. None: the agent's."""
     demanded: list[str] = []
     """Names of the fields of `model_options` that the submission itself chose. A model that lacks one of them fails the
-    run; an option that was stored before is left out there."""
+    run; an option that was stored before is left out there. With `messages.FILES`, it must take files."""
     speech_as_text: bool = True
     """Clients see the agent's `send_message` calls as text."""
     compaction: CompactionOptions | None = None
@@ -266,6 +269,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run answers no message: it asks the model one question (see `GENERATE`)."""
     when_full: CompactionOptions = CompactionOptions()
     """How the context is compacted when it is full in the middle of the run."""
+    compact_over: int | None = None
+    """The context is compacted if the model's next request would have more tokens than this. None: if it is full."""
     compaction_messages: bool = False
     """The client knows messages of a compaction. Other clients see the summary as a user's message."""
     submitted_by: str | None = None
@@ -379,6 +384,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def answers_messages(self) -> bool:
         """Whether the run is a turn of its conversation. Others compact it, or are in no conversation."""
         return self.options.compaction is None and not self.has_own_thread
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether another run may say that it goes on from this one. From a compaction it may if readers of the log see
+        the summary: a client asked for it as it asks for an answer."""
+        return self.answers_messages or (self.options.compaction is not None and self.options.item_events)
 
     @property
     def has_own_thread(self) -> bool:

@@ -65,7 +65,7 @@ REASONS = {
     **dict.fromkeys((f"POST {_A}/messages{part}" for part in ("", "/stream", "/async")), _RUN),
     **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize", f"POST {_A}/generate"), _RUN),
     **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
-    **dict.fromkeys((f"POST {path}" for path in RESPONSES), _RUN),
+    **dict.fromkeys((f"POST {path}{part}" for path in RESPONSES for part in ("", "/compact")), _RUN),
     f"POST {_A}/messages/capture": _CONTEXT,
     "POST /v1/runs/{run_id}/inject": "the message is in the run's history",
     **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),

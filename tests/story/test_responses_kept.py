@@ -176,9 +176,7 @@ async def test_a_busy_conversation_is_locked(product: Product, openai: AsyncOpen
     "field",
     [
         {"top_logprobs": 3},
-        {"max_tool_calls": 3},
         {"service_tier": "flex"},
-        {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
         {"include": ["message.output_text.logprobs"]},
         {"input": [{"type": "compaction_trigger"}]},
     ],

@@ -13,13 +13,13 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from api.openai.response_fold import MOST_EVENTS, ResponseFold, fold_of
-from api.openai.response_items import approval_item_id
+from api.openai.response_fold import MOST_EVENTS, USUAL_FOLD, WITH_COMPACTIONS, ResponseFold, fold_of
+from api.openai.response_items import approval_item_id, summary_in
 from api.openai.response_object import DIALECT
 from api.openai.responses_stream import DONE, ResponseStream
 from shared.domain import events
 from shared.domain.ids import AgentId, IdMaker, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
-from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.messages import CompactionStats, ToolCall, ToolReturn
 from shared.domain.runs import Run, RunOptions
 from shared.domain.tools import ClientTool
 from tests.kit.product.responses_client import assert_sound
@@ -319,6 +319,21 @@ def test_a_log_without_an_end_ends_the_response() -> None:
     told += fold.lost_ending()
     assert_sound(told)
     assert told[-1]["type"] == "response.failed"
+
+
+def test_a_summary_is_an_item_for_those_that_have_asked_for_it_and_for_no_others() -> None:
+    """Numbers of responses that were made before the fold knew summaries must not change."""
+    log = [events.Compacted(AT, AGAIN, "They talked.", CompactionStats(4, 2, 1000)), text("Yes."), answered(), *ended()]
+    fold, told = folded(*log, run=run_of(holdfast_fold=WITH_COMPACTIONS))
+    [compaction, message] = fold.response()["output"]
+    assert (compaction["type"], message["type"]) == ("compaction", "message")
+    assert summary_in(compaction["encrypted_content"]) == "They talked."
+    assert_sound(told)
+    _helper_takes(told)
+    for usual in (run_of(), run_of(holdfast_fold=USUAL_FOLD)):
+        fold, told = folded(*log, run=usual)
+        assert [item["type"] for item in fold.response()["output"]] == ["message"]
+        assert_sound(told)
 
 
 @st.composite

@@ -12,7 +12,7 @@ from shared.concurrency import beside
 from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
 from shared.domain.events import Event
 from shared.domain.ids import BlockId
-from shared.domain.messages import text_to_count, weight
+from shared.domain.messages import ApprovalResponse, Message, ToolCall, ToolReturns, text_to_count, weight
 from shared.domain.models import continues_answers
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import BegunAnswer, open_calls
@@ -112,6 +112,10 @@ class AgentProgress:
     """The state that the tool rules are evaluated on."""
     decided_call_ids: frozenset[str] | None = None
     """Ids of the decided calls of the run's thread. None if they are not read yet."""
+    calls_made: int = 0
+    """Calls of the agent's own tools that the run has made or refused, with stored results."""
+    refused_calls: frozenset[str] = frozenset()
+    """Ids of the current answer's calls that are more than the run may make."""
     has_run_folder: bool = False
     """Whether a call of this owner has used the folder that calls of the run share (`scratch: run`)."""
 
@@ -223,6 +227,21 @@ class AgentContext:
         choice = self.run.options.tool_choice
         return choice is None or choice.permits(name)
 
+    @property
+    def may_call_no_more(self) -> bool:
+        """Whether the run has made as many calls of the agent's own tools as it may."""
+        most = self.run.options.max_tool_calls
+        return most is not None and self.progress.calls_made >= most
+
+    def count_calls(self, calls: Sequence[ToolCall]) -> None:
+        """Refuses the calls of an answer that are more than the run may make, by their order: so the next owner refuses
+        the same ones. Calls by which the agent speaks are none."""
+        most = self.run.options.max_tool_calls
+        if most is not None:
+            counted = [call.id for call in calls if call.speech is None]
+            self.progress.refused_calls = frozenset(counted[max(most - self.progress.calls_made, 0) :])
+            self.progress.calls_made += len(counted)
+
     def speaks_by(self, name: str) -> bool:
         """Returns whether a call of this tool is shown as a message of the agent."""
         tool = self.tools.get(name)
@@ -235,6 +254,8 @@ class AgentContext:
 
     def missing_calls(self) -> list[str]:
         """Returns the agent's tools that must be called before the run may end."""
+        if self.may_call_no_more:
+            return []
         return missing_calls(self.agent.tool_rules, self.tools, self.progress.turn)
 
     @property
@@ -310,9 +331,26 @@ async def load_context(services: AgentServices, handle: RunHandle) -> AgentConte
         # run.
         earlier = await services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
+        progress.calls_made = _calls_made(earlier, run)
     context = AgentContext(handle=handle, services=services, equipment=equipment, progress=progress)
     await context.make_instructions()
     return context
+
+
+def _calls_made(turn: Sequence[Message], run: Run) -> int:
+    """Returns the number of calls that the run has made or refused, as its turn tells it: not those that a person has
+    denied, or that the client made."""
+    decisions = [
+        one for message in turn if isinstance(message.body, ApprovalResponse) for one in message.body.decisions
+    ]
+    settled = {one.tool_call_id for one in decisions if one.kind == "tool" or not one.approve}
+    results = [
+        result
+        for message in turn
+        if message.run_id == run.id and isinstance(message.body, ToolReturns)
+        for result in message.body.returns
+    ]
+    return sum(not result.of_speech and result.tool_call_id not in settled for result in results)
 
 
 class AgentBody(Body):

@@ -127,6 +127,10 @@ def offered_calls(context: AgentContext) -> OfferedCalls:
     """
     may_call, choice = context.next_calls(), context.run.options.tool_choice
     tools = _tool_specs(context, may_call)
+    if context.may_call_no_more:
+        clients = {tool.name for tool in context.run.options.client_tools}
+        left = [tool for tool in tools if tool.name in clients]
+        return OfferedCalls(left) if left else OfferedCalls(tools, may_call=False)
     if choice is None:
         return OfferedCalls(tools, may_call.forced)
     is_demanded, names = context.must_choose, choice.names

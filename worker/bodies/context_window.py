@@ -57,6 +57,7 @@ from worker.run.body import Outcome
 # Executes a run that compacts its thread: one model call that shows nothing, and one change when the run is settled.
 #
 # The history does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing.
+# If readers are to see the summary, it is stored with the event that shows it, just before the run is settled.
 # `ContextWindow` handles a context that becomes full in the middle of a run.
 
 
@@ -69,6 +70,8 @@ async def compact_thread(context: AgentContext) -> Outcome:
     """Summarises the thread's oldest messages. Raises `ModelError`, and what interrupts a run."""
     options = context.run.options.compaction or CompactionOptions()
     history = (await context.first_history()).messages
+    if any(isinstance(message.body, Summary) and message.run_id == context.run.id for message in history):
+        return Outcome(end=COMPACTED)  # an earlier owner of the run has stored it
     window = window_of(context.model, context.options.context_window)
     gone = await beside(partial(messages_to_summarise, history, options, window), weight(history))
     if not gone:
@@ -83,7 +86,12 @@ async def compact_thread(context: AgentContext) -> Outcome:
         context.handle.progress.in_hand = None
         text = await beside(partial(excerpt_instead, gone, options.clip_chars), weight(gone))
     stats = stats_of(history, gone, window, "request")
-    return Outcome(end=COMPACTED, compaction=new_compaction(context, gone, text, options.clip_chars, stats))
+    compaction = new_compaction(context, gone, text, options.clip_chars, stats)
+    if not context.run.options.item_events:
+        return Outcome(end=COMPACTED, compaction=compaction)
+    shown_as = Compacted(context.at, compaction.summary.id, text[: options.clip_chars], stats)
+    await context.handle.compact(compaction, shown_as)
+    return Outcome(end=COMPACTED)
 
 
 def new_compaction(
@@ -155,6 +163,8 @@ class ContextWindow:
         self._window = window_of(context.model, context.options.context_window)
         self._limit = int(self._window * TRIGGER)
         """The most tokens of a request. A refusal by the provider lowers it."""
+        self._most = context.run.options.compact_over or self._limit
+        """The most tokens that the run itself wants in a request. Only a compaction helps: no text is cut for it."""
         self._is_learned = False
         self._longest_text = int(self._window * SHARE_OF_ONE_TEXT) * CHARACTERS_PER_TOKEN
 
@@ -172,7 +182,7 @@ class ContextWindow:
         context = self._context
         sent = await beside(partial(truncated, history, self._longest_text), weight(history))
         size = await self._size_of(sent)
-        if size > self._limit:
+        if size > self._compact_over:
             history, sent = await self._make_room(history, size, "post_step_context_check")
         may_suspect = True
         for _ in range(MOST_REFUSALS):
@@ -208,6 +218,10 @@ class ContextWindow:
         return is_much_longer or fixed + size >= self._window * SHARE_OF_ONE_TEXT
 
     @property
+    def _compact_over(self) -> int:
+        return min(self._limit, self._most)
+
+    @property
     def _fixed_tokens(self) -> int:
         return fixed_tokens(self._context.system, offered_calls(self._context).tools)
 
@@ -221,7 +235,7 @@ class ContextWindow:
         itself, so it is compared with an estimate."""
         estimated = self._fixed_tokens + await self._tokens_of(history)
         answered = last_answer(history)
-        if answered is None or self._is_learned or estimated * MOST_TOO_LITTLE <= self._limit:
+        if answered is None or self._is_learned or estimated * MOST_TOO_LITTLE <= self._compact_over:
             return estimated
         counted = await self._counted(answered)
         return estimated if counted is None else counted + await self._tokens_of(answered.since)
@@ -246,20 +260,24 @@ class ContextWindow:
         self, history: Sequence[Message], size: int, trigger: CompactionTrigger
     ) -> tuple[Sequence[Message], Sequence[Message]]:
         """Removes old messages. Returns the remaining history, and the part of it for the request."""
-        context = self._context
-        room = max(self._limit - self._fixed_tokens, int(self._limit * LEAST_ROOM))
+        context, wanted = self._context, self._room(self._compact_over)
         shown = await beside(partial(truncated, history, self._longest_text), weight(history))
         choose = partial(
-            select_for_summary, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=room
+            select_for_summary, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=wanted
         )
         gone = await beside(choose, weight(shown))
         if gone:
-            await self._compact(shown, gone, room, size, trigger)
+            await self._compact(shown, gone, wanted, size, trigger)
             history = (await context.history()).messages
+        room = self._room(self._limit)
         self._longest_text = await beside(
             partial(longest_that_fits, history, room, self._longest_text), weight(history)
         )
         return history, await beside(partial(truncated, history, self._longest_text), weight(history))
+
+    def _room(self, most: int) -> int:
+        """Returns the tokens that the history may have in a request of `most` tokens."""
+        return max(most - self._fixed_tokens, int(most * LEAST_ROOM))
 
     async def _compact(
         self, history: Sequence[Message], gone: Sequence[Message], room: int, size: int, trigger: CompactionTrigger

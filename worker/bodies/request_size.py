@@ -21,6 +21,7 @@ from shared.domain.ids import StepId
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    ContentPart,
     ImageContent,
     Message,
     MessageBody,
@@ -28,6 +29,7 @@ from shared.domain.messages import (
     SystemMessage,
     ToolReturns,
     UserMessage,
+    data_of_file,
     text_of,
 )
 from worker.models.provider import ToolSpec
@@ -42,6 +44,10 @@ TOKENS_AROUND_RESULT = 24
 
 TOKENS_OF_IMAGE = 1_500
 """About what providers count for a picture of ordinary size. Its bytes say nothing about it."""
+
+
+CHARACTERS_PER_TOKEN_OF_FILE = 25
+"""Of a file's base64. Providers count 1,500 to 3,000 tokens for a page of a document, which has about 50 kB."""
 
 
 def text_tokens(text: str) -> int:
@@ -64,8 +70,10 @@ def body_tokens(body: MessageBody) -> int:
     """About how many tokens the model is sent for one message."""
     match body:
         case UserMessage(content=content):
-            images = 0 if isinstance(content, str) else sum(isinstance(part, ImageContent) for part in content)
-            return TOKENS_AROUND + text_tokens(text_of(content)) + TOKENS_OF_IMAGE * images
+            parts: list[ContentPart] = [] if isinstance(content, str) else content
+            images = sum(isinstance(part, ImageContent) for part in parts)
+            files = sum(len(data_of_file(part)) for part in parts) // CHARACTERS_PER_TOKEN_OF_FILE
+            return TOKENS_AROUND + text_tokens(text_of(content)) + TOKENS_OF_IMAGE * images + files
         case AssistantMessage(text=text, tool_calls=calls, reasoning=reasoning):
             called = sum(TOKENS_AROUND + text_tokens(call.name + call.arguments) for call in calls)
             thought = 0 if reasoning is None else text_tokens(reasoning.text)

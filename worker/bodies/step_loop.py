@@ -126,7 +126,7 @@ async def _goes_on(context: AgentContext, answer: Answer) -> bool:
     if missing := context.missing_calls():
         text = f"You have not called {', '.join(missing)} yet. Each must be called before this turn ends."
         await _tell_to_call(context, answer, text)
-    elif answer.reason == "stop" and (next_calls := context.next_calls()).forced:
+    elif answer.reason == "stop" and (next_calls := context.next_calls()).forced and not context.may_call_no_more:
         # Not every server can force a call, and some ignore the option.
         text = f"Your next answer must call one of these tools: {', '.join(sorted(next_calls.allowed))}."
         await _tell_to_call(context, answer, text)

@@ -25,6 +25,7 @@ from shared.domain.messages import (
     TextContent,
     ToolReturns,
     UserMessage,
+    data_of_file,
     estimate_tokens,
     weight,
 )
@@ -197,6 +198,7 @@ SHORTEST_TEXT = 400
 """Characters. No text is cut to less."""
 
 TOO_LONG = "[… {characters} characters are left out here: the text does not fit into the context window …]"
+NO_FILE = "[A file is left out here: it does not fit into the context window.]"
 NO_IMAGE = "[An image is left out here: it does not fit into the context window.]"
 
 
@@ -310,7 +312,7 @@ def truncated(history: Sequence[Message], longest: int) -> list[Message]:
     """The history as the model is shown it: what users, tools and summaries say without the middle of what is longer.
 
     Answers stay as they are: their provider wants them back unchanged, and the model has limited their length. Images
-    are left out when the texts may have no more than the least.
+    and files are left out when the texts may have no more than the least.
     """
     return [_truncated(message, longest) for message in history]
 
@@ -338,6 +340,8 @@ def _truncated_body(body: MessageBody, longest: int) -> MessageBody:
 
 def _truncated_part(part: ContentPart, longest: int) -> ContentPart:
     match part:
+        case TextContent() if longest <= SHORTEST_TEXT and data_of_file(part):
+            return TextContent(NO_FILE)
         case TextContent(text=text) if len(text) > longest:
             return TextContent(without_middle(text, longest, TOO_LONG))
         case ImageContent() if longest <= SHORTEST_TEXT:

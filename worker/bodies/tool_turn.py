@@ -194,6 +194,10 @@ NOT_ASKED = (
     "person is asked."
 )
 NOT_CHOSEN = "Error: the tool_choice of this request does not allow a call of {!r}. It was not made: answer without it."
+TOO_MANY = (
+    "Error: this request allows {} calls of tools (max_tool_calls), and they were made. This call of {!r} was not: "
+    "answer without it."
+)
 CHANGED_TOOL = (
     "Error: the tool {!r} was changed after a person was asked about this call. So it was not made, though it was "
     "approved: call the tool again, and a person is asked about it as it is now."
@@ -212,8 +216,9 @@ NO_ROOM = "[… {characters} characters are left out here: the results of one an
 async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
     """Runs the calls of a new answer, and stores the answer and the results in two checkpoints."""
     together = _may_run_together(context, calls)
+    context.count_calls(calls)
     starting = list(calls) if together else list(calls[:1])
-    await context.handle.checkpoint([message], starting=[call for call in starting if call.name in context.tools])
+    await context.handle.checkpoint([message], starting=[call for call in starting if _may_start(context, call)])
     if together:
         await context.read_equipment()
         async with task_group() as group:
@@ -222,7 +227,7 @@ async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[
     else:
         for number, call in enumerate(calls):
             await context.read_equipment()
-            if number and call.name in context.tools:
+            if number and _may_start(context, call):
                 await context.handle.calls.starting(call)
             await _run_into(context, call)
     await _store_returns(context, message.step_id, [context.handle.progress.returns[call.id] for call in calls])
@@ -245,6 +250,7 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
     brought = [call for call in open_.calls if call.id in decisions and decisions[call.id].kind == "tool"]
     free = [call for call in open_.calls if decided[call.id] is None]
     denied = [call for call in open_.calls if call not in brought and call not in free]
+    context.count_calls(free)
     for call in free:
         await context.read_equipment()
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
@@ -257,7 +263,7 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
         if call.id in started and not may_start_again:
             context.handle.progress.returns[call.id] = unknown_return(call)
             continue
-        if call.id not in started and tool is not None:
+        if call.id not in started and _may_start(context, call):
             await context.handle.calls.starting(call)
         await _run_into(context, call, decision)
     returns = [context.handle.progress.returns[call.id] for call in [*brought, *denied, *free]]
@@ -327,6 +333,10 @@ async def _earlier_step(context: AgentContext) -> Step | None:
     return replace(step, timing=replace(step.timing, tools=calls))
 
 
+def _may_start(context: AgentContext, call: ToolCall) -> bool:
+    return call.name in context.tools and call.id not in context.progress.refused_calls
+
+
 def _may_run_together(context: AgentContext, calls: Sequence[ToolCall]) -> bool:
     tools = [context.tools.get(call.name) for call in calls]
     return len(calls) > 1 and all(tool is not None and tool.enable_parallel_execution for tool in tools)
@@ -373,6 +383,8 @@ async def _run(context: AgentContext, call: ToolCall, decision: Decision | None)
 
 def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:
     """Returns why the call's tool may not start, by the current rules, gates and tool. None if it may start."""
+    if call.id in context.progress.refused_calls:
+        return TOO_MANY.format(context.run.options.max_tool_calls, call.name)
     allowed = context.next_calls().allowed
     if call.name not in allowed:
         offered = ", ".join(sorted(allowed)) or "none"

@@ -27,6 +27,7 @@ from worker.models.history_mapping import (
     AnswerPart,
     Asked,
     Called,
+    FileData,
     Given,
     Image,
     ImageLink,
@@ -196,9 +197,12 @@ def _asked_blocks(part: Prompt | Result) -> list[_Block]:
     return [{"type": "tool_result", "tool_use_id": part.call_id, "content": content, "is_error": False}]
 
 
-def _content_block(content: str | Image) -> _Block:
+def _content_block(content: str | Image | FileData) -> _Block:
     if isinstance(content, str):
         return {"type": "text", "text": content}
+    if isinstance(content, FileData):
+        source = {"type": "base64", "data": content.base64, "media_type": content.media_type}
+        return {"type": "document", "source": source, "title": content.name}
     if isinstance(content, ImageLink):
         return {"type": "image", "source": {"type": "url", "url": content.url}}
     source = {"type": "base64", "data": content.base64, "media_type": content.media_type}

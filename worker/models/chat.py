@@ -29,6 +29,7 @@ from worker.models.answer_parts import (
 from worker.models.history_mapping import (
     Answered,
     Called,
+    FileData,
     Given,
     Image,
     ImageLink,
@@ -102,9 +103,11 @@ class ChatRequest:
             return {"role": "user", "content": self._guard(part.content)}
         return {"role": "user", "content": [self._content(one) for one in part.content]}
 
-    def _content(self, part: str | Image) -> _Message:
-        if isinstance(part, str):
-            return {"type": "text", "text": self._guard(part)}
+    def _content(self, part: str | Image | FileData) -> _Message:
+        if isinstance(part, FileData) and self._quirks.takes_files:
+            return {"type": "file", "file": {"filename": part.name, "file_data": part.data_url}}
+        if isinstance(part, str | FileData):
+            return {"type": "text", "text": self._guard(part if isinstance(part, str) else part.note)}
         return {"type": "image_url", "image_url": {"url": part.url if isinstance(part, ImageLink) else part.data_url}}
 
     def _images(self, result: Result) -> list[_Message]:

@@ -24,6 +24,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    AttachedFile,
     ContentPart,
     ImageContent,
     Message,
@@ -63,10 +64,24 @@ class ImageData(msgspec.Struct, frozen=True):
 Image = ImageLink | ImageData
 
 
+class FileData(msgspec.Struct, frozen=True):
+    """A file that goes with the request, in base64."""
+
+    name: str
+    media_type: str
+    base64: str
+    note: str
+    """What takes its place where a server takes no files."""
+
+    @property
+    def data_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.base64}"
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """A user's input."""
 
-    content: str | list[str | Image]
+    content: str | list[str | Image | FileData]
 
 
 PLAIN = "plain"
@@ -153,7 +168,7 @@ def plain_text(text: str) -> str:
     return whole_characters(text) if text.strip() else EMPTY
 
 
-def user_content(content: str | list[ContentPart]) -> str | list[str | Image]:
+def user_content(content: str | list[ContentPart]) -> str | list[str | Image | FileData]:
     """The content of a user's message."""
     if isinstance(content, str):
         return plain_text(content)
@@ -166,8 +181,10 @@ def images_in(content: list[ContentPart]) -> list[Image]:
     return [_image_of(part) for part in content if isinstance(part, ImageContent)]
 
 
-def _part(part: ContentPart) -> str | Image:
+def _part(part: ContentPart) -> str | Image | FileData:
     match part:
+        case TextContent(text=text, file=AttachedFile(name=name, media_type=media_type, data=str(data))):
+            return FileData(plain_text(name), media_type, data, plain_text(text))
         case TextContent(text=text):
             return plain_text(text)
         case ImageContent():

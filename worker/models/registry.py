@@ -28,6 +28,7 @@ import msgspec
 
 from shared.domain.errors import InvalidRequest, ModelError, ModelErrorType
 from shared.domain.limits import NANO
+from shared.domain.messages import FILES
 from shared.domain.model_servers import Wire
 from shared.domain.models import BUILTIN_IS_OFF, OPENAI_PROXY, PROVIDERS, family_of, split_handle
 from shared.domain.runs import Usage
@@ -244,6 +245,17 @@ def _forced_call(call: ModelCall, route: Route) -> str | None:
     return None if takes else "cannot be made to call a tool"
 
 
+def _files(call: ModelCall, route: Route) -> str | None:
+    match route.wire:
+        case "chat":
+            takes = PROVIDERS[route.provider].quirks.takes_files
+        case "responses" | "anthropic" | "google":
+            takes = True
+        case "builtin":
+            takes = False
+    return None if takes else "takes no files; send their text, or their pages as images"
+
+
 _LACKS = "does not take it"
 _GEMINIS_EFFORTS = ("minimal", "low", "medium", "high")
 _TAKES_NO_TOOLS_BESIDE = re.compile("gemini-[12]")
@@ -256,6 +268,7 @@ _REFUSES: Mapping[str, Callable[[ModelCall, Route], str | None]] = {
     "response_format": _format,
     "parallel_tool_calls": _parallel,
     TOOL_CHOICE: _forced_call,
+    FILES: _files,
 }
 """By the option: what keeps a model from taking it, or None. Every model takes the options that are not here."""
 

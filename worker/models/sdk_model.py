@@ -42,6 +42,7 @@ from worker.models.history_mapping import (
     AnswerPart,
     Asked,
     Called,
+    FileData,
     Image,
     ImageLink,
     Prompt,
@@ -180,7 +181,7 @@ def _content(prompt: Prompt) -> str | list[sdk.UserContent]:
     return [part if isinstance(part, str) else _image(part) for part in prompt.content]
 
 
-def _image(image: Image) -> sdk.ImageUrl | sdk.BinaryContent:
+def _image(image: Image | FileData) -> sdk.ImageUrl | sdk.BinaryContent:
     if isinstance(image, ImageLink):
         return sdk.ImageUrl(image.url)
     return sdk.BinaryContent(base64.b64decode(image.base64), media_type=image.media_type)

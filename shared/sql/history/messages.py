@@ -224,6 +224,17 @@ class MessageStore:
             )
             return await made_of(found.mappings().all(), message_of, "body")
 
+    async def list_of_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Message]:
+        """Returns the messages of one of the project's threads in order, also those that have left the context, without
+        those that were rolled back."""
+        async with self._database.read() as connection:
+            found = await connection.execute(
+                sa.select(messages)
+                .where(messages.c.thread_id == thread_id, is_listed(), is_of(project_id))
+                .order_by(messages.c.turn, messages.c.position)
+            )
+            return await made_of(found.mappings().all(), message_of, "body")
+
     async def list_of_turn(self, run: Run) -> list[Message]:
         """Returns the messages of a run's turn in order, also those that have left the context, without those that were
         rolled back."""

@@ -127,6 +127,13 @@ class ApprovalStore:
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
 
+    async def of_calls(self, project_id: ProjectId, call_ids: Collection[str]) -> list[Approval]:
+        """The project's requests about calls with one of these ids, decided or not."""
+        async with self._database.read() as connection:
+            asked = (approvals.c.tool_call_id.in_(call_ids), approvals.c.project_id == project_id)
+            found = await connection.execute(sa.select(approvals).where(*asked))
+            return [approval_of(row) for row in found.mappings()]
+
     async def waiting_of_runs(self, some: Sequence[Run]) -> dict[RunId, WaitingCalls]:
         """Returns the requests that each parked run among these waits for. Makes no query if none is parked."""
         parked = [run.id for run in some if run.status is RunStatus.AWAITING_APPROVAL]

@@ -261,20 +261,20 @@ REOPENED_TURN = FIRST_TURN + 1
 """The turn of a run that begins a thread with a reopened turn."""
 
 
-async def newest_answering(connection: Connection, thread_id: ThreadId) -> RunId | None:
-    """The thread's newest run that answers messages; None if it has none. A compaction does not, nor a run that was
-    refused."""
+async def newest_to_follow(connection: Connection, thread_id: ThreadId) -> RunId | None:
+    """The thread's newest run from which others can go on; None if it has none. Most compactions are no such runs, nor
+    is a run that was refused."""
     newest = (
         sa.select(*RUN_COLUMNS)
         .where(runs.c.thread_id == thread_id, ~((runs.c.status == RunStatus.FAILED) & (runs.c.fence == 0)))
         .order_by(runs.c.number.desc())
     )
     found = await connection.execute(newest.limit(MOST_COMPACTIONS))
-    return next((run.id for row in found.mappings() if (run := run_of(row)).answers_messages), None)
+    return next((run.id for row in found.mappings() if (run := run_of(row)).can_be_followed), None)
 
 
 MOST_COMPACTIONS = 20
-"""Runs among which the newest one that answers is looked for; the others are compactions."""
+"""Runs among which the newest one to follow is looked for; the others are compactions."""
 
 LOGS_AT_ONCE = 1000
 
@@ -323,7 +323,7 @@ class RunStore:
             seen = await submitted_before(connection, run, keys, again=again)
             if seen is not None:
                 return Submitted(seen, is_new=False)
-            if place.after is not None and await newest_answering(connection, run.thread_id) != place.after:
+            if place.after is not None and await newest_to_follow(connection, run.thread_id) != place.after:
                 raise HistoryWentOn(f"a newer run than {place.after} has gone on from there")
             if place.begins:
                 await begin_thread(connection, run, place)

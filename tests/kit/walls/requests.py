@@ -178,6 +178,11 @@ _CAPTURED = {
 }
 
 
+def _item_reference(other: Pick) -> dict[str, Any]:
+    digits = other["messages"].partition("-")[2].replace("-", "")
+    return {"type": "item_reference", "id": f"msg_{digits}"}
+
+
 def _decided(other: Pick) -> dict[str, Any]:
     decision = {"type": "approval", "tool_call_id": other["tool_calls"], "approve": True}
     named = {"approval_request_id": other["approvals"]}
@@ -201,6 +206,12 @@ _RESPONSES: list[Body] = [
     lambda own, other: {"model": own["agents"], "input": HELLO, "previous_response_id": other["runs"]},
     lambda _, other: {"input": HELLO, "conversation": other["threads"]},
     lambda _, other: {"input": HELLO, "conversation": {"id": other["threads"]}},
+    lambda _, other: {"model": "builtin/scripted", "input": [_item_reference(other), _ITEM]},
+]
+_COMPACTIONS: list[Body] = [
+    lambda _, __: {"model": "builtin/scripted", "input": HELLO},
+    lambda _, other: {"model": other["agents"], "input": HELLO},
+    lambda _, other: {"model": None, "previous_response_id": other["runs"]},
 ]
 _TOOL: list[Body] = [
     lambda _, other: {"source_code": f"def {other['tool_names']}(x: str) -> str:\n    '''Says.'''\n    return x\n"}
@@ -273,6 +284,7 @@ BODIES: Mapping[str, list[Body]] = {
     ],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
     **{f"POST {path}{part}": _RESPONSES for path in RESPONSES for part in ("", "/input_tokens")},
+    **{f"POST {path}/compact": _COMPACTIONS for path in RESPONSES},
     "POST /openai/v1/conversations": [
         lambda _, __: {"items": [_ITEM]},
         lambda _, other: {"metadata": {"agent_id": other["agents"]}},

@@ -1,0 +1,71 @@
+"""Items that a client names by their ids instead of sending them."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, NotFoundError
+
+from tests.kit.model_server import Call, Turn
+from tests.kit.product import Product
+from tests.kit.product.responses_client import SQUARE, calls_of, created, output_of, responses_client
+
+pytestmark = pytest.mark.shared_product
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def openai(product: Product) -> AsyncGenerator[AsyncOpenAI]:
+    async with responses_client(product.base_url, product.key) as client:
+        yield client
+
+
+def named(item: Any) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item.id}
+
+
+def told(product: Product) -> list[Any]:
+    """What was said in the model's last request."""
+    return [one["content"] for one in product.models.requests[-1].body["messages"]]
+
+
+async def test_an_answer_is_named_by_its_id(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(reasoning="Hm.", text="Two."), Turn(text="Three."), Turn(text="Four."))
+    first = await created(openai, input="One.")
+    references = [named(item) for item in first.output]
+    again = [{"role": "user", "content": "One."}, *references, {"role": "user", "content": "And then?"}]
+    second = await created(openai, input=again)
+    assert told(product) == ["One.", "Two.", "And then?"]
+    [asked] = [item async for item in openai.responses.input_items.list(first.id)]
+    bare = [{"id": asked.id}, *references, {"role": "user", "content": "Next."}]
+    await created(openai, input=bare)
+    assert told(product) == ["One.", "Two.", "Next."]
+    items: list[Any] = [named(item) for item in second.output]
+    begun = await openai.conversations.create(items=items)
+    kept: list[Any] = [item.to_dict() async for item in openai.conversations.items.list(begun.id)]
+    assert [item["content"][0]["text"] for item in kept] == ["Three."]
+
+
+async def test_a_call_is_named_by_its_id_beside_its_output(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(calls=[Call("square", {"n": 3}), Call("square", {"n": 4})]), Turn(text="9 and 16."))
+    asked = {"role": "user", "content": "Square 3 and 4."}
+    first = await created(openai, input=[asked], tools=[SQUARE])
+    calls = calls_of(first)
+    outputs = [output_of(call.call_id, str(result)) for call, result in zip(calls, (9, 16), strict=True)]
+    answer = await created(openai, input=[asked, *map(named, first.output), *outputs], tools=[SQUARE])
+    assert answer.output_text == "9 and 16."
+    assert told(product)[-2:] == ["9", "16"]
+
+
+@pytest.mark.parametrize("item_id", ["msg_a", f"msg_{uuid4().hex}", "fc_" + "0" * 48, "rs_"])
+async def test_an_item_that_nobody_knows_is_not_found(openai: AsyncOpenAI, item_id: str) -> None:
+    with pytest.raises(NotFoundError, match=f"Item with id '{item_id}' not found"):
+        await created(openai, input=[{"type": "item_reference", "id": item_id}])
+
+
+async def test_items_of_what_is_deleted_are_not_found(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(Turn(text="Two."))
+    first = await created(openai, input="One.", store=False)
+    with pytest.raises(NotFoundError, match="not found"):
+        await created(openai, input=[named(first.output[0]), {"role": "user", "content": "Next."}])
