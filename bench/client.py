@@ -133,13 +133,13 @@ class Watched:
 class WatchedResponse(Watched):
     """The stream of a response. Behind its tokens it has the whole text again, in the events that end an item."""
 
-    is_told_again = False
+    has_text_again = False
 
     def _take_tokens(self, text: bytes, now: int) -> int:
-        if self.is_told_again:
+        if self.has_text_again:
             return 0
         told, end, _ = text.partition(TEXT_ENDS)
-        self.is_told_again = bool(end)
+        self.has_text_again = bool(end)
         return super()._take_tokens(told, now)
 
 

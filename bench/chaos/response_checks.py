@@ -128,7 +128,7 @@ class ResponseChecks:
             echoed: dict[str, dict[str, str]] = from_json(row.options, RunOptions).echoed
             key = echoed["metadata"]["sent"]
             if run_id not in self.ledger.responses:
-                self.ledger.broken(Column.LOST, run_id, f"the response of {key} was told to nobody")
+                self.ledger.broken(Column.LOST, run_id, f"no client got the response of {key}")
             made[key].append(run_id)
         for key, run_ids in made.items():
             if len(run_ids) > 1:

@@ -96,7 +96,7 @@ class ResponseStories:
     dice: random.Random
 
     def kinds(self) -> dict[str, tuple[Tell, int]]:
-        """Each kind of story and how often it is told, beside the others."""
+        """Each kind of story, and its share among all stories."""
         return {
             "response": (self.streamed, 4),
             "response, polled": (self.polled, 2),
@@ -123,7 +123,7 @@ class ResponseStories:
             await self._when_over(record)
 
     async def whole(self, story: Story) -> None:
-        """In the foreground: whoever waits for it and is cut off, or gives up, has left it."""
+        """In the foreground: a client that is cut off, or gives up, has left its response."""
         script = self.dice.choice([self.scripts.plain, self.scripts.tools])()
         key, request = self._request(story, script, background=False, repeat=False)
         answer = await self.client.call(request)
@@ -175,7 +175,7 @@ class ResponseStories:
             record = await self._go_on(story, record, items, tools=FUNCTIONS)
 
     async def approved(self, story: Story) -> None:
-        """Calls that somebody approves or denies. At times two answer at once."""
+        """Calls that a person approves or denies. At times two clients answer at once."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.scripts.approval(), stack)
         while record is not None:

@@ -2,7 +2,7 @@
 run."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.crash_points import CrashPoint
+from shared.domain.conversations import ANYWHERE, Place
 from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, MustRunAlone, NotFound
-from shared.domain.ids import ApprovalId, Fence, ProjectId, RunId, Seq, ThreadId
+from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus, RunTrigger
-from shared.domain.messages import Decision, Message, NewMessage
+from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
 from shared.domain.settling import PARKED
 from shared.sql.access.audit import record
@@ -211,33 +212,6 @@ def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     )
     is_old = (runs.c.pruned_at.is_(None), runs.c.completed_at < before, ended_at < before)
     return sa.select(runs.c.id).where(*is_old, ~calls_back, ~leaves_messages)
-
-
-class ReopenedTurn(NamedTuple):
-    """The turn of a run whose calls were decided before, for a run that goes on from there with other decisions."""
-
-    asked_by: RunId
-    """The run that parked itself with these calls."""
-    messages: Sequence[NewMessage]
-    """Its turn up to the answer with the calls, as copies."""
-    decisions: Mapping[ApprovalId, Decision]
-    """The decision on each of the calls that waited, by the request for it."""
-
-
-class Place(NamedTuple):
-    """Where a run goes on."""
-
-    begins: bool = False
-    """The run begins a thread, which nobody else knows yet."""
-    history: Sequence[NewMessage] = ()
-    """The messages with which that thread begins."""
-    reopened: ReopenedTurn | None = None
-    """The turn behind them, with which the run goes on. None: the run begins a turn."""
-    after: RunId | None = None
-    """The run from which it goes on: no run of the thread may be newer. None: whichever is the newest."""
-
-
-ANYWHERE = Place()
 
 
 async def begin_thread(connection: Connection, run: Run, place: Place) -> None:
