@@ -17,7 +17,7 @@ import structlog
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
-from shared.mcp.failures import BOUNDS, Bounds, ServerFailure
+from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, ServerFailure
 from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED
 from shared.network.checked_http import CheckedTransport, NetworkRules
 
@@ -30,7 +30,8 @@ SHORTEST_SECRET = 8
 """Characters. Shorter values are words, which stand in any text."""
 
 _NOT_CALLED = "The tool was not called."
-_UNKNOWN = "Whether the tool did its work is not known."
+_KNOWN: Mapping[int, str] = {LOST: "Whether the tool did its work is not known.", AN_ERROR: ""}
+"""What is known of a call after a failure that does not show that it was not made."""
 
 
 class McpClient:
@@ -46,6 +47,11 @@ class McpClient:
         self._connections: dict[bytes, Connection] = {}
         self._owners: dict[asyncio.Task[None], Connection] = {}
         self._is_closed = False
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, those that are being opened or closed included."""
+        return len(self._owners)
 
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
         """Returns the tools that the server has now. Those that cannot be used are left out, and logged.
@@ -78,7 +84,7 @@ class McpClient:
             with self._connected(target, kind) as connection:
                 result = await connection.call_tool(name, arguments, deadline)
         except ServerFailure as failure:
-            raise _told(target, failure, _UNKNOWN if failure.code == LOST else _NOT_CALLED) from failure
+            raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
         return msgspec.structs.replace(result, text=_without(target, result.text))
 
     async def aclose(self) -> None:
@@ -155,9 +161,10 @@ def _imported() -> "type[Connection]":
 
 def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastError:
     """Returns the error that callers get: which server, what is wrong, and what is known of the call."""
-    text = f"The MCP server {target.server_name!r} ({_place(target)}) cannot be used: {failure.text}. {known}".strip()
+    wrong = failure.text.rstrip(".")
+    text = f"The MCP server {target.server_name!r} ({_place(target)}) does not serve: {wrong}. {known}".strip()
     text = _without(target, text)
-    return InvalidRequest(text) if failure.code in (FORBIDDEN, REFUSED) else Unavailable(text)
+    return InvalidRequest(text) if failure.code in (AN_ERROR, FORBIDDEN, REFUSED) else Unavailable(text)
 
 
 def _place(target: McpTarget) -> str:
