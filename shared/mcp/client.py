@@ -64,8 +64,8 @@ class McpClient:
         self._commands = commands
         self._bounds = bounds
         self._http: CheckedTransport | None = None
-        self._connections: dict[bytes, Connection] = {}
-        self._owners: dict[asyncio.Task[None], Connection] = {}
+        self._connections: dict[bytes, ServerConnection] = {}
+        self._owners: dict[asyncio.Task[None], ServerConnection] = {}
         self._is_closed = False
 
     @property
