@@ -15,7 +15,7 @@ from shared.domain.tools import Tool
 MCP_TYPE = "external_mcp"
 """The type of a tool that an MCP server runs."""
 Transport = Literal["streamable_http", "sse", "stdio"]
-_SOURCE = "mcp"
+SOURCE = "mcp"
 """The key of a tool's metadata that has the tool's place at its server."""
 
 
@@ -36,6 +36,10 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     args: list[str] = []
     secrets: dict[str, str] = {}
     """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable."""
+    refreshed_at: datetime | None = None
+    """When the project last took over the server's tools."""
+    problem: str = ""
+    """Why it could not the last time that somebody asked for it. Empty: it could, or nobody has asked."""
     created_at: datetime
     updated_at: datetime
 
@@ -96,7 +100,7 @@ class ToolSource(msgspec.Struct, frozen=True):
 
 def source_metadata(source: ToolSource) -> dict[str, Any]:
     """Returns the metadata of a tool that this server runs."""
-    return {_SOURCE: msgspec.to_builtins(source)}
+    return {SOURCE: msgspec.to_builtins(source)}
 
 
 def tool_source(tool: Tool) -> ToolSource | None:
@@ -104,6 +108,6 @@ def tool_source(tool: Tool) -> ToolSource | None:
     if tool.tool_type != MCP_TYPE:
         return None
     try:
-        return msgspec.convert(tool.metadata.get(_SOURCE), ToolSource)
+        return msgspec.convert(tool.metadata.get(SOURCE), ToolSource)
     except msgspec.ValidationError:
         return None
