@@ -75,7 +75,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     # Counts, durations and traces of a process. It knows no part of the product but its words.
     "shared/telemetry": ("shared", "shared/domain"),
     "shared/process": (
-        *("shared", "shared/domain", "shared/network", "shared/redis", "shared/sql", "shared/telemetry"),
+        *("shared", "shared/domain", "shared/mcp", "shared/network", "shared/redis", "shared/sql", "shared/telemetry"),
     ),
     # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
     # run, and know nothing of it.
