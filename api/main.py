@@ -352,7 +352,7 @@ def _mcp_servers(process: ProcessContext, client: McpClient) -> McpServers:
         ids=process.ids,
         commands=AllowedCommands.parse(settings.mcp_commands),
         asks_always=settings.mcp_always_ask,
-        call_s=settings.tool_timeout,
+        call_s=settings.mcp_timeout,
     )
 
 

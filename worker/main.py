@@ -18,10 +18,13 @@ from structlog.contextvars import bound_contextvars
 
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
 from shared.concurrency import background, repeating
+from shared.domain.mcp_servers import MCP_TYPE
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
 from shared.domain.tool_catalog import RUNS_CODE, RUNS_CODE_WITH_TOOLS
 from shared.domain.tools import BASE_TYPES, SandboxTier
+from shared.mcp.client import McpClient
+from shared.mcp.commands import AllowedCommands
 from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments, package_environments
@@ -41,6 +44,7 @@ from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.blocks import MemoryStore
+from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
@@ -71,6 +75,7 @@ from worker.run.run_traces import RunMetrics, RunTraces
 from worker.run.settle import RunFinisher
 from worker.run.spending import BudgetService
 from worker.runners.base_tools import BaseToolRunner
+from worker.runners.mcp_tools import McpToolRunner
 from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
 from worker.runners.tool_runner import RunnerRow, ToolRunners
 from worker.sweeper import Sweeper
@@ -263,7 +268,9 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         tools = await stack.enter_async_context(tool_parts(process, network))
         logs = await stack.enter_async_context(_logs(process))
         services = _run_services(process, logs)
-        bodies = _bodies(process, models, tools, embeddings)
+        mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
+        stack.push_async_callback(mcp.aclose)
+        bodies = _bodies(process, models, _tool_runners(process, tools, embeddings, mcp), tools.sandbox)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -384,13 +391,13 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     )
 
 
-def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient) -> Bodies:
+def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandbox: ToolSandbox) -> Bodies:
     """Returns the body of each kind of run."""
     database = process.database
     agents = AgentServices(
         models=models,
-        sandbox=tools.sandbox,
-        runners=_tool_runners(process, tools, embeddings),
+        sandbox=sandbox,
+        runners=runners,
         agents=AgentStore(database),
         secret_keys=process.secret_keys,
         approvals=ApprovalStore(database),
@@ -407,7 +414,9 @@ def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embedding
     )
 
 
-def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient) -> ToolRunners:
+def _tool_runners(
+    process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient, mcp: McpClient
+) -> ToolRunners:
     """Returns the runners and the tools that each is for."""
     settings, database = process.settings, process.database
     patience = process.patience(settings.database_patience)
@@ -428,7 +437,14 @@ def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: Embeddi
     )
     programs = ProgramRunner(sandbox=tools.sandbox, timeout_s=settings.tool_timeout)
     functions = SandboxRunner(sandbox=tools.sandbox, packages=tools.packages, timeout_s=settings.tool_timeout)
+    of_servers = McpToolRunner(
+        client=mcp,
+        servers=patience.applied_to(McpServerStore(database), McpServerStore.get),
+        secret_keys=process.secret_keys,
+        timeout_s=settings.mcp_timeout,
+    )
     return ToolRunners(
+        RunnerRow(of_servers, MCP_TYPE),
         RunnerRow(programs, BASE_TYPES, frozenset({RUNS_CODE, RUNS_CODE_WITH_TOOLS})),
         RunnerRow(base_tools, BASE_TYPES),
         RunnerRow(functions),

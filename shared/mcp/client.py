@@ -6,9 +6,9 @@ to its connection. An error says which server it is about, what is wrong with it
 
 import asyncio
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,12 +17,9 @@ import structlog
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
-from shared.mcp.failures import BOUNDS, Bounds, ServerFailure
+from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, ServerFailure
 from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED
 from shared.network.checked_http import CheckedTransport, NetworkRules
-
-if TYPE_CHECKING:
-    from shared.mcp.connection import Connection
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -30,7 +27,31 @@ SHORTEST_SECRET = 8
 """Characters. Shorter values are words, which stand in any text."""
 
 _NOT_CALLED = "The tool was not called."
-_UNKNOWN = "Whether the tool did its work is not known."
+_KNOWN: Mapping[int, str] = {LOST: "Whether the tool did its work is not known.", AN_ERROR: ""}
+"""What is known of a call after a failure that does not show that it was not made."""
+
+
+class ServerConnection(Protocol):
+    """A `shared.mcp.connection.Connection`, by what is asked of it here."""
+
+    users: int
+    used_at: float
+    is_retired: bool
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: float) -> RemoteResult: ...
+
+    async def list_tools(self, deadline: float) -> tuple[list[RemoteTool], int]: ...
+
+
+Connect = Callable[[McpTarget, CheckedTransport, Bounds], ServerConnection]
 
 
 class McpClient:
@@ -43,9 +64,14 @@ class McpClient:
         self._commands = commands
         self._bounds = bounds
         self._http: CheckedTransport | None = None
-        self._connections: dict[bytes, Connection] = {}
-        self._owners: dict[asyncio.Task[None], Connection] = {}
+        self._connections: dict[bytes, ServerConnection] = {}
+        self._owners: dict[asyncio.Task[None], ServerConnection] = {}
         self._is_closed = False
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, those that are being opened or closed included."""
+        return len(self._owners)
 
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
         """Returns the tools that the server has now. Those that cannot be used are left out, and logged.
@@ -54,9 +80,9 @@ class McpClient:
         lists, must be changed.
         """
         deadline = asyncio.get_running_loop().time() + self._bounds.list_s
-        kind = await _connection_type()
+        connect = await _connector()
         try:
-            with self._connected(target, kind) as connection:
+            with self._connected(target, connect) as connection:
                 tools, left_out = await connection.list_tools(deadline)
         except ServerFailure as failure:
             raise _told(target, failure, "") from failure
@@ -73,12 +99,12 @@ class McpClient:
         its work.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        kind = await _connection_type()
+        connect = await _connector()
         try:
-            with self._connected(target, kind) as connection:
+            with self._connected(target, connect) as connection:
                 result = await connection.call_tool(name, arguments, deadline)
         except ServerFailure as failure:
-            raise _told(target, failure, _UNKNOWN if failure.code == LOST else _NOT_CALLED) from failure
+            raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
         return msgspec.structs.replace(result, text=_without(target, result.text))
 
     async def aclose(self) -> None:
@@ -99,7 +125,7 @@ class McpClient:
             self._http = None
 
     @contextmanager
-    def _connected(self, target: McpTarget, kind: "type[Connection]") -> Generator["Connection"]:
+    def _connected(self, target: McpTarget, connect: Connect) -> Generator[ServerConnection]:
         """A connection for the block: the one that there is, or a new one. Raises `InvalidRequest` for a command that
         is not allowed, and `Unavailable` if there are too many connections."""
         if target.transport == "stdio":
@@ -107,20 +133,20 @@ class McpClient:
         key = hashlib.sha256(msgspec.json.encode(target, order="deterministic")).digest()
         connection = self._connections.get(key)
         if connection is None or connection.is_retired:
-            connection = self._connections[key] = self._new(target, key, kind)
+            connection = self._connections[key] = self._new(target, key, connect)
         connection.enter()
         try:
             yield connection
         finally:
             connection.leave()
 
-    def _new(self, target: McpTarget, key: bytes, kind: "type[Connection]") -> "Connection":
+    def _new(self, target: McpTarget, key: bytes, connect: Connect) -> ServerConnection:
         if self._is_closed:
             raise Unavailable("this process is ending and asks no MCP server any more")
         self._make_room()
         if self._http is None:
             self._http = CheckedTransport(self._network)
-        connection = kind(target, self._http, self._bounds)
+        connection = connect(target, self._http, self._bounds)
         task = asyncio.get_running_loop().create_task(connection.run(), name="mcp connection")
         self._owners[task] = connection
         task.add_done_callback(lambda ended: self._forget(ended, key))
@@ -142,12 +168,12 @@ class McpClient:
         min(idle, key=lambda connection: connection.used_at).stop()
 
 
-async def _connection_type() -> "type[Connection]":
+async def _connector() -> Connect:
     """Imports the protocol's package on a thread: it takes a second, and most processes ask no MCP server."""
     return await asyncio.to_thread(_imported)
 
 
-def _imported() -> "type[Connection]":
+def _imported() -> Connect:
     from shared.mcp.connection import Connection
 
     return Connection
@@ -155,9 +181,10 @@ def _imported() -> "type[Connection]":
 
 def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastError:
     """Returns the error that callers get: which server, what is wrong, and what is known of the call."""
-    text = f"The MCP server {target.server_name!r} ({_place(target)}) cannot be used: {failure.text}. {known}".strip()
+    wrong = failure.text.rstrip(".")
+    text = f"The MCP server {target.server_name!r} ({_place(target)}) does not serve: {wrong}. {known}".strip()
     text = _without(target, text)
-    return InvalidRequest(text) if failure.code in (FORBIDDEN, REFUSED) else Unavailable(text)
+    return InvalidRequest(text) if failure.code in (AN_ERROR, FORBIDDEN, REFUSED) else Unavailable(text)
 
 
 def _place(target: McpTarget) -> str:

@@ -31,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.contents import error_text, remote_result, remote_tools, size_of
-from shared.mcp.failures import Bounds, ServerFailure
+from shared.mcp.failures import AN_ERROR, Bounds, ServerFailure
 from shared.mcp.guarded_http import (
     ANSWER_BYTES,
     FORBIDDEN,
@@ -53,7 +53,6 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 Answer = TypeVar("Answer")
 
 _RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
-_UNREADABLE = frozenset({PARSE_ERROR, CONNECTION_CLOSED})
 
 
 class _Outcome(NamedTuple, Generic[Answer]):
@@ -142,7 +141,9 @@ class Connection:
                 REFUSED, "it needs headers by the tool's schema, which was read anew: call the tool again"
             ) from error
         if isinstance(result, InputRequiredResult):
-            raise ServerFailure(REFUSED, "it asks for a person's or a model's input in the middle of a call")
+            raise ServerFailure(
+                AN_ERROR, "it asks for a person's or a model's input in the middle of a call, which it does not get"
+            )
         return remote_result(result)
 
     async def list_tools(self, deadline: float) -> tuple[list[RemoteTool], int]:
@@ -289,9 +290,11 @@ def _failure_by_code(error: MCPError) -> ServerFailure:
     said = error_text(error.error.message)
     if error.code in OWN_ERRORS:
         return ServerFailure(error.code, said)
-    if error.code in _UNREADABLE:
-        return ServerFailure(LOST, f"its answer cannot be read: {said}")
-    return ServerFailure(REFUSED, f"it refuses: {said}")
+    if error.code == PARSE_ERROR:
+        return ServerFailure(LOST, "its answer is no JSON-RPC")
+    if error.code == CONNECTION_CLOSED:
+        return ServerFailure(LOST, f"its answer did not come: {said}")
+    return ServerFailure(AN_ERROR, f"it answers with an error: {said}")
 
 
 def _why_not_connected(error: Exception, bounds: Bounds) -> str:

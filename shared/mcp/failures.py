@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
+AN_ERROR = 0
+"""The server has answered with an error, and says itself what it means."""
+
 
 class ServerFailure(Exception):
-    """The server gave no answer that can be used. The code, of `guarded_http`, says whether it may have acted."""
+    """The server gave no answer that can be used. The code, `AN_ERROR` or one of `guarded_http`, says whether it may
+    have acted."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

@@ -139,9 +139,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             await response.aclose()
             return _Refusal(LOST, "its answer is compressed, which was not asked for")
-        if response.has_redirect_location and request.method == "POST" and not self._may_follow(request, response):
-            await response.aclose()
-            return _Refusal(REFUSED, f"it redirects to {_place(request, response)}: give that URL if it is right")
+        if response.has_redirect_location and request.method == "POST":
+            return await self._redirected(request, response)
         if self._has_event_channel and response.status_code >= HTTPStatus.BAD_REQUEST:
             await response.aclose()
             return _status_refusal(request, response.status_code)
@@ -153,14 +152,21 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             return await _answer(message, response)
         return self._counted(request, response)
 
-    def _may_follow(self, request: httpx2.Request, response: httpx2.Response) -> bool:
-        """Whether a message may be sent again to where the server says. It is then sent there at once."""
-        if self._is_settled or response.status_code not in (307, 308):
-            return False
-        location = request.url.join(response.headers["location"])
-        self._moved[str(request.url)] = location
+    async def _redirected(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response | _Refusal:
+        """Returns a redirect that the package follows: within the server, and before anything but the beginning of the
+        connection was sent. From then on, every message goes to the new place at once."""
+        try:
+            location = request.url.join(response.headers["location"])
+        except (httpx2.InvalidURL, UnicodeError):
+            location = request.url
         here, there = (request.url.scheme, request.url.port), (location.scheme, location.port)
-        return request.url.host == location.host and (here == there or (here, there) == _UPGRADE)
+        is_within = request.url.host == location.host and (here == there or (here, there) == _UPGRADE)
+        if is_within and not self._is_settled and response.status_code in (307, 308):
+            self._moved[str(request.url)] = location
+            return self._counted(request, response)
+        await response.aclose()
+        place = json.dumps(str(location.copy_with(userinfo=b"", query=None, fragment=None))[:200])
+        return _Refusal(REFUSED, f"it redirects to {place}: give that URL if it is right")
 
     def _counted(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         is_channel = self._has_event_channel and request.method == "GET"
@@ -220,12 +226,18 @@ async def _answer(message: _Message, response: httpx2.Response) -> httpx2.Respon
 
 async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response | _Refusal:
     """Returns the error that the server sent in JSON-RPC, or what its status says."""
-    content = await _read(response, ERROR_BYTES)
+    content = await _read(response, ERROR_BYTES) or b""
+    status = response.status_code
+    # Servers say so by 404, or by 400 and a sentence.
+    if _SESSION in request.headers and status == HTTPStatus.BAD_REQUEST and b"session" in content.lower():
+        return _status_refusal(request, HTTPStatus.NOT_FOUND)
     try:
-        msgspec.json.decode(content or b"", type=_Error)
+        msgspec.json.decode(content, type=_Error)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _status_refusal(request, response.status_code)
-    return _with_content(response, content or b"")
+        return _status_refusal(request, status)
+    if _SESSION in request.headers and status == HTTPStatus.NOT_FOUND:
+        return _status_refusal(request, status)
+    return _with_content(response, content)
 
 
 def _status_refusal(request: httpx2.Request, status: int) -> _Refusal:
@@ -269,15 +281,6 @@ def _message_in(request: httpx2.Request) -> _Message | None:
         return msgspec.json.decode(request.content, type=_Message)
     except (msgspec.MsgspecError, httpx2.RequestNotRead):
         return None
-
-
-def _place(request: httpx2.Request, response: httpx2.Response) -> str:
-    """Where a redirect leads, without what may be secret."""
-    try:
-        location = request.url.join(response.headers["location"])
-    except (httpx2.InvalidURL, UnicodeError):
-        return "something that is no URL"
-    return json.dumps(str(location.copy_with(userinfo=b"", query=None, fragment=None))[:200])
 
 
 _BEFORE_SENDING = (

@@ -36,40 +36,56 @@ async def stdio_streams(target: McpTarget, broken: Callable[[str], None]) -> Asy
     Of this process's variables it gets PATH alone. `broken` is called, with the reason, when the process ends or writes
     what cannot be read. Raises `OSError` if the command cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        target.command,
-        *target.args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": os.environ.get("PATH", _DEFAULT_PATH), **target.env},
-        cwd=tempfile.gettempdir(),
-        start_new_session=True,
-        limit=ANSWER_BYTES,
+    # A pipe of our own, which can be closed: what the process has started may hold its other end for ever.
+    read_end, write_end = os.pipe()
+    lines = asyncio.StreamReader(limit=ANSWER_BYTES)
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_end, "rb", 0)
     )
+    try:
+        process = await _started(target, write_end)
+    except BaseException:
+        pipe.close()
+        raise
+    finally:
+        os.close(write_end)
     try:
         to_session, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         from_session, sent = anyio.create_memory_object_stream[SessionMessage](0)
         async with to_session, received, from_session, sent, anyio.create_task_group() as group:
-            group.start_soon(_read, process, to_session, broken)
+            group.start_soon(_read, lines, to_session, broken)
             group.start_soon(_write, process, sent, broken)
             try:
                 yield received, from_session
             finally:
                 group.cancel_scope.cancel()
     finally:
+        pipe.close()
         await _end(process)
 
 
+async def _started(target: McpTarget, output: int) -> Process:
+    return await asyncio.create_subprocess_exec(
+        target.command,
+        *target.args,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=output,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", _DEFAULT_PATH), **target.env},
+        cwd=tempfile.gettempdir(),
+        start_new_session=True,
+    )
+
+
 async def _read(
-    process: Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], broken: Callable[[str], None]
+    lines: asyncio.StreamReader,
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    broken: Callable[[str], None],
 ) -> None:
-    if process.stdout is None:
-        return
     async with to_session:
         while True:
             try:
-                line = await process.stdout.readline()
+                line = await lines.readline()
             except ValueError:
                 broken(f"it wrote a line of more than {ANSWER_BYTES} bytes")
                 return
@@ -107,7 +123,7 @@ async def _end(process: Process) -> None:
     """Ends the process and all that it has started, the later the less gently. A cancellation makes that SIGKILL."""
     try:
         if process.stdin is not None:
-            process.stdin.close()
+            process.stdin.transport.abort()
         if not await _has_ended(process):
             _signal(process, signal.SIGTERM)
             await _has_ended(process)

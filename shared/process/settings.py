@@ -118,9 +118,11 @@ class ToolSettings(BaseSettings):
         description="Command lines, one a line or with `;` between, that MCP servers of type `stdio` may be. The last "
         "word `*` stands for any further arguments.",
     )
+    mcp_timeout: float = Field(
+        default=60.0, gt=0, description="Seconds that one call of an MCP server's tool may take."
+    )
     mcp_always_ask: bool = Field(
-        default=False,
-        description="Have a person decide on each call of an MCP server's tool.",
+        default=False, description="Have a person decide on each call of an MCP server's tool."
     )
 
     @field_validator("mcp_commands")
