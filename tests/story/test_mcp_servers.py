@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from letta_client import APIStatusError, BadRequestError, ConflictError, NotFoundError
 
 from api.mcp_servers import MASK
@@ -21,7 +22,7 @@ SCRIPT = str(Path(__file__).parent.parent / "kit" / "mcp" / "stdio_server.py")
 NAMES = {"add", "ask", "fail", "show", "structured", "wait"}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def official() -> AsyncGenerator[OfficialServer]:
     async with official_server("stateless") as server:
         yield server
@@ -105,16 +106,16 @@ async def test_who_changes_the_address_could_have_the_token_sent_there(
     product: Product, official: OfficialServer
 ) -> None:
     server = await made(product, official)
-    elsewhere: Any = {"server_url": "http://127.0.0.1:9/mcp", "auth_token": MASK}
+    elsewhere: Any = {"server_url": "http://127.0.0.1:9999/mcp", "auth_token": MASK}
 
-    for sent in (elsewhere, {"server_url": "http://127.0.0.1:9/mcp"}):
+    for sent in (elsewhere, {"server_url": "http://127.0.0.1:9999/mcp"}):
         with pytest.raises(BadRequestError) as refused:
             await product.client.mcp_servers.update(server.id, config=sent)
         assert refused.value.body["field"] == "server_url"  # pyright: ignore[reportIndexIssue, reportUnknownMemberType]
     kept = await product.client.mcp_servers.retrieve(server.id)
     assert kept.server_url == server.server_url
     after = await product.client.mcp_servers.update(server.id, config=elsewhere | {"auth_token": "new"})
-    assert after.server_url == "http://127.0.0.1:9/mcp"
+    assert after.server_url == "http://127.0.0.1:9999/mcp"
 
 
 async def test_a_refresh_takes_over_what_the_server_lists_now(product: Product, official: OfficialServer) -> None:
@@ -162,7 +163,7 @@ async def test_a_server_that_is_away_is_kept_and_taken_over_later(product: Produ
 
     body = answer.json()
     assert (answer.status_code, body["refreshed_at"]) == (200, None)
-    assert "cannot be used" in body["problem"]
+    assert "cannot be reached" in body["problem"]
     assert "were not taken over" in answer.headers["warning"]
     refused = await product.http.patch(f"/v1/mcp-servers/{body['id']}/refresh")
     assert (refused.status_code, refused.json()["code"]) == (502, "mcp_server_unavailable")
