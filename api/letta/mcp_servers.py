@@ -3,7 +3,7 @@ their names."""
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.letta.messages import wire_time
@@ -45,20 +45,18 @@ class ServerFields(BaseModel):
         for `stdio`, and a URL is for what is reached over HTTP."""
         if transport is None and self.command is not None:
             transport = "stdio"
+        said = self.model_fields_set
         return ServerChange(
             name=name,
             transport=transport,
             url=self.server_url,
             auth_header=self.auth_header,
-            token=self._said("auth_token"),
-            headers=self._said("custom_headers"),
+            token=self.auth_token if "auth_token" in said else UNSET,
+            headers=self.custom_headers if "custom_headers" in said else UNSET,
             command=self.command,
             args=self.args,
-            env=self._said("env"),
+            env=self.env if "env" in said else UNSET,
         )
-
-    def _said(self, field: str) -> Any | UnsetType:
-        return getattr(self, field) if field in self.model_fields_set else UNSET
 
 
 class ServerConfig(ServerFields):

@@ -33,8 +33,17 @@ def config(server: OfficialServer, **fields: Any) -> Any:
     return {"mcp_server_type": "streamable_http", "server_url": server.target.url, "auth_token": TOKEN} | fields
 
 
+def sdk(product: Product) -> Any:
+    """The SDK's methods. Their types say less than the answers: which of three a server is."""
+    return product.client.mcp_servers
+
+
+def _body(error: APIStatusError) -> Any:
+    return error.body
+
+
 async def made(product: Product, official: OfficialServer, name: str = "tools", **fields: Any) -> Any:
-    return await product.client.mcp_servers.create(server_name=name, config=config(official, **fields))
+    return await sdk(product).create(server_name=name, config=config(official, **fields))
 
 
 async def test_a_server_is_made_with_its_tools_and_an_agent_is_given_one(
@@ -47,13 +56,13 @@ async def test_a_server_is_made_with_its_tools_and_an_agent_is_given_one(
         "tools", "streamable_http", official.target.url,
     )  # fmt: skip
     assert server.id is not None
-    tools = {tool.name: tool for tool in await client.mcp_servers.tools.list(server.id)}
+    tools = {tool.name: tool for tool in await sdk(product).tools.list(server.id)}
     assert set(tools) == NAMES
     add = tools["add"]
     assert (add.tool_type, add.description, add.tags) == ("external_mcp", "Adds two numbers.", ["mcp:tools"])
     assert add.json_schema is not None
     assert set(add.json_schema["parameters"]["properties"]) == {"a", "b"}
-    assert (await client.mcp_servers.tools.retrieve(add.id, mcp_server_id=server.id)).name == "add"
+    assert (await sdk(product).tools.retrieve(add.id, mcp_server_id=server.id)).name == "add"
     assert [one.name async for one in client.tools.list(tool_types=["external_mcp"], name="add")] == ["add"]
 
     agent = await client.agents.create(model="builtin/echo", tools=["add"], include_base_tools=False)
@@ -78,7 +87,6 @@ async def test_the_token_is_sent_and_never_shown(product: Product, official: Off
 
 
 async def test_what_was_shown_is_sent_back_and_keeps_the_secrets(product: Product, official: OfficialServer) -> None:
-    client = product.client
     server = await made(product, official, custom_headers={"X-Team": "blue-team", "X-Old": "old"})
     shown: Any = {
         "mcp_server_type": "streamable_http",
@@ -87,18 +95,16 @@ async def test_what_was_shown_is_sent_back_and_keeps_the_secrets(product: Produc
         "custom_headers": {"X-Team": MASK, "X-New": "new"},
     }
 
-    after = await client.mcp_servers.update(server.id, server_name="renamed", config=shown)
+    after = await sdk(product).update(server.id, server_name="renamed", config=shown)
 
     assert (after.server_name, after.auth_token) == ("renamed", MASK)
     assert set(after.custom_headers or ()) == {"X-Team", "X-New"}
     official.authorizations.clear()
-    assert await client.mcp_servers.refresh(server.id) == {"added": [], "updated": [], "deleted": [], "skipped": []}
+    assert await sdk(product).refresh(server.id) == {"added": [], "updated": [], "deleted": [], "skipped": []}
     assert official.authorizations == {TOKEN}
-    assert {tag for tool in await client.mcp_servers.tools.list(server.id) for tag in tool.tags or ()} == {
-        "mcp:renamed"
-    }
+    assert {tag for tool in await sdk(product).tools.list(server.id) for tag in tool.tags or ()} == {"mcp:renamed"}
     nothing: Any = {"server_url": None, "auth_token": None, "custom_headers": None}
-    bare = await client.mcp_servers.update(server.id, config=nothing)
+    bare = await sdk(product).update(server.id, config=nothing)
     assert (bare.auth_token, bare.auth_header, bare.custom_headers) == (None, None, None)
 
 
@@ -110,25 +116,25 @@ async def test_who_changes_the_address_could_have_the_token_sent_there(
 
     for sent in (elsewhere, {"server_url": "http://127.0.0.1:9999/mcp"}):
         with pytest.raises(BadRequestError) as refused:
-            await product.client.mcp_servers.update(server.id, config=sent)
-        assert refused.value.body["field"] == "server_url"  # pyright: ignore[reportIndexIssue, reportUnknownMemberType]
-    kept = await product.client.mcp_servers.retrieve(server.id)
+            await sdk(product).update(server.id, config=sent)
+        assert _body(refused.value)["field"] == "server_url"
+    kept = await sdk(product).retrieve(server.id)
     assert kept.server_url == server.server_url
-    after = await product.client.mcp_servers.update(server.id, config=elsewhere | {"auth_token": "new"})
+    after = await sdk(product).update(server.id, config=elsewhere | {"auth_token": "new"})
     assert after.server_url == "http://127.0.0.1:9999/mcp"
 
 
 async def test_a_refresh_takes_over_what_the_server_lists_now(product: Product, official: OfficialServer) -> None:
     client = product.client
     server = await made(product, official)
-    [wait] = [tool for tool in await client.mcp_servers.tools.list(server.id) if tool.name == "wait"]
+    [wait] = [tool for tool in await sdk(product).tools.list(server.id) if tool.name == "wait"]
     agent = await client.agents.create(model="builtin/echo", tools=["wait", "add"], include_base_tools=False)
     official.mcp.remove_tool("wait")
     official.mcp.remove_tool("fail")
     official.mcp.add_tool(lambda: "new", name="fail", description="Fails no more.")
     official.mcp.add_tool(lambda: "late", name="late")
 
-    changes = await client.mcp_servers.refresh(server.id, agent_id=agent.id)
+    changes = await sdk(product).refresh(server.id, agent_id=agent.id)
 
     assert changes == {"added": ["late"], "updated": ["fail"], "deleted": ["wait"], "skipped": []}
     assert [tool.name for tool in (await client.agents.retrieve(agent.id)).tools] == ["add"]
@@ -139,10 +145,10 @@ async def test_a_refresh_takes_over_what_the_server_lists_now(product: Product, 
 async def test_a_tool_is_run_and_says_when_it_failed(product: Product, official: OfficialServer) -> None:
     client = product.client
     server = await made(product, official)
-    tools = {tool.name: tool.id for tool in await client.mcp_servers.tools.list(server.id)}
+    tools = {tool.name: tool.id for tool in await sdk(product).tools.list(server.id)}
 
     async def run(name: str, **args: object) -> Any:
-        return await client.mcp_servers.tools.run(tools[name], mcp_server_id=server.id, args=args)
+        return await sdk(product).tools.run(tools[name], mcp_server_id=server.id, args=args)
 
     assert ((await run("add", a=2, b=3)).func_return, official.calls) == ("5", ["add"])
     failed = await run("fail")
@@ -152,11 +158,11 @@ async def test_a_tool_is_run_and_says_when_it_failed(product: Product, official:
     assert [event["object_id"] for event in events] == [tools["show"], tools["fail"], tools["add"]]
     custom = await client.tools.create(source_code='def mine() -> str:\n    """Mine."""\n    return "x"\n')
     with pytest.raises(NotFoundError):
-        await client.mcp_servers.tools.run(custom.id, mcp_server_id=server.id)
+        await sdk(product).tools.run(custom.id, mcp_server_id=server.id)
 
 
 async def test_a_server_that_is_away_is_kept_and_taken_over_later(product: Product) -> None:
-    client, port = product.client, free_port()
+    _client, port = product.client, free_port()
     away: Any = {"mcp_server_type": "streamable_http", "server_url": f"http://127.0.0.1:{port}/mcp"}
 
     answer = await product.http.post("/v1/mcp-servers/", json={"server_name": "late", "config": away})
@@ -170,7 +176,7 @@ async def test_a_server_that_is_away_is_kept_and_taken_over_later(product: Produ
     # The same request might have a second effect.
     assert refused.headers["x-should-retry"] == "false"
     async with official_server("stateless", port=port):
-        assert set((await client.mcp_servers.refresh(body["id"]))["added"]) == NAMES  # pyright: ignore[reportIndexIssue, reportUnknownArgumentType]
+        assert set((await sdk(product).refresh(body["id"]))["added"]) == NAMES
     shown = (await product.http.get(f"/v1/mcp-servers/{body['id']}")).json()
     assert (shown["problem"], shown["refreshed_at"] is None) == (None, False)
 
@@ -178,7 +184,7 @@ async def test_a_server_that_is_away_is_kept_and_taken_over_later(product: Produ
 async def test_a_call_whose_server_is_gone_is_not_sent_again(product: Product) -> None:
     async with official_server("stateless") as official:
         server = await made(product, official)
-        tools = {tool.name: tool.id for tool in await product.client.mcp_servers.tools.list(server.id)}
+        tools = {tool.name: tool.id for tool in await sdk(product).tools.list(server.id)}
     path = f"/v1/mcp-servers/{server.id}/tools/{tools['add']}/run"
     answer = await product.http.post(path, json={"args": {"a": 1, "b": 1}})
     assert (answer.status_code, answer.headers["x-should-retry"]) == (502, "false")
@@ -189,12 +195,12 @@ async def test_a_deleted_server_takes_its_tools_with_it(product: Product, offici
     server = await made(product, official)
     agent = await client.agents.create(model="builtin/echo", tools=["add"], include_base_tools=False)
 
-    await client.mcp_servers.delete(server.id)
+    await sdk(product).delete(server.id)
 
     assert (await client.agents.retrieve(agent.id)).tools == []
-    assert await client.mcp_servers.list() == []
+    assert await sdk(product).list() == []
     with pytest.raises(NotFoundError):
-        await client.mcp_servers.retrieve(server.id)
+        await sdk(product).retrieve(server.id)
 
 
 async def test_two_servers_of_one_name(product: Product, official: OfficialServer) -> None:
@@ -228,9 +234,8 @@ async def test_a_server_that_leads_nowhere_is_refused_with_the_field(
 
 
 async def test_what_a_server_says_of_its_tool_is_changed_there(product: Product, official: OfficialServer) -> None:
-    client = product.client
     server = await made(product, official)
-    [add] = [tool for tool in await client.mcp_servers.tools.list(server.id) if tool.name == "add"]
+    [add] = [tool for tool in await sdk(product).tools.list(server.id) if tool.name == "add"]
     source = 'def add(a: int) -> int:\n    """Mine."""\n    return a\n'
     for change in ({"source_code": source}, {"description": "Mine."}, {"json_schema": {"name": "add"}}):
         answer = await product.http.patch(f"/v1/tools/{add.id}", json=change)
@@ -242,13 +247,13 @@ async def test_what_a_server_says_of_its_tool_is_changed_there(product: Product,
 
     assert (after["default_requires_approval"], after["tags"]) == (True, ["mcp:tools", "mine"])
     assert after["metadata_"]["note"] == "mine"
-    assert (await client.mcp_servers.refresh(server.id)) == {"added": [], "updated": [], "deleted": [], "skipped": []}
+    assert (await sdk(product).refresh(server.id)) == {"added": [], "updated": [], "deleted": [], "skipped": []}
 
 
 async def test_a_name_that_the_project_has_goes_behind_the_servers(product: Product, official: OfficialServer) -> None:
     mine = await product.client.tools.create(source_code='def add(a: int) -> int:\n    """Mine."""\n    return a\n')
     server = await made(product, official, "Team tools")
-    names = {tool.name for tool in await product.client.mcp_servers.tools.list(server.id)}
+    names = {tool.name for tool in await sdk(product).tools.list(server.id)}
     assert names == NAMES - {"add"} | {"Team_tools_add"}
     assert (await product.client.tools.retrieve(mine.id)).tool_type == "custom"
 
@@ -311,11 +316,11 @@ async def test_programs_of_the_older_routes_find_servers_by_name(product: Produc
 @pytest.mark.parametrize("settings", [{"mcp_commands": f"{sys.executable} {SCRIPT} *", "mcp_always_ask": True}])
 async def test_a_command_that_the_operator_has_listed_is_a_server(product: Product) -> None:
     stdio: Any = {"mcp_server_type": "stdio", "command": sys.executable, "args": [SCRIPT], "env": {"GREETING": "hi"}}
-    server: Any = await product.client.mcp_servers.create(server_name="local", config=stdio)
+    server: Any = await sdk(product).create(server_name="local", config=stdio)
 
     assert (server.command, server.args, server.env) == (sys.executable, [SCRIPT], {"GREETING": MASK})
-    tools = await product.client.mcp_servers.tools.list(server.id)
+    tools = await sdk(product).tools.list(server.id)
     assert tools
     assert {tool.default_requires_approval for tool in tools} == {True}
     with pytest.raises(APIStatusError):
-        await product.client.mcp_servers.update(server.id, config={"command": "rm", "args": []})
+        await sdk(product).update(server.id, config={"command": "rm", "args": []})

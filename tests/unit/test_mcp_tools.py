@@ -1,6 +1,6 @@
 """How what an MCP server lists becomes a project's tools."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -21,10 +21,14 @@ def listed(name: str, **fields: Any) -> RemoteTool:
 
 
 def taken(
-    *remote: RemoteTool, own: list[Tool] | None = None, taken: set[str] | None = None, **fields: Any
+    *remote: RemoteTool,
+    own: list[Tool] | None = None,
+    taken: set[str] | None = None,
+    now: datetime = NOW,
+    **fields: Any,
 ) -> ToolChanges:
     own = own or []
-    taking = TakeOver(remote=remote, new_id=IdMaker().tool, **({"now": NOW} | fields))
+    taking = TakeOver(remote=remote, new_id=IdMaker().tool, now=now, **fields)
     names = {tool.name for tool in own} | (taken or set())
     return taking.changes(SERVER, own, names & set(taking.names(SERVER)) | (taken or set()))
 
