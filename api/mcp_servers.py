@@ -126,8 +126,22 @@ def _place(server: McpServer) -> tuple[str, ...]:
     return (parts.scheme, parts.netloc.lower())
 
 
-def masked(server: McpServer, kind: str) -> dict[str, str] | None:
-    """The names of the server's secrets of one kind, each with the mask. None if it has none."""
+def masked_token(server: McpServer) -> str | None:
+    """The mask, if the server has a token."""
+    return MASK if THE_TOKEN in server.secrets else None
+
+
+def masked_headers(server: McpServer) -> dict[str, str] | None:
+    """The names of the server's further headers, each with the mask. None if it has none."""
+    return _masked(server, HEADER)
+
+
+def masked_variables(server: McpServer) -> dict[str, str] | None:
+    """The names of the server's variables, each with the mask. None if it has none."""
+    return _masked(server, VARIABLE)
+
+
+def _masked(server: McpServer, kind: str) -> dict[str, str] | None:
     names = [name.removeprefix(kind) for name in server.secrets if name.startswith(kind)]
     return dict.fromkeys(names, MASK) if names else None
 

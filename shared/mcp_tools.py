@@ -14,7 +14,17 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.domain.ids import ToolId
-from shared.domain.mcp_servers import MCP_TYPE, McpServer, RemoteTool, ToolSource, source_metadata, tool_source
+from shared.domain.mcp_servers import (
+    HINTS,
+    MCP_TYPE,
+    McpServer,
+    RemoteTool,
+    ToolSource,
+    is_servers_tag,
+    source_metadata,
+    tag_of,
+    tool_source,
+)
 from shared.domain.tool_catalog import BASE_TOOLS
 from shared.domain.tools import Tool
 from shared.json_limits import flaw_of, schema_flaw
@@ -32,8 +42,6 @@ LONGEST_DESCRIPTION = 10_000
 """Characters. A description is read with every request to a model."""
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
-_HINTS = "mcp_hints"
-"""The key of a tool's metadata that has the hints which the server gave with it last."""
 _DIGITS = 6
 _RESERVED = frozenset(tool.name for tool in BASE_TOOLS)
 
@@ -129,7 +137,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
     def _refreshed(self, before: Tool, server: McpServer, remote: RemoteTool) -> Tool:
         """The tool as the server describes it now. What its owner has set stays, unless the server warns of the tool
         now, or takes back that it can be repeated: a server makes its tools more careful, and never less."""
-        hints: dict[str, Any] = before.metadata.get(_HINTS) or {}
+        hints: dict[str, Any] = before.metadata.get(HINTS) or {}
         after = _described(before, server, remote)
         warns_now = remote.destructive is True and not hints.get("destructive")
         if self.asks_always or warns_now:
@@ -151,19 +159,8 @@ def _described(tool: Tool, server: McpServer, remote: RemoteTool) -> Tool:
         description=description,
         json_schema={"name": tool.name, "description": description, "parameters": parameters},
         tags=[tag_of(server.name), *(tag for tag in tool.tags if not is_servers_tag(tool, tag))],
-        metadata={**tool.metadata, **source_metadata(source), _HINTS: hints},
+        metadata={**tool.metadata, **source_metadata(source), HINTS: hints},
     )
-
-
-def tag_of(server_name: str) -> str:
-    """The tag by which programs find the tools of a server."""
-    return f"mcp:{server_name}"
-
-
-def is_servers_tag(tool: Tool, tag: str) -> bool:
-    """Whether it is the tag that the tool has of its server."""
-    source = tool_source(tool)
-    return source is not None and tag == tag_of(source.server_name)
 
 
 def renamed(tools: Iterable[Tool], server: McpServer, now: datetime) -> list[Tool]:
@@ -177,21 +174,6 @@ def renamed(tools: Iterable[Tool], server: McpServer, now: datetime) -> list[Too
         metadata = {**tool.metadata, **source_metadata(replace(source, server_name=server.name))}
         after.append(replace(tool, tags=tags, metadata=metadata, updated_at=now))
     return after
-
-
-def kept_source(before: Tool, after: Tool) -> Tool:
-    """The changed tool with what says where it is run: a client that writes metadata or tags anew leaves that as it
-    is."""
-    source = tool_source(before)
-    if source is None:
-        return after
-    kept = source_metadata(source) | {_HINTS: before.metadata.get(_HINTS, {})}
-    tags = [tag for tag in before.tags if is_servers_tag(before, tag)]
-    return replace(
-        after,
-        metadata={**after.metadata, **kept},
-        tags=[*tags, *(tag for tag in after.tags if tag not in tags)],
-    )
 
 
 def _is_repeatable(remote: RemoteTool) -> bool:

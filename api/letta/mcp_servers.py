@@ -7,9 +7,8 @@ from msgspec import UNSET
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.letta.messages import wire_time
-from api.mcp_servers import MASK, ServerChange, TakenServer, masked
+from api.mcp_servers import ServerChange, TakenServer, masked_headers, masked_token, masked_variables
 from shared.domain.mcp_servers import McpServer, RemoteResult, RemoteTool, Transport
-from shared.mcp.targets import HEADER, THE_TOKEN, VARIABLE
 from shared.mcp_tools import ToolChanges
 
 MOST_ARGUMENTS, MOST_SECRETS = 100, 50
@@ -129,12 +128,12 @@ class McpToolRun(BaseModel):
 def _reached(server: McpServer) -> dict[str, Any]:
     """Where the server is, with masks for its secrets."""
     if server.transport == "stdio":
-        return {"command": server.command, "args": server.args, "env": masked(server, VARIABLE)}
+        return {"command": server.command, "args": server.args, "env": masked_variables(server)}
     return {
         "server_url": server.url,
         "auth_header": server.auth_header,
-        "auth_token": MASK if THE_TOKEN in server.secrets else None,
-        "custom_headers": masked(server, HEADER),
+        "auth_token": masked_token(server),
+        "custom_headers": masked_headers(server),
     }
 
 

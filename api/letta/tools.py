@@ -18,7 +18,7 @@ from api.tool_source.syntax import refuse_missing_modules
 from api.tool_source.typescript import read_typescript_source
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
-from shared.domain.mcp_servers import MCP_TYPE
+from shared.domain.mcp_servers import MCP_TYPE, kept_source
 from shared.domain.messages import ToolReturn
 from shared.domain.tool_catalog import is_base_tool
 from shared.domain.tools import (
@@ -33,7 +33,6 @@ from shared.domain.tools import (
     ToolPackages,
 )
 from shared.json_limits import schema_flaw
-from shared.mcp_tools import kept_source
 
 # What a tool may be given: less than the worker gives to each call, and a network where the operator allows one.
 

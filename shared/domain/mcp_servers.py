@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.domain.ids import McpServerId, ProjectId
 from shared.domain.tools import Tool
@@ -17,6 +18,8 @@ MCP_TYPE = "external_mcp"
 Transport = Literal["streamable_http", "sse", "stdio"]
 SOURCE = "mcp"
 """The key of a tool's metadata that has the tool's place at its server."""
+HINTS = "mcp_hints"
+"""The key of a tool's metadata that has the hints which the server gave with it last."""
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,3 +114,29 @@ def tool_source(tool: Tool) -> ToolSource | None:
         return msgspec.convert(tool.metadata.get(SOURCE), ToolSource)
     except msgspec.ValidationError:
         return None
+
+
+def tag_of(server_name: str) -> str:
+    """The tag by which programs find the tools of a server."""
+    return f"mcp:{server_name}"
+
+
+def is_servers_tag(tool: Tool, tag: str) -> bool:
+    """Whether it is the tag that the tool has of its server."""
+    source = tool_source(tool)
+    return source is not None and tag == tag_of(source.server_name)
+
+
+def kept_source(before: Tool, after: Tool) -> Tool:
+    """The changed tool with what says where it is run: a client that writes metadata or tags anew leaves that as it
+    is."""
+    source = tool_source(before)
+    if source is None:
+        return after
+    kept = source_metadata(source) | {HINTS: before.metadata.get(HINTS, {})}
+    tags = [tag for tag in before.tags if is_servers_tag(before, tag)]
+    return replace(
+        after,
+        metadata={**after.metadata, **kept},
+        tags=[*tags, *(tag for tag in after.tags if tag not in tags)],
+    )

@@ -324,3 +324,6 @@ async def test_a_command_that_the_operator_has_listed_is_a_server(product: Produ
     assert {tool.default_requires_approval for tool in tools} == {True}
     with pytest.raises(APIStatusError):
         await sdk(product).update(server.id, config={"command": "rm", "args": []})
+    older = "/v1/tools/mcp/servers/local"
+    changed = {"stdio_config": {"command": sys.executable, "args": [SCRIPT, "x"], "env": {"GREETING": "hello"}}}
+    assert (await product.http.patch(older, json=changed)).json()["args"] == [SCRIPT, "x"]

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.ids import IdMaker
-from shared.domain.mcp_servers import MCP_TYPE, RemoteTool, tool_source
+from shared.domain.mcp_servers import MCP_TYPE, RemoteTool, kept_source, tool_source
 from shared.domain.tools import Tool
-from shared.mcp_tools import LONGEST_DESCRIPTION, LONGEST_NAME, TakeOver, ToolChanges, kept_source, renamed
+from shared.mcp_tools import LONGEST_DESCRIPTION, LONGEST_NAME, TakeOver, ToolChanges, renamed
 from tests.kit.runs.definitions import NOW, some_server
 
 SERVER = some_server("weather")
