@@ -153,7 +153,7 @@ async def test_a_spoilt_answer_costs_its_call(client: McpClient, act: str) -> No
 async def test_a_server_that_never_answers_costs_one_calls_time(client: McpClient, act: Act) -> None:
     async with hostile_server(tools_call=act) as server:
         began = time.monotonic()
-        with pytest.raises(Unavailable, match=r"not answered in time.*is not known"):
+        with pytest.raises(Unavailable, match=r"not answered within \d+(\.\d+)? s.*is not known"):
             await client.call_tool(server.target, "act", {}, timeout_s=0.5)
         assert time.monotonic() - began < 1.5
         assert server.count("tools/call") == 1
@@ -174,7 +174,7 @@ async def test_a_server_that_never_answers_holds_up_no_cancel(client: McpClient,
 async def test_a_silent_server_costs_a_call_its_own_time_also_while_connecting(client: McpClient) -> None:
     async with hostile_server(server_discover=never) as server:
         began = time.monotonic()
-        with pytest.raises(Unavailable, match="was not called"):
+        with pytest.raises(Unavailable, match=r"not ready within 0\.5 s\. The tool was not called"):
             await client.call_tool(server.target, "act", {}, timeout_s=0.5)
         assert time.monotonic() - began < 1.5
         assert server.count("tools/call") == 0
