@@ -4,11 +4,10 @@ No answer shows a secret. A client that sends back what it was shown keeps what 
 address changes: who may write an address must not be able to send a token there that they cannot read.
 """
 
-import re
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
@@ -20,6 +19,9 @@ from shared.domain.errors import InvalidRequest, McpServerUnavailable, NotFound,
 from shared.domain.ids import AgentId, IdMaker, McpServerId, ProjectId, ToolId
 from shared.domain.mcp_servers import McpServer, McpTarget, RemoteResult, RemoteTool, Transport, tool_source
 from shared.domain.tools import Tool
+from shared.mcp.client import McpClient
+from shared.mcp.commands import AllowedCommands
+from shared.mcp.targets import HEADER, THE_TOKEN, VARIABLE, target_of
 from shared.mcp_tools import MOST_TOOLS, TakeOver, ToolChanges
 from shared.network.addresses import flaw_of_url
 from shared.secret_keys import SecretKeys
@@ -30,38 +32,11 @@ from shared.sql.definitions.tools import ToolStore
 MASK = "********"
 """Stands for a secret in every answer."""
 
-TOKEN, HEADER, VARIABLE = "token", "header:", "env:"
-"""The names of a server's secrets: the last two are followed by the name of a header or of a variable."""
-
 DEFAULT_HEADER = "Authorization"
 LONGEST_PROBLEM = 500
 """Characters that are stored of why a server was not reached."""
 
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
-_NOT_TO_BE_SET = frozenset(
-    {
-        *("accept", "connection", "content-length", "content-type", "expect", "host", "keep-alive", "mcp-session-id"),
-        *("mcp-protocol-version", "te", "trailer", "transfer-encoding", "upgrade"),
-    }
-)
-"""Headers by which a message is framed, or that the client of MCP writes."""
-
 Texts = Mapping[str, str]
-
-
-class ToolClient(Protocol):
-    """Speaks to MCP servers."""
-
-    async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
-        """Returns the tools that the server lists. Raises `Unavailable` and `InvalidRequest`."""
-        ...
-
-    async def call_tool(
-        self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float
-    ) -> RemoteResult:
-        """Calls a tool, once. Raises `Unavailable` and `InvalidRequest`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +64,7 @@ class ServerChange:
             name=before.name if self.name is None else self.name,
             transport=transport,
             url="" if is_command else before.url if self.url is None else self.url,
-            auth_header=(self.auth_header or before.auth_header or DEFAULT_HEADER) if TOKEN in mine else None,
+            auth_header=(self.auth_header or before.auth_header or DEFAULT_HEADER) if THE_TOKEN in mine else None,
             command="" if not is_command else before.command if self.command is None else self.command,
             args=[] if not is_command else before.args if self.args is None else list(self.args),
             secrets=mine,
@@ -100,7 +75,7 @@ class ServerChange:
     def _secrets(self, stored: Texts) -> dict[str, str]:
         token = self.token if isinstance(self.token, UnsetType) else {"": self.token} if self.token else {}
         return {
-            **_merged(stored, TOKEN, token, "auth_token"),
+            **_merged(stored, THE_TOKEN, token, "auth_token"),
             **_merged(stored, HEADER, self.headers, "custom_headers"),
             **_merged(stored, VARIABLE, self.env, "env"),
         }
@@ -176,29 +151,20 @@ def _asking() -> Generator[None]:
         raise McpServerUnavailable(error.message) from error
 
 
-class TargetMaker(Protocol):
-    """Says how a server is reached."""
-
-    def __call__(self, server: McpServer, secret_keys: SecretKeys) -> McpTarget:
-        """Returns the target with its secrets decrypted. Raises `UnreadableSecret`."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class McpServers:
     """What callers do with their project's servers."""
 
     store: McpServerStore
     tools: ToolStore
-    client: ToolClient
-    target_of: TargetMaker
+    client: McpClient
     secret_keys: SecretKeys
     audit: AuditLog
     clock: Clock
     ids: IdMaker
-    commands: Collection[str]
-    """Those that a server of the transport `stdio` may be."""
+    commands: AllowedCommands
     asks_always: bool
+    """The operator demands that a person decides on each call of a server's tool."""
     call_s: float
     """Seconds that a call may take."""
 
@@ -324,7 +290,7 @@ class McpServers:
 
     def _target(self, server: McpServer) -> McpTarget:
         try:
-            return self.target_of(server, self.secret_keys)
+            return target_of(server, self.secret_keys)
         except UnreadableSecret as error:
             raise McpServerUnavailable(
                 f"The MCP server {server.name!r} cannot be asked: {error.message}. Send the secret anew"
@@ -348,28 +314,15 @@ class McpServers:
         return replace(server, secrets=self.secret_keys.seal_all(server.id, server.secrets))
 
     def _refuse_flaws(self, server: McpServer) -> None:
-        """Raises `InvalidRequest` for a server that leads nowhere."""
+        """Raises `InvalidRequest` for a server that leads nowhere, or that cannot be sent what is to be sent."""
         if not server.name:
             raise InvalidRequest("server_name is missing", field="server_name")
         if server.transport == "stdio":
-            self._refuse_command(server)
+            variables = [name.removeprefix(VARIABLE) for name in server.secrets]
+            self.commands.refuse_others(server.command, server.args, variables)
             return
         flaw = flaw_of_url(server.url) if server.url else "is missing"
         if flaw is not None:
             raise InvalidRequest(f"server_url: {flaw}", field="server_url")
-        headers = [name.removeprefix(HEADER) for name in server.secrets if name.startswith(HEADER)]
-        named = [*((name, "custom_headers") for name in headers), (server.auth_header or DEFAULT_HEADER, "auth_header")]
-        for name, field in named:
-            if _HEADER_NAME.fullmatch(name) is None or name.lower() in _NOT_TO_BE_SET:
-                raise InvalidRequest(f"{field}: {name[:200]!r} is no header that may be set", field=field)
-
-    def _refuse_command(self, server: McpServer) -> None:
-        if server.command not in self.commands:
-            raise InvalidRequest(
-                f"command: {server.command[:200]!r} is not among the commands that this server may start; its operator "
-                "lists them in HOLDFAST_MCP_COMMANDS",
-                field="command",
-            )
-        for name in masked(server, VARIABLE) or ():
-            if _VARIABLE_NAME.fullmatch(name) is None:
-                raise InvalidRequest(f"env: {name[:200]!r} is no name of a variable", field="env")
+        with suppress(UnreadableSecret):  # one that is kept, and cannot be wrong for the first time
+            target_of(server, self.secret_keys)

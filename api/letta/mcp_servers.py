@@ -7,8 +7,9 @@ from msgspec import UNSET, UnsetType
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.letta.messages import wire_time
-from api.mcp_servers import HEADER, MASK, TOKEN, VARIABLE, ServerChange, TakenServer, masked
+from api.mcp_servers import MASK, ServerChange, TakenServer, masked
 from shared.domain.mcp_servers import McpServer, RemoteResult, RemoteTool, Transport
+from shared.mcp.targets import HEADER, THE_TOKEN, VARIABLE
 from shared.mcp_tools import ToolChanges
 
 MOST_ARGUMENTS, MOST_SECRETS = 100, 50
@@ -134,7 +135,7 @@ def _reached(server: McpServer) -> dict[str, Any]:
     return {
         "server_url": server.url,
         "auth_header": server.auth_header,
-        "auth_token": MASK if TOKEN in server.secrets else None,
+        "auth_token": MASK if THE_TOKEN in server.secrets else None,
         "custom_headers": masked(server, HEADER),
     }
 

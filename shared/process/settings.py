@@ -121,6 +121,9 @@ class ToolSettings(BaseSettings):
     mcp_timeout: float = Field(
         default=60.0, gt=0, description="Seconds that one call of an MCP server's tool may take."
     )
+    mcp_always_ask: bool = Field(
+        default=False, description="Have a person decide on each call of an MCP server's tool."
+    )
 
     @field_validator("mcp_commands")
     @classmethod
