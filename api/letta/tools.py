@@ -121,7 +121,8 @@ TOOL_TYPES = (
     "letta_voice_sleeptime_core", "letta_builtin", "letta_files_core", "external_langchain", "external_composio",
     "external_mcp",
 )  # fmt: skip
-"""The wire's types of tools, by which a list can be asked for. A project has those of `BASE_TOOLS`, and custom ones."""
+"""The wire's types of tools, by which a list can be asked for. A project has those of `BASE_TOOLS`, custom ones, and
+those of MCP servers."""
 
 _WARNINGS = "schema_warnings"
 _AS_IS = (
