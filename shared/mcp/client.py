@@ -17,7 +17,7 @@ import structlog
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
-from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, ServerFailure
+from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, Deadline, ServerFailure
 from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED
 from shared.network.checked_http import CheckedTransport, NetworkRules
 
@@ -46,9 +46,9 @@ class ServerConnection(Protocol):
 
     def leave(self) -> None: ...
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: float) -> RemoteResult: ...
+    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult: ...
 
-    async def list_tools(self, deadline: float) -> tuple[list[RemoteTool], int]: ...
+    async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]: ...
 
 
 Connect = Callable[[McpTarget, CheckedTransport, Bounds], ServerConnection]
@@ -79,7 +79,7 @@ class McpClient:
         Raises `Unavailable` if the server does not answer, and `InvalidRequest` if what it is asked by, or what it
         lists, must be changed.
         """
-        deadline = asyncio.get_running_loop().time() + self._bounds.list_s
+        deadline = Deadline.after(self._bounds.list_s)
         connect = await _connector()
         try:
             with self._connected(target, connect) as connection:
@@ -98,7 +98,7 @@ class McpClient:
         Raises `Unavailable` and `InvalidRequest` as `list_tools` does; their text says whether the tool may have done
         its work.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = Deadline.after(timeout_s)
         connect = await _connector()
         try:
             with self._connected(target, connect) as connection:

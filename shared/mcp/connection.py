@@ -31,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.contents import error_text, remote_result, remote_tools, size_of
-from shared.mcp.failures import AN_ERROR, Bounds, ServerFailure
+from shared.mcp.failures import AN_ERROR, Bounds, Deadline, ServerFailure
 from shared.mcp.guarded_http import (
     ANSWER_BYTES,
     FORBIDDEN,
@@ -124,8 +124,8 @@ class Connection:
         else:
             self._idle = asyncio.get_running_loop().call_later(self._bounds.idle_s, self.stop)
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: float) -> RemoteResult:
-        """Has a tool called, once. `deadline` is by the event loop's clock. Raises `ServerFailure`."""
+    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult:
+        """Has a tool called, once. Raises `ServerFailure`."""
         params = CallToolRequestParams(name=name, arguments=arguments)
 
         def call(session: ClientSession) -> Coroutine[Any, Any, CallToolResult | InputRequiredResult]:
@@ -146,7 +146,7 @@ class Connection:
             )
         return remote_result(result)
 
-    async def list_tools(self, deadline: float) -> tuple[list[RemoteTool], int]:
+    async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]:
         """Returns the tools that the server has now, each name once, and how many are left out because they cannot be
         used. Raises `ServerFailure`."""
         tools: dict[str, RemoteTool] = {}
@@ -171,28 +171,28 @@ class Connection:
             cursors.add(cursor)
         raise ServerFailure(REFUSED, f"its list of tools has more than {self._bounds.most_pages} pages")
 
-    async def _ask(self, what: Callable[[ClientSession], Coroutine[Any, Any, Answer]], deadline: float) -> Answer:
+    async def _ask(self, what: Callable[[ClientSession], Coroutine[Any, Any, Answer]], deadline: Deadline) -> Answer:
         """Returns the answer to one request. Raises `ServerFailure`."""
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline.at):
                 await self._opened.wait()
         except TimeoutError as error:
-            raise ServerFailure(NOT_SENT, "its connection was not ready in time") from error
+            text = f"its connection was not ready within {deadline.seconds:g} s"
+            raise ServerFailure(NOT_SENT, text) from error
         if self._session is None or self._group is None or self._stopped.is_set() or self._failure is not None:
             raise self._failure or ServerFailure(NOT_SENT, "its connection has ended")
         asked = self._group.create_task(_outcome(what(self._session)), name="mcp request")
         self._asked.add(asked)
         asked.add_done_callback(self._asked.discard)
         try:
-            await asyncio.wait([asked], timeout=max(0.0, deadline - loop.time()))
+            await asyncio.wait([asked], timeout=deadline.left_s)
         finally:
             if not asked.done():
                 # What was given up may hold the connection's writer: whoever comes next gets another connection.
                 self.is_retired = True
                 asked.cancel()
         if not asked.done():
-            raise ServerFailure(LOST, "it has not answered in time")
+            raise ServerFailure(LOST, f"it has not answered within {deadline.seconds:g} s")
         if asked.cancelled():
             raise self._lost()
         outcome = asked.result()

@@ -1,6 +1,8 @@
 """Why an MCP server gave no answer, and the bounds within which it is asked."""
 
+import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 AN_ERROR = 0
 """The server has answered with an error, and says itself what it means."""
@@ -14,6 +16,21 @@ class ServerFailure(Exception):
         super().__init__(text)
         self.code = code
         self.text = text
+
+
+class Deadline(NamedTuple):
+    """When an answer must be there, by the event loop's clock, and how long that was at the beginning."""
+
+    at: float
+    seconds: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Self:
+        return cls(asyncio.get_running_loop().time() + seconds, seconds)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.at - asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True, kw_only=True)

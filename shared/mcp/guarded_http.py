@@ -33,6 +33,8 @@ OWN_ERRORS = frozenset({NOT_SENT, REFUSED, SESSION_GONE, LOST, FORBIDDEN})
 
 ANSWER_BYTES = 4_000_000
 """Of one answer, all events of its stream included."""
+CHANNEL_BYTES = 100_000_000
+"""Of the one stream of answers of an older server, from one request to the next."""
 ERROR_BYTES = 64_000
 """Of the body beside an HTTP status that says an error."""
 STEP_S = 10.0
@@ -86,6 +88,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self._is_settled = False
         self._moved: dict[str, httpx2.URL] = {}
         self._resumptions = 0
+        self._requests = 0
 
     def settle(self) -> None:
         """The connection is made: from now on a message that is answered with a redirect is not sent again."""
@@ -95,6 +98,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if request.method == "GET" and not self._may_listen(request):
             return httpx2.Response(HTTPStatus.METHOD_NOT_ALLOWED, request=request)
         message = _message_in(request)
+        self._requests += 1
         try:
             response = await self._inner.handle_async_request(self._limited(request, message))
             guarded = await self._guarded(request, message, response)
@@ -144,7 +148,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if self._has_event_channel and response.status_code >= HTTPStatus.BAD_REQUEST:
             await response.aclose()
             return _status_refusal(request, response.status_code)
-        if message is None or message.id is None:
+        # What is said to a message of the first version is no answer to it: that comes by the one stream.
+        if self._has_event_channel or message is None or message.id is None:
             return self._counted(request, response)
         if response.status_code >= HTTPStatus.BAD_REQUEST:
             return await _refused(request, response)
@@ -171,8 +176,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     def _counted(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         is_channel = self._has_event_channel and request.method == "GET"
         broken = self._broken if self._has_event_channel else None
-        # The one stream of answers lasts as long as the connection; the package bounds each event of it.
-        response.stream = _CountedStream(response, None if is_channel else ANSWER_BYTES, broken)
+        most = CHANNEL_BYTES if is_channel else ANSWER_BYTES
+        response.stream = _CountedStream(response, most, broken, (lambda: self._requests) if is_channel else None)
         return response
 
 
@@ -180,22 +185,33 @@ _UPGRADE = (("http", None), ("https", None))
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """The content of an answer, up to its bound. The package tells the caller what `SSEError` says."""
+    """The content of an answer, up to its bound. The package tells the caller what `SSEError` says.
 
-    def __init__(self, response: httpx2.Response, most_bytes: int | None, broken: Callable[[str], None] | None) -> None:
+    `requests`: how many requests were sent so far. The count begins anew with each.
+    """
+
+    def __init__(
+        self,
+        response: httpx2.Response,
+        most_bytes: int,
+        broken: Callable[[str], None] | None,
+        requests: Callable[[], int] | None,
+    ) -> None:
         self._stream = response.stream
         self._most_bytes = most_bytes
         self._broken = broken
+        self._requests = requests or (lambda: 0)
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
-        count = 0
+        count, requests = 0, self._requests()
         if not isinstance(self._stream, httpx2.AsyncByteStream):
             return
         try:
             async for chunk in self._stream:
-                count += len(chunk)
-                if self._most_bytes is not None and count > self._most_bytes:
-                    raise httpx2.SSEError(_TOO_LONG)
+                count = len(chunk) + (count if requests == self._requests() else 0)
+                requests = self._requests()
+                if count > self._most_bytes:
+                    raise httpx2.SSEError(f"its answer has more than {self._most_bytes} bytes")
                 yield chunk
         except (httpx2.HTTPError, OSError) as error:
             if self._broken is not None:
@@ -207,14 +223,11 @@ class _CountedStream(httpx2.AsyncByteStream):
             await self._stream.aclose()
 
 
-_TOO_LONG = f"its answer has more than {ANSWER_BYTES} bytes"
-
-
 async def _answer(message: _Message, response: httpx2.Response) -> httpx2.Response | _Refusal:
     """Returns an answer in JSON with the content that was read, if it is the answer to this message."""
     content = await _read(response, ANSWER_BYTES)
     if content is None:
-        return _Refusal(LOST, _TOO_LONG)
+        return _Refusal(LOST, f"its answer has more than {ANSWER_BYTES} bytes")
     try:
         answered = msgspec.json.decode(content, type=_Message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

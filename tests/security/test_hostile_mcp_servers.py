@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 from shared.mcp.client import McpClient
@@ -42,6 +43,11 @@ async def client() -> AsyncGenerator[McpClient]:
     began = time.monotonic()
     await made.aclose()
     assert time.monotonic() - began < 3, "closing is bounded, whatever the server does"
+
+
+async def unknown(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    error = {"code": -32601, "message": "Method not found"}
+    await send(writer, json.dumps({"jsonrpc": "2.0", "id": asked.id, "error": error}).encode())
 
 
 async def never(_asked: Asked, _writer: asyncio.StreamWriter) -> None:
@@ -153,7 +159,7 @@ async def test_a_spoilt_answer_costs_its_call(client: McpClient, act: str) -> No
 async def test_a_server_that_never_answers_costs_one_calls_time(client: McpClient, act: Act) -> None:
     async with hostile_server(tools_call=act) as server:
         began = time.monotonic()
-        with pytest.raises(Unavailable, match=r"not answered in time.*is not known"):
+        with pytest.raises(Unavailable, match=r"not answered within \d+(\.\d+)? s.*is not known"):
             await client.call_tool(server.target, "act", {}, timeout_s=0.5)
         assert time.monotonic() - began < 1.5
         assert server.count("tools/call") == 1
@@ -174,7 +180,7 @@ async def test_a_server_that_never_answers_holds_up_no_cancel(client: McpClient,
 async def test_a_silent_server_costs_a_call_its_own_time_also_while_connecting(client: McpClient) -> None:
     async with hostile_server(server_discover=never) as server:
         began = time.monotonic()
-        with pytest.raises(Unavailable, match="was not called"):
+        with pytest.raises(Unavailable, match=r"not ready within 0\.5 s\. The tool was not called"):
             await client.call_tool(server.target, "act", {}, timeout_s=0.5)
         assert time.monotonic() - began < 1.5
         assert server.count("tools/call") == 0
@@ -406,10 +412,6 @@ async def test_a_server_of_the_older_kind_that_hangs_on_its_end_holds_up_nothing
     """The package says goodbye to a session, and waits for the answer."""
     client = McpClient(LOOPBACK, bounds=Bounds(close_s=0.5))
 
-    async def unknown(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        error = {"code": -32601, "message": "Method not found"}
-        await send(writer, json.dumps({"jsonrpc": "2.0", "id": asked.id, "error": error}).encode())
-
     async def begin(asked: Asked, writer: asyncio.StreamWriter) -> None:
         about = {"name": "old", "version": "1"}
         result: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": about}
@@ -449,3 +451,69 @@ async def _answered_beside(client: McpClient, server: HostileServer) -> None:
     server.acts["tools/call"] = done
     result = await client.call_tool(server.target, "act", {}, timeout_s=5)
     assert result.text == "done"
+
+
+@pytest.mark.parametrize("broken_by", ["status", "drop", "long event", "end of the channel", "never"])
+async def test_a_server_of_the_first_version_that_breaks_costs_one_call(client: McpClient, broken_by: str) -> None:
+    """An error of a message left its call waiting until its time was over, because answers come by another way."""
+    channels: list[asyncio.StreamWriter] = []
+
+    async def channel(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await begin_events(writer)
+        writer.write(b"event: endpoint\ndata: /messages\n\n")
+        channels.append(writer)
+        await asyncio.Event().wait()
+
+    async def say(asked: Asked, writer: asyncio.StreamWriter, result: dict[str, Any]) -> None:
+        await send(writer, b"", status="202 Accepted")
+        said = {"jsonrpc": "2.0", "id": asked.id, "result": result}
+        channels[-1].write(b"event: message\ndata: " + json.dumps(said).encode() + b"\n\n")
+
+    async def begin(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        about = {"name": "old", "version": "1"}
+        await say(asked, writer, {"protocolVersion": "2024-11-05", "capabilities": {"tools": {}}, "serverInfo": about})
+
+    async def act(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.params["name"] != "break":
+            await say(asked, writer, {"content": [{"type": "text", "text": "done"}]})
+        elif broken_by == "status":
+            await send(writer, b"no", status="500 Internal Server Error", kind="text/plain")
+        elif broken_by == "long event":
+            await say(asked, writer, called("x" * 1_500_000))
+        elif broken_by == "end of the channel":
+            await send(writer, b"", status="202 Accepted")
+            channels[-1].close()
+        elif broken_by == "never":
+            await asyncio.Event().wait()
+
+    acts: dict[str, Act] = {"GET": channel, "initialize": begin, "tools/call": act}
+    async with hostile_server() as server:
+        server.acts = {**acts, "notifications/initialized": accepted, "notifications/cancelled": accepted}
+        target = replace(server.target, transport="sse")
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="is not known"):
+            await client.call_tool(target, "break", {}, timeout_s=1 if broken_by == "never" else 20)
+        assert time.monotonic() - began < 5, "it does not wait for its time to be over"
+        result = await client.call_tool(target, "act", {}, timeout_s=20)
+        assert (result.text, server.count("tools/call"), len(channels)) == ("done", 2, 2)
+
+
+async def test_a_server_of_the_first_version_sends_messages_to_nobody_else(client: McpClient) -> None:
+    asked_inside: list[bytes] = []
+
+    async def inside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked_inside.append(await reader.read(1000))
+        writer.close()
+
+    async with stream_server(inside) as port:
+
+        async def channel(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+            await begin_events(writer)
+            writer.write(b"event: endpoint\ndata: http://127.0.0.1:%d/messages\n\n" % port)
+            await asyncio.Event().wait()
+
+        async with hostile_server(GET=channel) as server:
+            target = replace(server.target, transport="sse")
+            with pytest.raises(Unavailable, match="was not called"):
+                await client.call_tool(target, "act", {}, timeout_s=1)
+    assert asked_inside == []

@@ -185,4 +185,4 @@ async def test_a_call_that_takes_too_long_is_given_up(product: Product, server: 
     product.models.say("It took too long.")
     assert (await ask(product, agent.id))["messages"][-1]["content"] == "It took too long."
     [result] = await results(product, agent.id)
-    assert "not answered in time. Whether the tool did its work is not known." in result["tool_return"]
+    assert "not answered within 0.5 s. Whether the tool did its work is not known." in result["tool_return"]
