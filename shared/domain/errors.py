@@ -103,8 +103,8 @@ class ErrorCode(StrEnum):
     RUN_CHANGED = "run_changed", "Read the run again, GET /v1/runs/{run_id}: it has moved on meanwhile."
 
     # This server, and what it needs.
-    MCP_SERVER_UNAVAILABLE = "mcp_server_unavailable", "Correct the MCP server's address or secrets, or wait for it."
     INTERNAL_ERROR = "internal_error", "Look into the server's log for the request's id, which is in X-Request-Id."
+    MCP_SERVER_UNAVAILABLE = "mcp_server_unavailable", "Correct the MCP server's address or secrets, or wait for it."
     SERVICE_UNAVAILABLE = "service_unavailable", "Send the request again when Retry-After has passed."
     SERVER_ENDING = "server_ending", "Ask again: another process, or this one's successor, answers."
     LOG_GAP = "log_gap", "Read what the run has brought: GET /v1/runs/{run_id}/messages."
