@@ -29,6 +29,7 @@ from mcp_types import (
 )
 from pydantic import TypeAdapter, ValidationError
 
+from shared.concurrency import AnswerTimeout
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.contents import error_text, remote_result, remote_tools, size_of
 from shared.mcp.failures import AN_ERROR, Bounds, Deadline, ServerFailure
@@ -185,14 +186,16 @@ class Connection:
         self._asked.add(asked)
         asked.add_done_callback(self._asked.discard)
         try:
-            await asyncio.wait([asked], timeout=deadline.left_s)
+            # Not given up because this process stood still: the answer may be there, and not be read yet.
+            async with AnswerTimeout(deadline.left_s):
+                await asyncio.wait([asked])
+        except TimeoutError as error:
+            raise ServerFailure(LOST, f"it has not answered within {deadline.seconds:g} s") from error
         finally:
             if not asked.done():
                 # What was given up may hold the connection's writer: whoever comes next gets another connection.
                 self.is_retired = True
                 asked.cancel()
-        if not asked.done():
-            raise ServerFailure(LOST, f"it has not answered within {deadline.seconds:g} s")
         if asked.cancelled():
             raise self._lost()
         outcome = asked.result()

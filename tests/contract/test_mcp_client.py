@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -112,6 +113,16 @@ async def test_a_call_that_hangs_costs_its_own_time_alone(client: McpClient, ser
         await waiting
     after = await client.call_tool(server.target, "add", {"a": 2, "b": 2}, timeout_s=10)
     assert (beside.text, after.text, server.calls) == ("2", "4", ["wait", "add", "add"])
+
+
+async def test_a_call_was_given_up_because_the_machine_had_stood_still(client: McpClient) -> None:
+    """Its answer came when the process woke up, and its time was over by then."""
+    async with official_server("json") as server:
+        calling = asyncio.create_task(client.call_tool(server.target, "wait", {}, timeout_s=1.0))
+        await wait_until(lambda: server.calls == ["wait"], description="the tool to wait")
+        threading.Event().wait(2.5)  # nothing goes on in this process
+        server.going_on.set()
+        assert (await calling).text == "waited"
 
 
 async def test_a_cancel_was_held_up_by_the_servers_end(client: McpClient, server: OfficialServer) -> None:
