@@ -75,7 +75,7 @@ from worker.run.run_traces import RunMetrics, RunTraces
 from worker.run.settle import RunFinisher
 from worker.run.spending import BudgetService
 from worker.runners.base_tools import BaseToolRunner
-from worker.runners.mcp_tools import McpToolRunner
+from worker.runners.mcp_tools import ALWAYS_ASKING, OF_A_SERVER, McpToolRunner
 from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
 from worker.runners.tool_runner import RunnerRow, ToolRunners
 from worker.sweeper import Sweeper
@@ -442,6 +442,7 @@ def _tool_runners(
         servers=patience.applied_to(McpServerStore(database), McpServerStore.get),
         secret_keys=process.secret_keys,
         timeout_s=settings.mcp_timeout,
+        traits=ALWAYS_ASKING if settings.mcp_always_ask else OF_A_SERVER,
     )
     return ToolRunners(
         RunnerRow(of_servers, MCP_TYPE),
