@@ -16,13 +16,11 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
+from shared.archival.archival_memory import EmbeddingClient, EmbeddingUpkeep
 from shared.concurrency import background, repeating
-from shared.domain.mcp_servers import MCP_TYPE
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
-from shared.domain.tool_catalog import RUNS_CODE, RUNS_CODE_WITH_TOOLS
-from shared.domain.tools import BASE_TYPES, SandboxTier
+from shared.domain.tools import SandboxTier
 from shared.mcp.client import McpClient
 from shared.mcp.commands import AllowedCommands
 from shared.network.addresses import AllowedHosts
@@ -41,12 +39,9 @@ from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
 from shared.sql.access.audit import AuditLog
-from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
+from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.blocks import MemoryStore
-from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.group_commit import GroupCommit
-from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
@@ -74,11 +69,9 @@ from worker.run.run_handle import RunServices
 from worker.run.run_traces import RunMetrics, RunTraces
 from worker.run.settle import RunFinisher
 from worker.run.spending import BudgetService
-from worker.runners.base_tools import BaseToolRunner
-from worker.runners.mcp_tools import ALWAYS_ASKING, OF_A_SERVER, McpToolRunner
-from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
-from worker.runners.tool_runner import RunnerRow, ToolRunners
+from worker.runners.tool_runner import ToolRunners
 from worker.sweeper import Sweeper
+from worker.tool_runners import tool_runners
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
@@ -270,7 +263,9 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         services = _run_services(process, logs)
         mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
         stack.push_async_callback(mcp.aclose)
-        bodies = _bodies(process, models, _tool_runners(process, tools, embeddings, mcp), tools.sandbox)
+        bodies = _bodies(
+            process, models, tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp), tools.sandbox
+        )
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -411,44 +406,6 @@ def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandb
             "generation": AgentBody(agents, generate),
             "tool": AgentBody(agents, run_tool),
         }
-    )
-
-
-def _tool_runners(
-    process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient, mcp: McpClient
-) -> ToolRunners:
-    """Returns the runners and the tools that each is for."""
-    settings, database = process.settings, process.database
-    patience = process.patience(settings.database_patience)
-    archival = ArchivalMemory(
-        passages=PassageStore(database),
-        vectors=VectorStore(database),
-        finder=PassageSearchStore(database),
-        client=embeddings,
-        clock=process.clock,
-        ids=process.ids,
-    )
-    base_tools = BaseToolRunner(
-        memory=MemoryStore(database),
-        archival=patience.applied_to(archival, ArchivalMemory.search),
-        message_lists=patience.applied_to(MessageLists(database), MessageLists.search),
-        clock=process.clock,
-        ids=process.ids,
-    )
-    programs = ProgramRunner(sandbox=tools.sandbox, timeout_s=settings.tool_timeout)
-    functions = SandboxRunner(sandbox=tools.sandbox, packages=tools.packages, timeout_s=settings.tool_timeout)
-    of_servers = McpToolRunner(
-        client=mcp,
-        servers=patience.applied_to(McpServerStore(database), McpServerStore.get),
-        secret_keys=process.secret_keys,
-        timeout_s=settings.mcp_timeout,
-        traits=ALWAYS_ASKING if settings.mcp_always_ask else OF_A_SERVER,
-    )
-    return ToolRunners(
-        RunnerRow(of_servers, MCP_TYPE),
-        RunnerRow(programs, BASE_TYPES, frozenset({RUNS_CODE, RUNS_CODE_WITH_TOOLS})),
-        RunnerRow(base_tools, BASE_TYPES),
-        RunnerRow(functions),
     )
 
 

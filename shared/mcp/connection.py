@@ -250,8 +250,12 @@ async def _session(
             follow_redirects=False,
             trust_env=False,
         )
+
+        def made(*_: Any, **__: Any) -> httpx2.AsyncClient:
+            return own
+
         if has_channel:
-            streams = sse_client(target.url, httpx_client_factory=lambda headers=None, timeout=None, auth=None: own)
+            streams = sse_client(target.url, httpx_client_factory=made)
         else:
             await stack.enter_async_context(own)
             streams = streamable_http_client(target.url, http_client=own, max_sse_event_size=ANSWER_BYTES)

@@ -164,8 +164,7 @@ class _OneServer:
 async def mcp_server() -> AsyncGenerator[ToolRunner]:
     async with official_server("json") as server:
 
-        @server.mcp.tool(name="act")
-        async def _act(what: str, marks: str) -> str:
+        async def acts(what: str, marks: str) -> str:
             _mark(Path(marks))
             if what == "hang":
                 await server.going_on.wait()
@@ -173,6 +172,7 @@ async def mcp_server() -> AsyncGenerator[ToolRunner]:
                 raise ToolError("it cannot be done")
             return {"tell": SECRET, "write": "x" * 100_000}.get(what, f"did {what}")
 
+        server.mcp.add_tool(acts, name="act")
         client = McpClient(NetworkRules.of("127.0.0.0/8", ""))
         servers = _OneServer(server.target.url)
         yield McpToolRunner(client=client, servers=servers, secret_keys=NO_KEYS, timeout_s=TIMEOUT_S)

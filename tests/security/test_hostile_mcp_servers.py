@@ -142,14 +142,12 @@ async def test_a_spoilt_answer_costs_its_call(client: McpClient, act: str) -> No
     """It is sent once, fails within its time with a sentence that can be stored, and the next call is made."""
     async with hostile_server(tools_call=SPOILT[act]) as server:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(
-            HoldfastError, match=r"^The MCP server 'hostile' \(127\.0\.0\.1:\d+\) does not serve: "
-        ) as failed:
+        with pytest.raises(HoldfastError, match=SAYS_WHERE) as failed:
             await client.call_tool(server.target, "act", {}, timeout_s=20)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
         assert server.count("tools/call") == 1
         assert failed.value.message.encode()
-        assert not {TOKEN, "in-the-address"} & set(failed.value.message.replace("/", " ").split())
+        assert not [secret for secret in (TOKEN, "in-the-address") if secret in failed.value.message]
         del server.acts["tools/call"]
         result = await client.call_tool(server.target, "act", {}, timeout_s=20)
         assert (result.text, server.count("tools/call")) == ("done", 2)
