@@ -12,7 +12,7 @@ from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.history.message_lists import MessageLists
 from worker.runners.base_tools import BaseToolRunner
-from worker.runners.mcp_tools import McpToolRunner
+from worker.runners.mcp_tools import ALWAYS_ASKING, OF_A_SERVER, McpToolRunner
 from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
 from worker.runners.tool_runner import RunnerRow, ToolRunners
 from worker.tools.outcomes import ToolSandbox
@@ -50,6 +50,7 @@ def tool_runners(
         servers=patience.applied_to(McpServerStore(database), McpServerStore.get),
         secret_keys=process.secret_keys,
         timeout_s=settings.mcp_timeout,
+        traits=ALWAYS_ASKING if settings.mcp_always_ask else OF_A_SERVER,
     )
     return ToolRunners(
         RunnerRow(of_servers, MCP_TYPE),

@@ -1,5 +1,6 @@
 """MCP servers of a project over the wire, with Letta's SDK and the official package's server."""
 
+import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -327,3 +328,53 @@ async def test_a_command_that_the_operator_has_listed_is_a_server(product: Produ
     older = "/v1/tools/mcp/servers/local"
     changed = {"stdio_config": {"command": sys.executable, "args": [SCRIPT, "x"], "env": {"GREETING": "hello"}}}
     assert (await product.http.patch(older, json=changed)).json()["args"] == [SCRIPT, "x"]
+
+
+@pytest.mark.own_product
+@pytest.mark.parametrize("settings", [{"mcp_always_ask": True}])
+async def test_an_operators_demand_holds_whatever_the_tool_is_set_to(product: Product) -> None:
+    script = '{"turns": [{"calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}, {"text": "Five."}]}'
+    async with official_server("stateless") as official:
+        server = await made(product, official)
+        [add] = [tool for tool in await sdk(product).tools.list(server.id) if tool.name == "add"]
+        assert add.default_requires_approval is True
+        await product.client.tools.update(add.id, default_requires_approval=False)
+        agent = await product.client.agents.create(model="builtin/scripted", tools=["add"], include_base_tools=False)
+        await product.http.patch(f"/v1/agents/{agent.id}/tools/approval/add", json={"requires_approval": False})
+
+        answer = await product.client.agents.messages.create(agent.id, input=script)
+
+        assert [message.message_type for message in answer.messages][-1] == "approval_request_message"
+        assert official.calls == []
+
+
+async def test_a_file_names_the_server_and_is_bound_to_the_one_of_its_name(
+    product: Product, official: OfficialServer
+) -> None:
+    server = await made(product, official)
+    agent = await product.client.agents.create(model="builtin/echo", tools=["add"], include_base_tools=False)
+    file = (await product.http.get(f"/v1/agents/{agent.id}/export")).json()
+
+    [named] = file["mcp_servers"]
+    assert (named["server_name"], named["server_type"], named["server_url"]) == (
+        "tools", "streamable_http", official.target.url,
+    )  # fmt: skip
+    assert "token-of-the-server" not in str(file)
+
+    async def brought() -> tuple[list[str], str]:
+        upload = {"file": ("agent.af", json.dumps(file))}
+        answer = await product.http.post("/v1/agents/import", files=upload)
+        [made_id] = answer.json()["agent_ids"]
+        tools = (await product.client.agents.retrieve(made_id)).tools
+        return [tool.name for tool in tools], answer.headers.get("warning", "")
+
+    assert await brought() == (["add"], "")
+    await sdk(product).delete(server.id)
+    own = await product.client.tools.create(source_code='def add(a: int) -> int:\n    """Mine."""\n    return a\n')
+    renamed = await made(product, official)
+    assert await brought() == (["tools_add"], "")
+    await sdk(product).delete(renamed.id)
+    names, warning = await brought()
+    assert (names, "MCP servers are left out" in warning) == ([], True)
+    assert "the project has no MCP server named 'tools'" in warning
+    assert (await product.client.tools.retrieve(own.id)).name == "add"

@@ -24,9 +24,9 @@ NO_PLACE = (
 NO_SERVER = "Error: the tool was not called: its MCP server {!r} is no longer there"
 
 
-def traits_of_servers(*, asks_always: bool = False) -> RunnerTraits:
-    """The runner ends a call in time itself: it then knows whether the server may have acted."""
-    return RunnerTraits(asks_always=asks_always, timeout_s=None)
+OF_A_SERVER = RunnerTraits(timeout_s=None)
+"""The runner ends a call in time itself: it then knows whether the server may have acted."""
+ALWAYS_ASKING = RunnerTraits(timeout_s=None, asks_always=True)
 
 
 class McpServers(Protocol):
@@ -46,7 +46,7 @@ class McpToolRunner:
     secret_keys: SecretKeys
     timeout_s: float
     """Seconds for one call, also the most that a tool may choose."""
-    traits: RunnerTraits = traits_of_servers()
+    traits: RunnerTraits = OF_A_SERVER
 
     def arguments(self, tool: Tool) -> JsonObject:
         """Returns the schema that the server has listed."""
