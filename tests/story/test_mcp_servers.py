@@ -162,6 +162,22 @@ async def test_a_tool_is_run_and_says_when_it_failed(product: Product, official:
         await sdk(product).tools.run(custom.id, mcp_server_id=server.id)
 
 
+async def test_the_sdk_sent_a_call_again_after_a_timeout(product: Product, official: OfficialServer) -> None:
+    """The first one may have had its effect."""
+    server = await made(product, official)
+    tools = {tool.name: tool.id for tool in await sdk(product).tools.list(server.id)}
+    again = {"X-Stainless-Retry-Count": "1"}
+
+    for name, status in (("fail", 409), ("add", 200)):
+        path = f"/v1/mcp-servers/{server.id}/tools/{tools[name]}/run"
+        answer = await product.http.post(path, json={"args": {"a": 1, "b": 1}}, headers=again)
+        assert answer.status_code == status
+    assert (answer.json()["func_return"], official.calls) == ("2", ["add"])
+    older = f"/v1/tools/mcp/servers/{server.server_name}/tools/fail/execute"
+    refused = await product.http.post(older, json={"args": {}}, headers=again)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
+
+
 async def test_a_server_that_is_away_is_kept_and_taken_over_later(product: Product) -> None:
     _client, port = product.client, free_port()
     away: Any = {"mcp_server_type": "streamable_http", "server_url": f"http://127.0.0.1:{port}/mcp"}
