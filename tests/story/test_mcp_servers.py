@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from letta_client import APIStatusError, BadRequestError, ConflictError, NotFoundError
 
 from api.mcp_servers import MASK
@@ -16,14 +15,18 @@ from tests.kit.free_ports import free_port
 from tests.kit.mcp.official import OfficialServer, official_server
 from tests.kit.product import Product
 
-pytestmark = pytest.mark.shared_product
-
+LOOPBACK = {"reachable_networks": "127.0.0.0/8"}
 TOKEN = "Bearer token-of-the-server"
 SCRIPT = str(Path(__file__).parent.parent / "kit" / "mcp" / "stdio_server.py")
 NAMES = {"add", "ask", "fail", "show", "structured", "wait"}
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return LOOPBACK
+
+
+@pytest.fixture
 async def official() -> AsyncGenerator[OfficialServer]:
     async with official_server("stateless") as server:
         yield server
@@ -329,8 +332,9 @@ async def test_programs_of_the_older_routes_find_servers_by_name(product: Produc
         assert (await http.request(method, f"{path}/{rest}", json={})).status_code == 404
 
 
-@pytest.mark.own_product
-@pytest.mark.parametrize("settings", [{"mcp_commands": f"{sys.executable} {SCRIPT} *", "mcp_always_ask": True}])
+@pytest.mark.parametrize(
+    "settings", [LOOPBACK | {"mcp_commands": f"{sys.executable} {SCRIPT} *", "mcp_always_ask": True}]
+)
 async def test_a_command_that_the_operator_has_listed_is_a_server(product: Product) -> None:
     stdio: Any = {"mcp_server_type": "stdio", "command": sys.executable, "args": [SCRIPT], "env": {"GREETING": "hi"}}
     server: Any = await sdk(product).create(server_name="local", config=stdio)
@@ -346,8 +350,7 @@ async def test_a_command_that_the_operator_has_listed_is_a_server(product: Produ
     assert (await product.http.patch(older, json=changed)).json()["args"] == [SCRIPT, "x"]
 
 
-@pytest.mark.own_product
-@pytest.mark.parametrize("settings", [{"mcp_always_ask": True}])
+@pytest.mark.parametrize("settings", [LOOPBACK | {"mcp_always_ask": True}])
 async def test_an_operators_demand_holds_whatever_the_tool_is_set_to(product: Product) -> None:
     script = '{"turns": [{"calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}, {"text": "Five."}]}'
     async with official_server("stateless") as official:
