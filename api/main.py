@@ -261,7 +261,9 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         stack.push_async_callback(embeddings.aclose)
         server_models = ServerModels(process.environment, network, process.clock)
         stack.push_async_callback(server_models.aclose)
-        mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
+        # As the workers reach them: what callbacks may do is no rule for these.
+        reachable = NetworkRules.of(settings.reachable_networks, settings.ca_file)
+        mcp = McpClient(reachable, AllowedCommands.parse(settings.mcp_commands))
         stack.push_async_callback(mcp.aclose)
         await stack.enter_async_context(feed.running())
         await stack.enter_async_context(quotas.counting())

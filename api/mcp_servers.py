@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from shared.concurrency import Clock
 from shared.domain.agents import SEALED, is_sealed
-from shared.domain.errors import InvalidRequest, McpServerUnavailable, NotFound, Unavailable, UnreadableSecret
+from shared.domain.errors import Conflict, InvalidRequest, McpServerUnavailable, NotFound, Unavailable, UnreadableSecret
 from shared.domain.ids import AgentId, IdMaker, McpServerId, ProjectId, ToolId
 from shared.domain.mcp_servers import McpServer, McpTarget, RemoteResult, RemoteTool, Transport, tool_source
 from shared.domain.tools import Tool
@@ -258,9 +258,15 @@ class McpServers:
             raise NotFound(f"MCP server {server_id} has no tool with ID {tool_id}")
         return tool
 
-    async def call(self, tool: Tool, arguments: dict[str, Any]) -> RemoteResult:
-        """Calls a tool at once, once, without an agent and without asking anybody. Raises `NotFound` when its server
-        was deleted meanwhile, and `McpServerUnavailable`."""
+    async def call(self, tool: Tool, arguments: dict[str, Any], *, is_repeated: bool) -> RemoteResult:
+        """Calls a tool at once, once, without an agent and without asking anybody. `is_repeated`: the client's library
+        sends the same request again by itself, as it does after a timeout. Raises `NotFound` when the server was
+        deleted meanwhile, `Conflict` for a repeated call that may have its effect twice, and `McpServerUnavailable`."""
+        if is_repeated and not tool.idempotent:
+            raise Conflict(
+                f"The call of {tool.name!r} was sent before, and whether the tool did its work is not known. It was "
+                "not sent again: look at the server, and decide"
+            )
         source = tool_source(tool)
         if source is None:
             raise NotFound(f"Tool {tool.id} is run by no MCP server")

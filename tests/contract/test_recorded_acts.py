@@ -108,13 +108,16 @@ def test_every_act_is_on_the_page_about_keys() -> None:
     assert [act for act in sorted({*ACTS.values(), "secrets.changed"}) if f"`{act}`" not in page] == []
 
 
+SETTINGS = {"api_keys": f"default={CONFIGURED}", "reachable_networks": "127.0.0.0/8"}
+
+
 @pytest.fixture
 async def http(sqlite_url: str) -> AsyncGenerator[httpx.AsyncClient]:
     redis = RedisService(None)
     async with (
         open_database(sqlite_url) as database,
         ModelServer() as models,
-        running_product(database, redis.client(), models, settings={"api_keys": f"default={CONFIGURED}"}) as product,
+        running_product(database, redis.client(), models, settings=SETTINGS) as product,
     ):
         product.http.headers["Authorization"] = f"Bearer {CONFIGURED}"
         yield product.http

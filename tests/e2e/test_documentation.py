@@ -47,6 +47,7 @@ def base_url(directory: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment |= {"HOLDFAST_REACHABLE_NETWORKS": "127.0.0.0/8"}
     environment |= {"HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true", "HOLDFAST_CALLBACK_SECRET": "a-secret-for-callbacks"}
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from letta_client import APIStatusError, BadRequestError, ConflictError, NotFoundError
 
 from api.mcp_servers import MASK
@@ -16,14 +15,18 @@ from tests.kit.free_ports import free_port
 from tests.kit.mcp.official import OfficialServer, official_server
 from tests.kit.product import Product
 
-pytestmark = pytest.mark.shared_product
-
+LOOPBACK = {"reachable_networks": "127.0.0.0/8"}
 TOKEN = "Bearer token-of-the-server"
 SCRIPT = str(Path(__file__).parent.parent / "kit" / "mcp" / "stdio_server.py")
 NAMES = {"add", "ask", "fail", "show", "structured", "wait"}
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return LOOPBACK
+
+
+@pytest.fixture
 async def official() -> AsyncGenerator[OfficialServer]:
     async with official_server("stateless") as server:
         yield server
@@ -160,6 +163,22 @@ async def test_a_tool_is_run_and_says_when_it_failed(product: Product, official:
     custom = await client.tools.create(source_code='def mine() -> str:\n    """Mine."""\n    return "x"\n')
     with pytest.raises(NotFoundError):
         await sdk(product).tools.run(custom.id, mcp_server_id=server.id)
+
+
+async def test_the_sdk_sent_a_call_again_after_a_timeout(product: Product, official: OfficialServer) -> None:
+    """The first one may have had its effect."""
+    server = await made(product, official)
+    tools = {tool.name: tool.id for tool in await sdk(product).tools.list(server.id)}
+    again = {"X-Stainless-Retry-Count": "1"}
+
+    for name, status in (("fail", 409), ("add", 200)):
+        path = f"/v1/mcp-servers/{server.id}/tools/{tools[name]}/run"
+        answer = await product.http.post(path, json={"args": {"a": 1, "b": 1}}, headers=again)
+        assert answer.status_code == status
+    assert (answer.json()["func_return"], official.calls) == ("2", ["add"])
+    older = f"/v1/tools/mcp/servers/{server.server_name}/tools/fail/execute"
+    refused = await product.http.post(older, json={"args": {}}, headers=again)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
 
 
 async def test_a_server_that_is_away_is_kept_and_taken_over_later(product: Product) -> None:
@@ -313,8 +332,9 @@ async def test_programs_of_the_older_routes_find_servers_by_name(product: Produc
         assert (await http.request(method, f"{path}/{rest}", json={})).status_code == 404
 
 
-@pytest.mark.own_product
-@pytest.mark.parametrize("settings", [{"mcp_commands": f"{sys.executable} {SCRIPT} *", "mcp_always_ask": True}])
+@pytest.mark.parametrize(
+    "settings", [LOOPBACK | {"mcp_commands": f"{sys.executable} {SCRIPT} *", "mcp_always_ask": True}]
+)
 async def test_a_command_that_the_operator_has_listed_is_a_server(product: Product) -> None:
     stdio: Any = {"mcp_server_type": "stdio", "command": sys.executable, "args": [SCRIPT], "env": {"GREETING": "hi"}}
     server: Any = await sdk(product).create(server_name="local", config=stdio)
@@ -330,8 +350,7 @@ async def test_a_command_that_the_operator_has_listed_is_a_server(product: Produ
     assert (await product.http.patch(older, json=changed)).json()["args"] == [SCRIPT, "x"]
 
 
-@pytest.mark.own_product
-@pytest.mark.parametrize("settings", [{"mcp_always_ask": True}])
+@pytest.mark.parametrize("settings", [LOOPBACK | {"mcp_always_ask": True}])
 async def test_an_operators_demand_holds_whatever_the_tool_is_set_to(product: Product) -> None:
     script = '{"turns": [{"calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}, {"text": "Five."}]}'
     async with official_server("stateless") as official:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Depends, Header, Path
 from starlette.responses import Response
 
 from api.access.callers import may_see_instructions
@@ -33,6 +33,13 @@ from shared.domain.tools import Tool
 
 McpServersDep = Annotated[McpServers, served(McpServers)]
 McpServerIdPath = Annotated[McpServerId, Path(pattern=f"^mcp_server-{UUID4_PATTERN}$")]
+
+
+async def _is_repeated(retry_count: Annotated[str | None, Header(alias="X-Stainless-Retry-Count")] = None) -> bool:
+    return retry_count not in (None, "0")
+
+
+RepeatedDep = Annotated[bool, Depends(_is_repeated)]
 
 router = APIRouter(prefix="/v1/mcp-servers", tags=["mcp-servers"], route_class=LateRoute)
 
@@ -116,11 +123,12 @@ async def run_mcp_server_tool(
     tool_id: ToolIdPath,
     servers: McpServersDep,
     project_id: ProjectDep,
+    is_repeated: RepeatedDep,
     body: McpToolRun | None = None,
 ) -> dict[str, Any]:
     """Calls a tool at once, without an agent and without asking anybody for approval."""
     tool = await servers.tool(project_id, mcp_server_id, tool_id)
-    return wire_result(await servers.call(tool, (body or McpToolRun()).args))
+    return wire_result(await servers.call(tool, (body or McpToolRun()).args, is_repeated=is_repeated))
 
 
 agent_router = APIRouter(prefix="/v1/agents/{agent_id}/mcp-servers", tags=["agents"], route_class=LateRoute)
@@ -205,7 +213,12 @@ async def resync_named_mcp_server(
 
 @named_router.post("/{mcp_server_name}/tools/{mcp_tool_name}/execute")
 async def execute_named_mcp_tool(
-    mcp_server_name: str, mcp_tool_name: str, body: McpToolRun, servers: McpServersDep, project_id: ProjectDep
+    mcp_server_name: str,
+    mcp_tool_name: str,
+    body: McpToolRun,
+    servers: McpServersDep,
+    project_id: ProjectDep,
+    is_repeated: RepeatedDep,
 ) -> dict[str, Any]:
     """Calls a tool of the server at once, by its name there or in the project."""
     server = await servers.find(project_id, mcp_server_name)
@@ -213,7 +226,7 @@ async def execute_named_mcp_tool(
     tool = next((tool for tool in own if mcp_tool_name in _names_of(tool)), None)
     if tool is None:
         raise NotFound(f"The project has no tool named {mcp_tool_name[:200]!r} of this server: refresh it first")
-    return wire_named_result(await servers.call(tool, body.args))
+    return wire_named_result(await servers.call(tool, body.args, is_repeated=is_repeated))
 
 
 @named_router.post("/{mcp_server_name}/{mcp_tool_name}")

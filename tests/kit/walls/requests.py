@@ -278,13 +278,13 @@ BODIES: Mapping[str, list[Body]] = {
         lambda _, __: {"keep_old_secret_active_for_24_hours": True}
     ],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
-    "POST /v1/mcp-servers": [lambda _, other: {"server_name": f"1 {other['mcp_server_names']}", "config": _SERVER}],
+    "POST /v1/mcp-servers": [lambda _, __: {"server_name": "mine", "config": _SERVER}],
     "PATCH /v1/mcp-servers/{mcp_server_id}": [
         lambda _, __: {"config": _SERVER},
         lambda _, other: {"server_name": other["mcp_server_names"]},
     ],
     "POST /v1/mcp-servers/{mcp_server_id}/tools/{tool_id}/run": [lambda _, __: {"args": {}}],
-    "PUT /v1/tools/mcp/servers": [lambda _, other: _SERVER | {"server_name": f"2 {other['mcp_server_names']}"}],
+    "PUT /v1/tools/mcp/servers": [lambda _, __: _SERVER | {"server_name": "mine"}],
     **{
         f"POST /v1/tools/mcp/servers/{part}": [lambda _, other: _SERVER | {"server_name": other["mcp_server_names"]}]
         for part in ("test", "connect")
