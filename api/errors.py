@@ -201,6 +201,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,
     domain.ModelError: _NEVER_HERE,  # `model_error_answer` decides by its type
+    domain.McpServerUnavailable: ErrorAnswer(502, ErrorCode.MCP_SERVER_UNAVAILABLE, "MCP_SERVER_UNAVAILABLE"),
     domain.UnreadableSecret: _NEVER_HERE,
     domain.Unavailable: ErrorAnswer(503, ErrorCode.SERVICE_UNAVAILABLE, _AWAY, passes=True),
     domain.Unusable: ErrorAnswer(503, ErrorCode.SERVICE_UNAVAILABLE, _AWAY, passes=True),
@@ -257,11 +258,13 @@ def domain_error_answer(asked: str, error: Exception) -> RefusalAnswer:
         return model_error_answer(error.error_type, error.message)
     kind = next(kind for kind in type(error).__mro__ if kind in ERROR_ANSWERS)
     answer = ERROR_ANSWERS[kind]
+    is_anothers = answer.status == HTTPStatus.BAD_GATEWAY
     if answer.status == 503:
         log.warning("request_unavailable", request=asked, reason=str(error), cause=_cause(error))
-    elif answer.status >= 500:
+    elif answer.status >= 500 and not is_anothers:
         log.error("request_failed", request=asked, exc_info=error)
-    headers = {SHOULD_RETRY: "true"} if answer.passes else {}
+    # What another server was asked for may have had its effect.
+    headers = {SHOULD_RETRY: "true"} if answer.passes else {SHOULD_RETRY: "false"} if is_anothers else {}
     if answer.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, LimitReached):

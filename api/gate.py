@@ -167,12 +167,13 @@ _NOT_OURS = re.compile(
     "/v1/(?:"
     # whole nouns
     r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
-    r"|mcp-servers|metadata|providers|ready|repositories|sandbox-config|shared-agents|sources|telemetry|templates"
+    r"|metadata|providers|ready|repositories|sandbox-config|shared-agents|sources|telemetry|templates"
     r"|voice-beta)(?:/.*)?"
     # Letta's own administration, and what its own pages and coding tools ask
     r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
     # parts of nouns that are ours
-    rf"|{_AGENT}(?:files|folders|groups|identities|mcp-servers|repositories|schedule|sources|variables)(?:/.*)?"
+    rf"|{_AGENT}(?:files|folders|groups|identities|repositories|schedule|sources|variables)(?:/.*)?"
+    rf"|{_AGENT}mcp-servers/.+"
     rf"|{_AGENT}core-memory/variables|{_AGENT}system-prompt/recompile"
     rf"|{_AGENT}messages/preview-raw-payload|{_AGENT}messages/message-[^/]+"
     rf"|{_AGENT}sandboxes|sandboxes(?:/.*)?|git(?:/.*)?|admin/(?:orgs|users)(?:/.*)?|auth"
@@ -183,7 +184,7 @@ _NOT_OURS = re.compile(
     r"|messages/batches(?:/.*)?"
     r"|models/catalog"
     r"|steps/[^/]+/transaction/.*"
-    r"|tools/(?:composio.*|generate-schema|generate-tool|mcp.*|run|search)"
+    r"|tools/(?:composio.*|generate-schema|generate-tool|mcp/oauth/.*|run|search)"
     r")"
 )
 

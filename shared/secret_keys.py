@@ -1,5 +1,5 @@
-"""Encrypts secrets where they are stored, of agents and of webhook endpoints: AES-256-GCM, bound to the owner's id and
-the name.
+"""Encrypts secrets where they are stored, of agents, webhook endpoints and MCP servers: AES-256-GCM, bound to the
+owner's id and the name.
 
 A value that is copied to another owner, or to another name, cannot be read there. A stored text names its key, so that
 several keys can be in use while they are changed. Whoever has only the database, or a dump of it, reads no secret;

@@ -16,12 +16,13 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
+from shared.archival.archival_memory import EmbeddingClient, EmbeddingUpkeep
 from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
-from shared.domain.tool_catalog import RUNS_CODE, RUNS_CODE_WITH_TOOLS
-from shared.domain.tools import BASE_TYPES, SandboxTier
+from shared.domain.tools import SandboxTier
+from shared.mcp.client import McpClient
+from shared.mcp.commands import AllowedCommands
 from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments, package_environments
@@ -38,11 +39,9 @@ from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
 from shared.sql.access.audit import AuditLog
-from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
+from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.group_commit import GroupCommit
-from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
@@ -70,10 +69,9 @@ from worker.run.run_handle import RunServices
 from worker.run.run_traces import RunMetrics, RunTraces
 from worker.run.settle import RunFinisher
 from worker.run.spending import BudgetService
-from worker.runners.base_tools import BaseToolRunner
-from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
-from worker.runners.tool_runner import RunnerRow, ToolRunners
+from worker.runners.tool_runner import ToolRunners
 from worker.sweeper import Sweeper
+from worker.tool_runners import tool_runners
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
@@ -263,7 +261,11 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         tools = await stack.enter_async_context(tool_parts(process, network))
         logs = await stack.enter_async_context(_logs(process))
         services = _run_services(process, logs)
-        bodies = _bodies(process, models, tools, embeddings)
+        mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
+        stack.push_async_callback(mcp.aclose)
+        bodies = _bodies(
+            process, models, tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp), tools.sandbox
+        )
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -384,13 +386,13 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     )
 
 
-def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embeddings: EmbeddingClient) -> Bodies:
+def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandbox: ToolSandbox) -> Bodies:
     """Returns the body of each kind of run."""
     database = process.database
     agents = AgentServices(
         models=models,
-        sandbox=tools.sandbox,
-        runners=_tool_runners(process, tools, embeddings),
+        sandbox=sandbox,
+        runners=runners,
         agents=AgentStore(database),
         secret_keys=process.secret_keys,
         approvals=ApprovalStore(database),
@@ -404,34 +406,6 @@ def _bodies(process: ProcessContext, models: Models, tools: ToolParts, embedding
             "generation": AgentBody(agents, generate),
             "tool": AgentBody(agents, run_tool),
         }
-    )
-
-
-def _tool_runners(process: ProcessContext, tools: ToolParts, embeddings: EmbeddingClient) -> ToolRunners:
-    """Returns the runners and the tools that each is for."""
-    settings, database = process.settings, process.database
-    patience = process.patience(settings.database_patience)
-    archival = ArchivalMemory(
-        passages=PassageStore(database),
-        vectors=VectorStore(database),
-        finder=PassageSearchStore(database),
-        client=embeddings,
-        clock=process.clock,
-        ids=process.ids,
-    )
-    base_tools = BaseToolRunner(
-        memory=MemoryStore(database),
-        archival=patience.applied_to(archival, ArchivalMemory.search),
-        message_lists=patience.applied_to(MessageLists(database), MessageLists.search),
-        clock=process.clock,
-        ids=process.ids,
-    )
-    programs = ProgramRunner(sandbox=tools.sandbox, timeout_s=settings.tool_timeout)
-    functions = SandboxRunner(sandbox=tools.sandbox, packages=tools.packages, timeout_s=settings.tool_timeout)
-    return ToolRunners(
-        RunnerRow(programs, BASE_TYPES, frozenset({RUNS_CODE, RUNS_CODE_WITH_TOOLS})),
-        RunnerRow(base_tools, BASE_TYPES),
-        RunnerRow(functions),
     )
 
 

@@ -51,7 +51,12 @@ class Rule(NamedTuple):
 _A = "/v1/agents/{agent_id}"
 _C = "/v1/conversations/{conversation_id}"
 _R = "/v1/runs/{run_id}"
-_ABSENT = ("folders", "groups", "identities", "mcp-servers", "sources")
+_ABSENT = ("folders", "groups", "identities", "sources")
+
+_M = "/v1/mcp-servers"
+_MS = f"{_M}/{{mcp_server_id}}"
+_OLDER_M = "/v1/tools/mcp/servers"
+_OLDER_MS = f"{_OLDER_M}/{{mcp_server_name}}"
 
 _W = "/openai/v1/webhook_endpoints"
 
@@ -67,7 +72,7 @@ _READ: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         f"GET {_A}",
         *(f"GET {_A}/{part}" for part in ("core-memory", "tools", "messages", "archival-memory")),
-        *(f"GET {_A}/{part}" for part in ("archival-memory/search", "files", "repositories", *_ABSENT)),
+        *(f"GET {_A}/{part}" for part in ("archival-memory/search", "files", "mcp-servers", "repositories", *_ABSENT)),
         *(f"GET {_A}/core-memory/blocks{part}" for part in ("", "/{block_label}")),
         *(f"GET {_C}{part}" for part in ("", "/messages")),
         f"POST {_C}/stream",
@@ -84,8 +89,8 @@ _READ: dict[Reach, Iterable[str]] = {
     Reach.QUERY: (*(f"GET /v1/{nouns}" for nouns in ("conversations", "runs", "runs/active", "steps", "approvals")),),
     Reach.NOTHING: (
         *(f"GET /v1/{nouns}" for nouns in ("models", "models/embedding", "jobs", "jobs/active", "providers")),
-        *(f"GET /v1/{nouns}" for nouns in ("shared-agents", "tools/mcp/servers", *_ABSENT)),
-        *(f"GET /v1/{nouns}/count" for nouns in _ABSENT if nouns != "mcp-servers"),
+        *(f"GET /v1/{nouns}" for nouns in ("shared-agents", *_ABSENT)),
+        *(f"GET /v1/{nouns}/count" for nouns in _ABSENT),
         "GET /openai/v1/webhook_event_types",
         f"GET {_OPENAI}/models",
     ),
@@ -98,6 +103,8 @@ _READ: dict[Reach, Iterable[str]] = {
         f"POST {_A}/export",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
         *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
+        *(f"GET {path}" for path in (_M, f"{_M}/connect/{{mcp_server_id}}", _OLDER_M, f"{_OLDER_MS}/tools")),
+        *(f"GET {_MS}{part}" for part in ("", "/tools", "/tools/{tool_id}")),
     ),
 }
 
@@ -142,6 +149,13 @@ _WRITE: dict[Reach, Iterable[str]] = {
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
         *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
         f"DELETE {_W}/{{webhook_id}}",
+        f"POST {_M}",
+        *(f"{method} {path}" for method in ("PATCH", "DELETE") for path in (_MS, _OLDER_MS)),
+        f"PATCH {_MS}/refresh",
+        f"POST {_MS}/tools/{{tool_id}}/run",
+        f"PUT {_OLDER_M}",
+        *(f"POST {_OLDER_M}/{part}" for part in ("test", "connect")),
+        *(f"POST {_OLDER_MS}/{part}" for part in ("resync", "{mcp_tool_name}", "tools/{mcp_tool_name}/execute")),
     ),
 }
 

@@ -365,3 +365,107 @@ class FoundPassage(TypedDict):
     passage: Passage
     score: float
     metadata: Fields
+
+
+class HttpMcpServer(TypedDict):
+    """An MCP server that is reached at a URL. Its secrets are masked."""
+
+    id: str
+    server_name: str
+    mcp_server_type: Literal["streamable_http", "sse"]
+    server_url: str
+    auth_header: str | None
+    auth_token: str | None
+    custom_headers: dict[str, str] | None
+    refreshed_at: Time | None
+    problem: str | None
+
+
+class StdioMcpServer(TypedDict):
+    """An MCP server that is a command. The values of its variables are masked."""
+
+    id: str
+    server_name: str
+    mcp_server_type: Literal["stdio"]
+    command: str
+    args: list[str]
+    env: dict[str, str] | None
+    refreshed_at: Time | None
+    problem: str | None
+
+
+McpServer = HttpMcpServer | StdioMcpServer
+
+
+class NamedHttpMcpServer(TypedDict):
+    """The older form of a server at a URL."""
+
+    server_name: str
+    type: Literal["streamable_http", "sse"]
+    server_url: str
+    auth_header: str | None
+    auth_token: str | None
+    custom_headers: dict[str, str] | None
+
+
+class NamedStdioMcpServer(TypedDict):
+    """The older form of a server that is a command."""
+
+    server_name: str
+    type: Literal["stdio"]
+    command: str
+    args: list[str]
+    env: dict[str, str] | None
+
+
+NamedMcpServer = NamedHttpMcpServer | NamedStdioMcpServer
+
+
+class SkippedMcpTool(TypedDict):
+    """A tool of the server that the project does not get, by its name there."""
+
+    name: str
+    reason: str
+
+
+class McpRefresh(TypedDict):
+    """What a refresh has changed, by the names of the project's tools."""
+
+    added: list[str]
+    updated: list[str]
+    deleted: list[str]
+    skipped: list[SkippedMcpTool]
+
+
+class McpTool(TypedDict):
+    """A tool as its server describes it."""
+
+    name: str
+    description: str
+    inputSchema: Fields
+    annotations: dict[str, bool]
+
+
+class TestedMcpServer(TypedDict):
+    """A server that was reached."""
+
+    status: Literal["success"]
+    tools: list[McpTool]
+
+
+class McpToolResult(TypedDict):
+    """What a call came to. `func_return` is the text that the server has sent, also where the tool failed."""
+
+    status: Literal["success", "error"]
+    func_return: str
+    agent_state: Nothing
+    stdout: Nothing
+    stderr: list[str] | None
+    sandbox_config_fingerprint: Nothing
+
+
+class NamedMcpToolResult(TypedDict):
+    """What a call came to, in the older form."""
+
+    result: str
+    success: bool

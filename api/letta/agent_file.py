@@ -17,6 +17,7 @@ from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.imported_agents import BroughtHistory, ImportedMessage
+from shared.domain.mcp_servers import MCP_TYPE, SOURCE
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -163,6 +164,22 @@ class FileTool(FilePart):
     pip_requirements: list[dict[str, Any]] | None = None
     metadata_: dict[str, Any] | None = None
 
+    def place_at_server(self) -> tuple[str, str] | None:
+        """The names of the MCP server that runs the tool, and of the tool there. None: it is no such tool, or does not
+        say."""
+        given = as_object((self.metadata_ or {}).get(SOURCE))
+        if self.tool_type != MCP_TYPE or given is None:
+            return None
+        return str(given.get("server_name")), str(given.get("tool_name") or self.name)
+
+
+class FileServer(FilePart):
+    """An MCP server, without its secrets. Only its name is read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    server_name: str = ""
+
 
 class FileSkill(FilePart):
     """A folder of instructions that a client keeps with an agent."""
@@ -187,7 +204,7 @@ class AgentFile(FilePart):
     groups: list[Any] = []
     files: list[Any] = []
     sources: list[Any] = []
-    mcp_servers: list[Any] = []
+    mcp_servers: list[FileServer] = Field(default=[], max_length=MOST_ENTRIES)
     skills: list[Any] = []
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool
 from shared.domain.agents import Agent, Block
+from shared.domain.mcp_servers import McpServer
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -61,6 +62,7 @@ def agent_file(
     details: AgentDetails,
     history: Sequence[Message],
     *,
+    servers: Sequence[McpServer],
     skills: Sequence[dict[str, Any]],
     generator: str,
     now: datetime,
@@ -87,10 +89,23 @@ def agent_file(
         "files": [],
         "sources": [],
         "tools": [_tool(tool, tool_ids[tool.id]) for tool in sorted(details.tools, key=lambda tool: tool.name)],
-        "mcp_servers": [],
+        "mcp_servers": [_server(server, number) for number, server in enumerate(servers)],
         "skills": list(skills),
         "metadata": {"generator": generator},
         "created_at": now.isoformat(),
+    }
+
+
+def _server(server: McpServer, number: int) -> dict[str, Any]:
+    """The server without its secrets."""
+    command = {"server_name": server.name, "type": server.transport, "command": server.command, "args": server.args}
+    return {
+        "id": f"mcp_server-{number}",
+        "server_type": server.transport,
+        "server_name": server.name,
+        "server_url": server.url or None,
+        "stdio_config": command if server.command else None,
+        "metadata_": None,
     }
 
 

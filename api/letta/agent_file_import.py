@@ -39,6 +39,14 @@ class ImportOptions(BaseModel):
     secrets: dict[str, str] = {}
 
 
+class ServersHere(NamedTuple):
+    """The project's MCP servers: a file names servers, and brings none."""
+
+    names: frozenset[str] = frozenset()
+    tools: Mapping[tuple[str, str], str] = {}
+    """The names of their tools in the project, by the names of the server and of the tool there."""
+
+
 class Origin(NamedTuple):
     """For whom things are made, and when."""
 
@@ -48,6 +56,7 @@ class Origin(NamedTuple):
     models: OfferedModels
     allowed_hosts: str
     """Where tools may connect to, as the setting says it."""
+    servers: ServersHere = ServersHere()
 
 
 class FilePackages(NamedTuple):
@@ -68,16 +77,17 @@ class FileImport:
         self._packages = packages
         self._options = options
         self._origin = origin
-        self._tool_names: dict[str, str] = {}
+        self._tool_names: dict[str, str | None] = {}
+        """None: the tool is left out."""
         self._block_ids: dict[str, BlockId] = {}
         not_ours = (
             (file.groups, "groups of agents are left out: here agents do not work in groups"),
             (file.files, "files are left out: Holdfast keeps none"),
             (file.sources, "folders (sources) are left out: Holdfast keeps none"),
-            (file.mcp_servers, "MCP servers are left out: Holdfast does not speak to them"),
             (file.skills, "skills are left out: clients keep them"),
         )
         self.left_out = [said for found, said in not_ours if found]
+        self._say_servers()
 
     def brought(self) -> ImportedAgents:
         """Everything that the file makes. Raises `InvalidRequest`, which names the place."""
@@ -94,9 +104,9 @@ class FileImport:
         )
 
     def _tool(self, tool: FileTool, number: int) -> BroughtTool | None:
-        """A tool that a client made. Letta's own go by their names, and those of other servers cannot run here."""
+        """A tool that a client made. Letta's own go by their names, and those of MCP servers by their places there."""
         if tool.tool_type != CUSTOM:
-            self._tool_names[tool.id] = tool.name
+            self._tool_names[tool.id] = self._name_here(tool)
             return None
         place = f"file.tools[{number}]"
         metadata = dict(tool.metadata_ or {})
@@ -131,6 +141,28 @@ class FileImport:
             raise InvalidRequest(f"{place} ({tool.name}): {error}", field=place) from error
         self._tool_names[tool.id] = made.name
         return BroughtTool(made, change)
+
+    def _name_here(self, tool: FileTool) -> str | None:
+        """The name by which the project has a tool that is not in the file."""
+        place = tool.place_at_server()
+        if place is None:
+            return tool.name
+        server, there = place
+        name = self._origin.servers.tools.get(place)
+        if name is None:
+            is_here = server in self._origin.servers.names
+            lacks = f"tool {there!r} of the MCP server {server!r}" if is_here else f"MCP server named {server!r}"
+            self.left_out.append(f"the tool {tool.name!r} is left out: the project has no {lacks}")
+        return name
+
+    def _say_servers(self) -> None:
+        named = dict.fromkeys(server.server_name for server in self._file.mcp_servers)
+        missing = ", ".join(repr(name) for name in named if name not in self._origin.servers.names)
+        if missing:
+            self.left_out.append(
+                f"MCP servers are left out, because a file has no secrets: {missing}. Make them with POST "
+                "/v1/mcp-servers, and import the file again"
+            )
 
     def _block(self, block: FileBlock, number: int) -> Block:
         said = {key: value for key, value in (block.model_extra or {}).items() if value is not None}
@@ -167,7 +199,7 @@ class FileImport:
                 self.left_out.append(f"{said} of {agent.name!r} are left out: Holdfast keeps none")
         if body.initial_message_sequence:
             self.left_out.append(f"initial_message_sequence of {agent.name!r} is left out: a file has messages")
-        named = [self._tool_names[tool_id] for tool_id in agent.tool_ids or ()]
+        named = [name for tool_id in agent.tool_ids or () if (name := self._tool_names[tool_id]) is not None]
         brought = BroughtAgent(
             agent=replace(made, block_ids=[*made.block_ids, *(block.id for block in own)]),
             tool_names=list(dict.fromkeys([*named, *by_name])),

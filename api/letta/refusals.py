@@ -27,7 +27,7 @@ def without_stream(option: str) -> str:
     )
 
 
-_PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z]+)-\[0-9a-f\]")
+_PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z_]+)-\[0-9a-f\]")
 _LONGEST_INPUT = 500
 _LONGEST_SENTENCE = 4000
 _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})

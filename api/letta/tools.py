@@ -18,6 +18,7 @@ from api.tool_source.syntax import refuse_missing_modules
 from api.tool_source.typescript import read_typescript_source
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.mcp_servers import MCP_TYPE, kept_source
 from shared.domain.messages import ToolReturn
 from shared.domain.tool_catalog import is_base_tool
 from shared.domain.tools import (
@@ -119,7 +120,8 @@ TOOL_TYPES = (
     "letta_voice_sleeptime_core", "letta_builtin", "letta_files_core", "external_langchain", "external_composio",
     "external_mcp",
 )  # fmt: skip
-"""The wire's types of tools, by which a list can be asked for. A project has those of `BASE_TOOLS`, and custom ones."""
+"""The wire's types of tools, by which a list can be asked for. A project has those of `BASE_TOOLS`, custom ones, and
+those of MCP servers."""
 
 _WARNINGS = "schema_warnings"
 _AS_IS = (
@@ -191,9 +193,28 @@ class ToolFields(BaseModel):
 
     def applied(self, tool: Tool, source_code: str | None, packages: ToolPackages | None) -> Tool:
         """The tool after what is said here, with a new source where there is one. Raises as `apply` does."""
+        if tool.tool_type == MCP_TYPE:
+            self._refuse_what_servers_say(tool, source_code)
+            return kept_source(tool, self._with_options(tool, packages))
         changed = self._with_schema(self._with_options(tool, packages), source_code)
         _refuse_in_typescript(changed)
         return changed
+
+    def _refuse_what_servers_say(self, tool: Tool, source_code: str | None) -> None:
+        """Raises `InvalidRequest` for a change of what an MCP server says of its tool: the next refresh would undo it.
+        Values that are sent back as they were shown change nothing."""
+        shown = {"description": tool.description, "json_schema": tool.json_schema}
+        given = {name: value for name in shown if (value := getattr(self, name)) is not None}
+        changed = next((name for name, value in given.items() if value != shown[name]), None)
+        for name in ("pip_requirements", "npm_requirements", "args_json_schema"):
+            changed = name if getattr(self, name) else changed
+        changed = "source_code" if source_code else changed
+        if changed is not None:
+            raise InvalidRequest(
+                f"{changed}: the MCP server runs and describes its tool {tool.name!r}; change it there and refresh the "
+                "server, or give a tool of your own another name",
+                field=changed,
+            )
 
     def _with_options(self, tool: Tool, packages: ToolPackages | None) -> Tool:
         _refuse_language(self.source_type)
@@ -331,7 +352,7 @@ def _refuse_in_typescript(tool: Tool) -> None:
 
 def refuse_tool_of_clients(tool: Tool) -> None:
     """Raises `InvalidRequest` for a tool whose source cannot be read here: clients run such tools."""
-    if is_base_tool(tool):
+    if is_base_tool(tool) or tool.tool_type == MCP_TYPE:
         return
     try:
         read_source(tool.source_code, tool.source_type, tool.name)

@@ -16,6 +16,7 @@ from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.secret_keys import PLAIN, SecretKeys, key_id_of, new_key
 from shared.sql.access.webhooks import EndpointSecretStore
+from shared.sql.definitions.mcp_servers import ServerSecretStore
 from shared.sql.definitions.tools import StoredSecretStore
 
 BATCH = 100
@@ -24,7 +25,7 @@ TRIES = 3
 
 
 class Stored(Protocol):
-    """The secrets of one owner: an agent, or a webhook endpoint."""
+    """The secrets of one owner: an agent, a webhook endpoint, or an MCP server."""
 
     @property
     def number(self) -> int: ...
@@ -72,22 +73,29 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
     database = await production_database(settings)
     agents = Owners("agent", "agents", StoredSecretStore(database))
     endpoints = Owners("webhook endpoint", "webhook endpoints", EndpointSecretStore(database))
-    stop, of_agents, of_endpoints = told_to_end(), Rotated(), Rotated()
+    servers = Owners("MCP server", "MCP servers", ServerSecretStore(database))
+    stop, of_agents, of_endpoints, of_servers = told_to_end(), Rotated(), Rotated(), Rotated()
     try:
         if not dry_run:
             of_agents = await _rotate(agents, keys, stop)
             of_endpoints = await _rotate(endpoints, keys, stop)
+            of_servers = await _rotate(servers, keys, stop)
         in_use = await _keys_in_use(agents.store) + await _keys_in_use(endpoints.store)
+        in_use += await _keys_in_use(servers.store)
     finally:
         await database.aclose()
-    changed = {"agents": of_agents.changed, "webhook_endpoints": of_endpoints.changed}
+    changed = {
+        "agents": of_agents.changed,
+        "webhook_endpoints": of_endpoints.changed,
+        "mcp_servers": of_servers.changed,
+    }
     if as_json:
         counts = {f"{nouns}_changed": count for nouns, count in changed.items()}
         told = {"dry_run": dry_run, "current": keys.current, **counts, "secrets_by_key": in_use}
         print(printable_json(msgspec.json.encode(told).decode()))
     else:
         _say(changed, in_use, keys, dry_run=dry_run)
-    unread = of_agents.unread or of_endpoints.unread
+    unread = of_agents.unread or of_endpoints.unread or of_servers.unread
     if unread or (in_use.keys() - {keys.current} and not dry_run):
         raise InvalidRequest(
             "not all secrets are encrypted with the first key. Run it again; for a secret that cannot be decrypted, "
@@ -98,7 +106,7 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
 def _say(changed: Mapping[str, int], in_use: Mapping[str, int], keys: SecretKeys, *, dry_run: bool) -> None:
     if not dry_run:
         for nouns, count in changed.items():
-            shown = nouns.replace("_", " ")
+            shown = nouns.replace("_", " ").replace("mcp", "MCP")
             print(f"{count:>12,} {shown} had secrets that are now encrypted with the key {keys.current!r}")
     for key_id, count in sorted(in_use.items()):
         print(f"{count:>12,} secrets are {_stored_with(key_id, keys)}", flush=True)

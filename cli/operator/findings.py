@@ -25,6 +25,7 @@ from shared.redis.connection import Redis
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import NO_KEYS, SecretKeys, can_read
 from shared.sql.access.webhooks import EndpointSecretStore
+from shared.sql.definitions.mcp_servers import ServerSecretStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database, database_url
 from worker.models.provider import ModelCall
@@ -265,6 +266,7 @@ async def stored_secret_findings(settings: Settings, database: Database) -> list
     kinds = [
         ("stored secrets", "agents", StoredSecretStore(database)),
         ("webhook secrets", "webhook endpoints", EndpointSecretStore(database)),
+        ("MCP secrets", "MCP servers", ServerSecretStore(database)),
     ]
     findings = list[Finding]()
     for subject, owners, store in kinds:

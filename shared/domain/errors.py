@@ -28,6 +28,7 @@ HoldfastError
 │   ├── BudgetExceeded
 │   └── ShutdownRequested
 ├── ModelError                  a model call that failed; says in which way
+├── McpServerUnavailable        a project's MCP server was not reached, or answers what is no answer
 ├── UnreadableSecret            an agent's secret is encrypted, and its key is not here
 └── Unavailable                 a service that we need does not answer
     └── Unusable                it is there, and does not serve us as it is set up: waiting does not help
@@ -103,6 +104,7 @@ class ErrorCode(StrEnum):
 
     # This server, and what it needs.
     INTERNAL_ERROR = "internal_error", "Look into the server's log for the request's id, which is in X-Request-Id."
+    MCP_SERVER_UNAVAILABLE = "mcp_server_unavailable", "Correct the MCP server's address or secrets, or wait for it."
     SERVICE_UNAVAILABLE = "service_unavailable", "Send the request again when Retry-After has passed."
     SERVER_ENDING = "server_ending", "Ask again: another process, or this one's successor, answers."
     LOG_GAP = "log_gap", "Read what the run has brought: GET /v1/runs/{run_id}/messages."
@@ -414,6 +416,10 @@ class ModelError(HoldfastError):
         """The fields that a log line may have. The provider's text is not one of them, because it may quote the
         conversation."""
         return self.error_type if self.status is None else f"{self.error_type} (HTTP {self.status})"
+
+
+class McpServerUnavailable(HoldfastError):
+    """The MCP server cannot be reached."""
 
 
 class UnreadableSecret(HoldfastError):

@@ -11,6 +11,7 @@ ArchiveId = NewType("ArchiveId", str)
 AuditEventId = NewType("AuditEventId", str)
 BlockId = NewType("BlockId", str)
 ConversationId = NewType("ConversationId", str)
+McpServerId = NewType("McpServerId", str)
 KeyId = NewType("KeyId", str)
 MessageId = NewType("MessageId", str)
 PassageId = NewType("PassageId", str)
@@ -34,7 +35,7 @@ MAX_SEQ = Seq(2**53 - 1)
 """The largest number that a client of any language can write exactly; no log gets that far."""
 
 UUID4_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-_UUID4 = re.compile(f"[a-z]+-{UUID4_PATTERN}")
+_UUID4 = re.compile(f"[a-z_]+-{UUID4_PATTERN}")
 
 
 def is_id(text: str, prefix: str) -> bool:
@@ -91,6 +92,9 @@ class IdMaker:
     def tool_call(self) -> str:
         """The id of a call that no model gave one."""
         return self._make("call")
+
+    def mcp_server(self) -> McpServerId:
+        return McpServerId(self._make("mcp_server"))
 
     def webhook(self) -> WebhookId:
         return WebhookId(self._make("webhook"))

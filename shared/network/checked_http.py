@@ -118,7 +118,7 @@ class CallersHttp:
     async def _answer(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Response]:
         if self._client is None:
             self._client = httpx2.AsyncClient(
-                transport=_CheckedTransport(self._network),
+                transport=CheckedTransport(self._network),
                 timeout=_STEP_TIMEOUT_S,
                 # What one receiver sets is not kept, for this caller or another.
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
@@ -144,7 +144,7 @@ class CallersHttp:
             raise ForbiddenAddress(_told(error)) from error
 
 
-class _CheckedTransport(httpx2.AsyncBaseTransport):
+class CheckedTransport(httpx2.AsyncBaseTransport):
     """Resolves the host of each request, checks all of its addresses, and sends the request to one of them."""
 
     def __init__(self, network: NetworkRules) -> None:

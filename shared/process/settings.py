@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shared.domain.limits import NANO, Budgets, Limit, Limits, ProjectLimits, parse_own_limits
 from shared.domain.models import split_handle
 from shared.domain.tools import LEAST_TOOL_MEMORY_MB
+from shared.mcp.commands import AllowedCommands
 from shared.network.addresses import AllowedHosts
 
 # The settings of what a process tells about itself: health and metrics, logs, traces.
@@ -111,6 +112,24 @@ class ToolSettings(BaseSettings):
     package_disk_mb: int = Field(default=10_000, ge=1, description="MiB that all packages of a machine may take.")
     package_build_s: float = Field(default=120.0, gt=0, description="Seconds for a tool's packages to be installed.")
     package_keep_days: int = Field(default=30, ge=1, description="Days that packages are kept which nobody uses.")
+
+    mcp_commands: str = Field(
+        default="",
+        description="Command lines, one a line or with `;` between, that MCP servers of type `stdio` may be. The last "
+        "word `*` stands for any further arguments.",
+    )
+    mcp_timeout: float = Field(
+        default=60.0, gt=0, description="Seconds that one call of an MCP server's tool may take."
+    )
+    mcp_always_ask: bool = Field(
+        default=False, description="Have a person decide on each call of an MCP server's tool."
+    )
+
+    @field_validator("mcp_commands")
+    @classmethod
+    def _are_command_lines(cls, text: str) -> str:
+        AllowedCommands.parse(text)
+        return text
 
     @field_validator("package_index")
     @classmethod

@@ -306,6 +306,22 @@ webhook_endpoints = sa.Table(
     sa.Index("ix_webhook_endpoints_project_id_number", "project_id", "number"),
 )
 
+mcp_servers = sa.Table(
+    "mcp_servers",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+    # JSON object of texts, encrypted where there is a key. The document has none of them.
+    sa.Column("secrets", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+    sa.UniqueConstraint("project_id", "name"),
+    sa.Index("ix_mcp_servers_project_id_number", "project_id", "number"),
+)
+
 
 # The tables of API keys and of the audit log.
 

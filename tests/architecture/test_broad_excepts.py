@@ -17,6 +17,11 @@ NAMED_PLACES: dict[tuple[str, str], str] = {
         "worker/run/observation.py",
         "RunObservation._tell",
     ): "an observer: who measures a run must not end it",
+    (
+        "shared/mcp/connection.py",
+        "Connection.run",
+    ): "a background loop: whatever ends a connection to an MCP server, those who wait for it are told",
+    ("shared/mcp/connection.py", "_outcome"): "the tool: whatever a request to an MCP server raises is its outcome",
     ("shared/concurrency.py", "_repeat"): "a background loop: the next round may find things better",
     (
         "shared/redis/channel_listener.py",

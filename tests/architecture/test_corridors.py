@@ -20,6 +20,7 @@ _STATE = (
     "shared",
     "shared/archival",
     "shared/domain",
+    "shared/mcp",
     "shared/network",
     "shared/packages",
     "shared/redis",
@@ -65,6 +66,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
         "shared/sql/runs",
         "shared/telemetry",
     ),
+    # The client of MCP servers: the API reads their lists of tools, and a worker has the tools called.
+    "shared/mcp": ("shared", "shared/domain", "shared/network", "shared/process"),
     # Archival memory, and the only HTTP client that the API and the worker share: both embed what they store and seek.
     "shared/archival": ("shared", "shared/domain", "shared/network", "shared/sql/archival"),
     # Environments for tools: the API chooses their versions when a tool is made, a worker needs them when it runs.
@@ -72,7 +75,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     # Counts, durations and traces of a process. It knows no part of the product but its words.
     "shared/telemetry": ("shared", "shared/domain"),
     "shared/process": (
-        *("shared", "shared/domain", "shared/network", "shared/redis", "shared/sql", "shared/telemetry"),
+        *("shared", "shared/domain", "shared/mcp", "shared/network", "shared/redis", "shared/sql", "shared/telemetry"),
     ),
     # The worker. The queue finds jobs and holds them, and never learns what a run does; models and tools are asked by a
     # run, and know nothing of it.

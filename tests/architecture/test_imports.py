@@ -45,6 +45,8 @@ LATE_MODULES = {
     "shared/sql/migrate.py": ("shared.sql.schema_upgrade",),
     # jsonschema: for the first arguments of a tool, in the thread that checks them.
     "shared/tool_arguments.py": ("shared.schema_validation",),
+    # The package of the Model Context Protocol: for the first MCP server that is asked.
+    "shared/mcp/client.py": ("shared.mcp.connection",),
     # griffe: for the first source of a tool.
     "api/tool_source/reader.py": ("api.tool_source.docstrings",),
 }
@@ -81,11 +83,13 @@ HOMES: dict[str, tuple[str, ...]] = {
     "starlette": ("api/",),
     "uvicorn": ("api/",),
     # Chat models are the worker's; embedding models are asked by both, so their client is where both can import it.
-    "httpx2": ("cli/client/", "worker/models/", "shared/network/", "shared/archival/archival_memory.py"),
+    "httpx2": ("cli/client/", "worker/models/", "shared/mcp/", "shared/network/", "shared/archival/archival_memory.py"),
     "httptools": ("worker/models/", "api/http_connection.py"),
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "google": ("worker/models/",),
+    "mcp": ("shared/mcp/",),
+    "mcp_types": ("shared/mcp/",),
     "opentelemetry": ("shared/telemetry/otlp.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),

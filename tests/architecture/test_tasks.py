@@ -16,6 +16,7 @@ from tests.kit.project.source_tree import (
 
 MAY_START_TASKS: dict[str, str] = {
     "api/runs/reader.py": "one question serves many readers; the one that came first may leave before the answer",
+    "shared/mcp/client.py": "a connection serves many calls; the one that it was made for may leave before that",
     "worker/tools/isolated_sandbox.py": "a zygote serves many calls; the one it was started for may leave before that",
 }
 MAY_CATCH_CANCELLATION: dict[str, str] = {

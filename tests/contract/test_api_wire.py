@@ -87,7 +87,7 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
     [
         ("GET", "/v1/templates/"),
         ("POST", "/v1/folders/"),
-        ("POST", "/v1/mcp-servers"),
+        ("GET", "/v1/tools/mcp/oauth/callback"),
         ("POST", "/v1/agents/search"),
         ("PATCH", f"/v1/agents/{UNKNOWN_AGENT}/folders/attach/x"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/schedule/x"),
@@ -105,7 +105,7 @@ async def test_lettas_other_paths_say_that_they_are_not_served(http: httpx.Async
 
 @pytest.mark.parametrize(
     "path",
-    ["mcp-servers", "folders", "sources", "providers", "identities", "groups", "jobs", "jobs/active"],
+    ["folders", "sources", "providers", "identities", "groups", "jobs", "jobs/active"],
 )
 async def test_a_list_of_what_is_not_served_is_empty(http: httpx.AsyncClient, path: str) -> None:
     """Programs that only looked stopped at a 501."""
@@ -117,11 +117,10 @@ async def test_a_list_of_what_is_not_served_is_empty(http: httpx.AsyncClient, pa
 
 async def test_an_agents_lists_of_what_is_not_served_are_empty(http: httpx.AsyncClient) -> None:
     agent_id = (await http.post("/v1/agents/", json={"model": "builtin/echo"})).json()["id"]
-    for kind in ("folders", "sources", "identities", "groups", "mcp-servers"):
+    for kind in ("folders", "sources", "identities", "groups"):
         assert (await http.get(f"/v1/agents/{agent_id}/{kind}")).json() == []
         assert (await http.get(f"/v1/agents/{UNKNOWN_AGENT}/{kind}")).status_code == 404
         assert (await http.patch(f"/v1/agents/{agent_id}/{kind}/attach/x")).status_code == 501
-    assert (await http.get("/v1/tools/mcp/servers")).json() == {}
     assert [(await http.get(f"/v1/{kind}/count")).json() for kind in ("folders", "sources", "identities")] == [0, 0, 0]
 
 

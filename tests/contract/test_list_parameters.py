@@ -23,7 +23,7 @@ from tests.kit.project.documents import ROOT, documents, table_rows
 NOT_OURS = frozenset(
     {
         "access_tokens.list", "agents.schedule.list", "environments.list", "folders.agents.list", "folders.files.list",
-        "mcp_servers.tools.list", "tools.search",
+        "tools.search",
     }
 )  # fmt: skip
 """Answered with 501."""

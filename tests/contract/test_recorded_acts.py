@@ -9,6 +9,7 @@ import pytest
 
 from api.access.route_rules import RULES
 from shared.domain.api_keys import Level
+from tests.kit.mcp.official import official_server
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import running_product
 from tests.kit.services.databases import open_database
@@ -22,6 +23,8 @@ LOOK = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
 _A = "/v1/agents/{agent_id}"
 _C = "/v1/conversations/{conversation_id}"
 _W = "/openai/v1/webhook_endpoints"
+_MS = "/v1/mcp-servers/{mcp_server_id}"
+_OLDER_M = "/v1/tools/mcp/servers"
 _OPENAI_C = "/openai/v1/conversations"
 ACTS = {
     f"PATCH {_A}": "approvals.changed",
@@ -52,6 +55,13 @@ ACTS = {
     "POST /v1/admin/keys/{key_id}/rotate": "key.rotated",
     "POST /v1/admin/callbacks/{run_id}/retry": "callback.retried",
     "POST /v1/admin/webhooks/{run_id}/{webhook_id}/retry": "webhook.retried",
+    **dict.fromkeys(("POST /v1/mcp-servers", f"PUT {_OLDER_M}"), "mcp_server.created"),
+    **dict.fromkeys((f"PATCH {_MS}", f"PATCH {_OLDER_M}/{{mcp_server_name}}"), "mcp_server.changed"),
+    **dict.fromkeys((f"DELETE {_MS}", f"DELETE {_OLDER_M}/{{mcp_server_name}}"), "mcp_server.deleted"),
+    **dict.fromkeys((f"PATCH {_MS}/refresh", f"POST {_OLDER_M}/{{mcp_server_name}}/resync"), "tool.created"),
+    f"POST {_OLDER_M}/{{mcp_server_name}}/{{mcp_tool_name}}": "tool.created",
+    f"POST {_MS}/tools/{{tool_id}}/run": "tool.called",
+    f"POST {_OLDER_M}/{{mcp_server_name}}/tools/{{mcp_tool_name}}/execute": "tool.called",
     f"POST {_W}": "webhook.created",
     f"POST {_W}/{{webhook_id}}": "webhook.changed",
     f"POST {_W}/{{webhook_id}}/rotate_secret": "webhook.rotated",
@@ -81,6 +91,8 @@ REASONS = {
     **dict.fromkeys((f"POST {_A}/recompile", f"POST {_C}/recompile"), "renders what is stored"),
     "PATCH /v1/steps/{step_id}/feedback": "an opinion",
     f"POST {_W}/{{webhook_id}}/test": "sends a sample, and changes nothing here",
+    f"POST {_OLDER_M}/test": "asks a server for its tools, and changes nothing here",
+    f"POST {_OLDER_M}/connect": "is refused",
 }
 
 
@@ -97,13 +109,16 @@ def test_every_act_is_on_the_page_about_keys() -> None:
     assert [act for act in sorted({*ACTS.values(), "secrets.changed"}) if f"`{act}`" not in page] == []
 
 
+SETTINGS = {"api_keys": f"default={CONFIGURED}", "reachable_networks": "127.0.0.0/8"}
+
+
 @pytest.fixture
 async def http(sqlite_url: str) -> AsyncGenerator[httpx.AsyncClient]:
     redis = RedisService(None)
     async with (
         open_database(sqlite_url) as database,
         ModelServer() as models,
-        running_product(database, redis.client(), models, settings={"api_keys": f"default={CONFIGURED}"}) as product,
+        running_product(database, redis.client(), models, settings=SETTINGS) as product,
     ):
         product.http.headers["Authorization"] = f"Bearer {CONFIGURED}"
         yield product.http
@@ -167,3 +182,35 @@ async def test_who_changed_a_webhook_endpoint_is_recorded(http: httpx.AsyncClien
         (act, made["id"]) for act in ("webhook.created", "webhook.changed", "webhook.rotated", "webhook.deleted")
     ]
     assert made["signing_secret"] not in str(events)
+
+
+async def test_who_made_an_mcp_server_and_what_became_of_its_tools_is_recorded(http: httpx.AsyncClient) -> None:
+    async with official_server("stateless") as official:
+        config = {"server_url": official.target.url, "auth_token": "token-of-the-server"}
+        made = (await http.post("/v1/mcp-servers", json={"server_name": "tools", "config": config})).json()
+        path = f"/v1/mcp-servers/{made['id']}"
+        tools = {tool["name"]: tool["id"] for tool in (await http.get(f"{path}/tools")).json()}
+        official.mcp.remove_tool("wait")
+        for _ in range(2):
+            assert (await http.patch(f"{path}/refresh")).is_success
+        args = {"args": {"a": 1, "b": 1}}
+        assert (await http.post(f"{path}/tools/{tools['add']}/run", json=args)).is_success
+        for _ in range(2):
+            assert (await http.patch(path, json={"server_name": "new"})).is_success
+        assert (await http.delete(path)).is_success
+
+    events = (await http.get("/v1/admin/audit", params={"order": "asc", "limit": 100})).json()
+
+    acts = [(event["action"], event["object_id"]) for event in events]
+    created = [("tool.created", tools[name]) for name in sorted(tools)]
+    left = [("tool.deleted", tools[name]) for name in sorted(tools) if name != "wait"]
+    assert acts == [
+        ("mcp_server.created", made["id"]),
+        *created,
+        ("tool.deleted", tools["wait"]),
+        ("tool.called", tools["add"]),
+        ("mcp_server.changed", made["id"]),
+        *left,
+        ("mcp_server.deleted", made["id"]),
+    ]
+    assert "token-of-the-server" not in str(events)

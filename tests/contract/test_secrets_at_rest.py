@@ -19,11 +19,12 @@ from shared.domain.webhooks import FORMER_SECRET, SECRET
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
 from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
 from shared.sql.tables import agents
 from tests.kit.commands import Command, fork
-from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent
+from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_server
 from tests.kit.runs.stored_runs import some_endpoint
 from tests.kit.services.databases import patient_database
 from tests.kit.wait_until import wait_until
@@ -160,6 +161,7 @@ async def test_rotate_encrypts_everything_with_the_first_key(
     assert [line.split(maxsplit=1) for line in done.output.splitlines()] == [
         ["2", "agents had secrets that are now encrypted with the key 'new'"],
         ["0", "webhook endpoints had secrets that are now encrypted with the key 'new'"],
+        ["0", "MCP servers had secrets that are now encrypted with the key 'new'"],
         ["3", "secrets are encrypted with the key 'new'"],
     ]
     for agent in (plain, old, new):
@@ -174,6 +176,7 @@ async def test_rotate_encrypts_everything_with_the_first_key(
         "current": "new",
         "agents_changed": 0,
         "webhook_endpoints_changed": 0,
+        "mcp_servers_changed": 0,
         "secrets_by_key": {"new": 3},
     }
 
@@ -200,6 +203,27 @@ async def test_rotate_encrypts_what_signs_for_webhook_endpoints(
     lost = await secrets(database_url, tmp_path, "rotate", HOLDFAST_ENCRYPTION_KEY=OLD)
     assert lost.status == 2
     assert f"webhook endpoint {made.id}: the secret '{SECRET}' cannot be read" in lost.errors
+
+
+async def test_rotate_encrypts_what_mcp_servers_are_sent(database: Database, database_url: str, tmp_path: Path) -> None:
+    store, old = McpServerStore(database), keys(OLD)
+    made = some_server(name="old")
+    values = {"token": "now", "header:X-Team": "blue"}
+    await store.create(replace(made, secrets=old.seal_all(made.id, values)))
+    await store.create(some_server(name="plain", secrets={"token": "plain"}))
+    await store.create(some_server(name="without"))
+    both = {"HOLDFAST_ENCRYPTION_KEY": f"{NEW},{OLD}"}
+
+    done = await secrets(database_url, tmp_path, "rotate", **both)
+
+    assert (done.status, done.errors) == (0, "")
+    assert "2 MCP servers have secrets that were encrypted with the key 'new' now" in done.output
+    assert "3 secrets are encrypted with the key 'new'" in done.output
+    stored = await store.get(PROJECT, made.id)
+    assert keys(NEW).open_all(made.id, stored.secrets) == values
+    assert (stored.name, stored.updated_at) == ("old", made.updated_at)
+    lost = await secrets(database_url, tmp_path, "rotate", HOLDFAST_ENCRYPTION_KEY=OLD)
+    assert f"MCP server {made.id}: the secret 'token' cannot be read" in lost.errors
 
 
 async def test_rotate_goes_on_after_a_secret_that_it_cannot_read_and_names_the_key(

@@ -15,16 +15,22 @@ from typing import Any, cast
 
 import pytest
 from arq.connections import ArqRedis
+from mcp.server.mcpserver.exceptions import ToolError
+from msgspec.structs import replace
 
 from shared.domain.lifecycle import RunStatus
+from shared.domain.mcp_servers import MCP_TYPE, McpServer, ToolSource, source_metadata
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns, UserMessage, text_of
 from shared.domain.runs import Run, Usage
 from shared.domain.settling import open_calls
 from shared.domain.tools import Tool
+from shared.mcp.client import McpClient
+from shared.network.checked_http import NetworkRules
 from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.tools import ToolStore
-from tests.kit.runs.definitions import PROJECT, some_agent, some_tool
+from tests.kit.mcp.official import official_server
+from tests.kit.runs.definitions import PROJECT, some_agent, some_server, some_tool
 from tests.kit.runs.executing import OneWorker, Workers
 from tests.kit.runs.guest_bodies import NoFolders
 from tests.kit.runs.stored_runs import CANCEL, IDS, THREAD, Stores, found, said, stored_runs
@@ -33,6 +39,7 @@ from tests.kit.wait_until import wait_until
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.step_loop import run_steps
 from worker.models.provider import CallFinished, Finished, ModelCall, ModelEvent, Text
+from worker.runners.mcp_tools import McpToolRunner
 from worker.runners.sandbox_tools import SandboxRunner
 from worker.runners.tool_runner import (
     CallingRun,
@@ -139,10 +146,44 @@ async def functions() -> AsyncGenerator[ToolRunner]:
         yield SandboxRunner(sandbox=sandbox, packages=cast("Any", _NoPackages()), timeout_s=TIMEOUT_S)
 
 
+ACTS_AT_A_SERVER = some_server("actors")
+
+
+class _OneServer:
+    """Stands where MCP servers are stored: there is one."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def get(self, project_id: object, server_id: object) -> McpServer:
+        assert (project_id, server_id) == (PROJECT, ACTS_AT_A_SERVER.id)
+        return replace(ACTS_AT_A_SERVER, url=self._url)
+
+
+@asynccontextmanager
+async def mcp_server() -> AsyncGenerator[ToolRunner]:
+    async with official_server("json") as server:
+
+        async def acts(what: str, marks: str) -> str:
+            _mark(Path(marks))
+            if what == "hang":
+                await server.going_on.wait()
+            if what == "fail":
+                raise ToolError("it cannot be done")
+            return {"tell": SECRET, "write": "x" * 100_000}.get(what, f"did {what}")
+
+        server.mcp.add_tool(acts, name="act")
+        client = McpClient(NetworkRules.of("127.0.0.0/8", ""))
+        servers = _OneServer(server.target.url)
+        yield McpToolRunner(client=client, servers=servers, secret_keys=NO_KEYS, timeout_s=TIMEOUT_S)
+        await client.aclose()
+
+
 RUNNERS: dict[str, Callable[[], AbstractAsyncContextManager[ToolRunner]]] = {
     "a server": server,
     "a server whose answers become JSON": server_with_json,
     "functions": functions,
+    "an MCP server": mcp_server,
 }
 
 
@@ -207,6 +248,8 @@ async def calls(
                 source_code=inspect.getsource(act),
                 json_schema={"name": "act", "parameters": parameters},
                 return_char_limit=LIMIT,
+                tool_type=MCP_TYPE,
+                metadata=source_metadata(ToolSource(ACTS_AT_A_SERVER.id, "actors", "act")),
             )
         )
         agent = some_agent(name="Actor", tool_ids=[tool.id], tool_environment={"TOKEN": SECRET})

@@ -47,6 +47,7 @@ def base_url(directory: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment |= {"HOLDFAST_REACHABLE_NETWORKS": "127.0.0.0/8"}
     environment |= {"HOLDFAST_CALLBACK_ALLOW_PRIVATE": "true", "HOLDFAST_CALLBACK_SECRET": "a-secret-for-callbacks"}
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen(
@@ -100,7 +101,8 @@ def test_the_first_program_does_what_it_says(base_url: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "document", ["docs/callbacks.md", "docs/concepts.md", "docs/first-agent.md", "docs/memory.md", *DOCUMENTS]
+    "document",
+    ["docs/callbacks.md", "docs/concepts.md", "docs/first-agent.md", "docs/mcp.md", "docs/memory.md", *DOCUMENTS],
 )
 def test_python_examples_do_what_they_say(document: str, base_url: str, tmp_path: Path) -> None:
     _expect_success([sys.executable, "-W", "error", "-c"], _program(document, "python", base_url), tmp_path)

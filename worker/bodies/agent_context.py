@@ -250,7 +250,10 @@ class AgentContext:
     def asks_a_person(self, name: str) -> bool:
         """Returns whether a call of this tool needs an approval."""
         tool = self.tools.get(name)
-        return tool is not None and requires_approval(self.agent, name, tool.default_requires_approval)
+        if tool is None:
+            return False
+        asks_always = self.services.runners.of(tool).traits.asks_always
+        return asks_always or requires_approval(self.agent, name, tool.default_requires_approval)
 
     def missing_calls(self) -> list[str]:
         """Returns the agent's tools that must be called before the run may end."""

@@ -13,7 +13,16 @@ from shared.domain.approvals import Approval, hash_of
 from shared.domain.errors import NotFound
 from shared.domain.events import CallDecided, ToolsReturned, ToolStarted, tool_ended
 from shared.domain.ids import StepId
-from shared.domain.messages import AssistantMessage, Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
+from shared.domain.messages import (
+    AssistantMessage,
+    Decision,
+    NewMessage,
+    TextContent,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    text_of,
+)
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
@@ -114,7 +123,12 @@ def within_limit(result: ToolReturn, most: int) -> ToolReturn:
     """Returns the result, without its middle if it has more than `most` characters."""
     if len(result.text) <= most:
         return result
-    return replace(result, text=without_middle(result.text, most, OVER_LIMIT))
+    shorter = replace(result, text=without_middle(result.text, most, OVER_LIMIT))
+    if result.parts is None:
+        return shorter
+    # The model is shown the parts: their text is cut as well, and images are no text.
+    text = TextContent(without_middle(text_of(result.parts), most, OVER_LIMIT))
+    return replace(shorter, parts=[text, *(part for part in result.parts if not isinstance(part, TextContent))])
 
 
 async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:

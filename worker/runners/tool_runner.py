@@ -71,6 +71,8 @@ class RunnerTraits:
     other runner, the stored result counts."""
     limits_results: bool = False
     """The runner enforces `Tool.return_char_limit` itself. If not, the caller cuts its results."""
+    asks_always: bool = False
+    """A person decides on each call, whatever its agent and its tool are set to: the operator demands it."""
     timeout_s: float | None = 60.0
     """Seconds after which the caller cancels a call and returns an error result. None if the runner ends its calls
     itself."""

@@ -20,9 +20,9 @@ async def any_filter(
 
 router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)], route_class=LateRoute)
 
-KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "mcp-servers", "providers", "sources")
+KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "providers", "sources")
 COUNTED = ("folders", "groups", "identities", "sources")
-OF_AGENTS = ("folders", "groups", "identities", "mcp-servers", "sources")
+OF_AGENTS = ("folders", "groups", "identities", "sources")
 
 
 async def no_items(_project_id: ProjectDep) -> list[Any]:
@@ -59,12 +59,6 @@ async def no_repositories(agent_id: AgentIdPath, editor: AgentEditorDep, project
 async def no_shared_agents(_project_id: ProjectDep) -> dict[str, Any]:
     """Agents of other people: none. Letta Code asks again at once, and without end, for a list that it does not get."""
     return {"agents": [], "nextCursor": None}
-
-
-@router.get("/tools/mcp/servers")
-async def no_servers(_project_id: ProjectDep) -> dict[str, Any]:
-    """The older list of MCP servers, by name."""
-    return {}
 
 
 for kind in KINDS:

@@ -1,7 +1,7 @@
 """Agent files: an agent leaves as one, and agents come from one."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -22,13 +22,15 @@ from api.every_answer import warning_of
 from api.input_limits import InputLimits
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import agent_file
-from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin
+from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin, ServersHere
+from api.mcp_servers import McpServers
 from api.offered_models import OfferedModels
 from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId
 from shared.domain.imported_agents import ImportedAgents, ImportReport
+from shared.domain.mcp_servers import MCP_TYPE, McpServer, tool_source
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
 from shared.packages.environments import PackageEnvironments
@@ -47,6 +49,7 @@ ClockDep = Annotated[Clock, served(Clock)]
 ConversationStoreDep = Annotated[ConversationStore, served(ConversationStore)]
 IdMakerDep = Annotated[IdMaker, served(IdMaker)]
 InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+McpServersDep = Annotated[McpServers, served(McpServers)]
 MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 PackageEnvironmentsDep = Annotated[PackageEnvironments, served(PackageEnvironments)]
@@ -133,6 +136,7 @@ async def export_agent(
     access: AccessDep,
     message_store: MessageStoreDep,
     conversation_store: ConversationStoreDep,
+    mcp_servers: McpServersDep,
     ids: IdMakerDep,
     clock: ClockDep,
     project_id: ProjectDep,
@@ -147,7 +151,9 @@ async def export_agent(
             field="query.use_legacy_format",
         )
     wanted = ExportRequest(conversation_id=conversation_id, scrub_messages=scrub_messages)
-    return await _exported(editor, access, message_store, conversation_store, ids, clock, project_id, agent_id, wanted)
+    return await _exported(
+        editor, access, message_store, conversation_store, mcp_servers, ids, clock, project_id, agent_id, wanted
+    )
 
 
 @router.post("/{agent_id}/export")
@@ -157,6 +163,7 @@ async def export_agent_with_skills(
     access: AccessDep,
     message_store: MessageStoreDep,
     conversation_store: ConversationStoreDep,
+    mcp_servers: McpServersDep,
     ids: IdMakerDep,
     clock: ClockDep,
     project_id: ProjectDep,
@@ -164,7 +171,16 @@ async def export_agent_with_skills(
 ) -> Response:
     """The same, with skills that the client adds."""
     return await _exported(
-        editor, access, message_store, conversation_store, ids, clock, project_id, agent_id, body or ExportRequest()
+        editor,
+        access,
+        message_store,
+        conversation_store,
+        mcp_servers,
+        ids,
+        clock,
+        project_id,
+        agent_id,
+        body or ExportRequest(),
     )
 
 
@@ -180,16 +196,18 @@ async def import_agents(
     package_environments: PackageEnvironmentsDep,
     input_limits: InputLimitsDep,
     imported_agents: BroughtAgentStoreDep,
+    mcp_servers: McpServersDep,
     project_id: ProjectDep,
     x_override_embedding_model: Annotated[str | None, Header()] = None,
 ) -> dict[str, list[str]]:
     """Makes the agents of a file, with their tools, memory and messages, or nothing at all."""
     await base_tools.fill(project_id)
-    origin = Origin(project_id, ids, clock.now(), offered, settings.tool_network)
     options, document = form.options(x_override_embedding_model), await form.file.read()
     # A file may be megabytes, and other requests are waiting.
     file = await asyncio.to_thread(read_agent_file, document)
     packages = await _packages(package_environments, file)
+    servers = await _servers_here(mcp_servers, project_id, file)
+    origin = Origin(project_id, ids, clock.now(), offered, settings.tool_network, servers)
     brought, notes = await asyncio.to_thread(_understood, file, options, origin, packages)
     for tool in brought.tools:
         input_limits.refuse_long_source(tool.new.source_code, f"the source of the tool {tool.new.name!r}")
@@ -215,6 +233,22 @@ async def _packages(package_environments: PackageEnvironments, file: AgentFile) 
         except InvalidRequest as error:
             found[tool.id] = FilePackages(flaw=error.message)
     return found
+
+
+async def _servers_here(mcp_servers: McpServers, project_id: ProjectId, file: AgentFile) -> ServersHere:
+    """The project's MCP servers, with the tools of those that the file's tools are of."""
+    if not file.mcp_servers and all(tool.tool_type != MCP_TYPE for tool in file.tools):
+        return ServersHere()
+    servers = await mcp_servers.store.list(project_id)
+    wanted = {place[0] for tool in file.tools if (place := tool.place_at_server()) is not None}
+    tools = {
+        (source.server_name, source.tool_name): tool.name
+        for server in servers
+        if server.name in wanted
+        for tool in await mcp_servers.store.tools(project_id, server.id)
+        if (source := tool_source(tool)) is not None
+    }
+    return ServersHere(frozenset(server.name for server in servers), tools)
 
 
 def _understood(
@@ -253,6 +287,7 @@ async def _exported(
     access: Access,
     message_store: MessageStore,
     conversation_store: ConversationStore,
+    mcp_servers: McpServers,
     ids: IdMaker,
     clock: Clock,
     project_id: ProjectId,
@@ -263,15 +298,23 @@ async def _exported(
     # Stored before it is shown: there is no export without its event.
     await access.audit.add(project_id, "agent.exported", agent_id)
     history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
-    body = await asyncio.to_thread(_written_file, details, history, wanted, clock.now())
+    servers = await mcp_servers.of_tools(project_id, details.tools)
+    body = await asyncio.to_thread(_written_file, details, history, servers, wanted, clock.now())
     return Response(body, media_type="application/json")
 
 
-def _written_file(details: AgentDetails, history: list[Message], wanted: ExportRequest, now: datetime) -> bytes:
+def _written_file(
+    details: AgentDetails,
+    history: list[Message],
+    servers: Sequence[McpServer],
+    wanted: ExportRequest,
+    now: datetime,
+) -> bytes:
     """The file: one that a person may read is written for people, with each value in a line of its own."""
     file = agent_file(
         details,
         [] if wanted.scrub_messages else history,
+        servers=servers,
         skills=[skill.model_dump() for skill in wanted.skills],
         generator=f"holdfast {VERSION}",
         now=now,

@@ -21,6 +21,7 @@ from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.imported_agents import BroughtAgent, ImportedAgents, ImportReport, without_missing
+from shared.domain.mcp_servers import MCP_TYPE
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.domain.tool_catalog import is_base_tool
 from shared.domain.tools import Tool, refuse_foreign_rules
@@ -336,8 +337,8 @@ class BroughtAgentStore:
     async def store(self, project_id: ProjectId, brought: ImportedAgents) -> ImportReport:
         """Stores tools, blocks, agents and their histories in one transaction. Returns the outcome for each tool.
 
-        A base tool of the project is never replaced. Raises `Conflict` for an agent with two blocks of one label, and
-        `InvalidRequest` for a text that cannot be stored.
+        A base tool of the project is never replaced, and neither is one of an MCP server. Raises `Conflict`
+        for an agent with two blocks of one label, and `InvalidRequest` for a text that cannot be stored.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
@@ -380,13 +381,14 @@ def _met(brought: ImportedAgents, own: Mapping[str, Tool]) -> _Met:
             met.present[name] = one.new
             met.created.append(one.new)
             continue
-        changed = before if is_base_tool(before) else one.in_place_of(before)
-        if is_base_tool(before) or (changed != before and not brought.replace_tools):
+        is_fixed = is_base_tool(before) or before.tool_type == MCP_TYPE
+        changed = before if is_fixed else one.in_place_of(before)
+        if is_fixed or (changed != before and not brought.replace_tools):
             met.kept.append(name)
         elif changed != before:
             met.present[name] = replace(changed, updated_at=one.new.updated_at)
             met.replaced.append(met.present[name])
-        if name in own and not is_base_tool(own[name]) and one.opens(own[name]):
+        if name in own and not is_fixed and one.opens(own[name]):
             met.guarded.append(name)
     return met
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from shared.domain.agents import Agent, Block
 from shared.domain.ids import IdMaker, ProjectId
+from shared.domain.mcp_servers import McpServer
 from shared.domain.tools import Tool
 
 PROJECT = ProjectId("ours")
@@ -49,3 +50,16 @@ def some_block(label: str = "human", **fields: Any) -> Block:
         "updated_at": NOW,
     }
     return Block(**(defaults | fields))
+
+
+def some_server(name: str = "weather", **fields: Any) -> McpServer:
+    defaults: dict[str, Any] = {
+        "id": IdMaker().mcp_server(),
+        "project_id": PROJECT,
+        "name": name,
+        "transport": "streamable_http",
+        "url": "https://mcp.example.com/mcp",
+        "created_at": NOW,
+        "updated_at": NOW,
+    }
+    return McpServer(**(defaults | fields))

@@ -23,7 +23,7 @@ Belongings = Mapping[str, list[str]]
 """Ids and words by kind."""
 
 SAID_BY_TOKEN = re.compile(r"\d{10}\.[^.]+\.")
-ID = re.compile(r"\b[a-z]+-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\b")
+ID = re.compile(r"\b[a-z_]+-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\b")
 
 LONG = 1000
 """Characters of a value that is unlike any other by its length alone: its letters need not be drawn one by one."""
@@ -98,6 +98,8 @@ async def one_of_everything(client: httpx.AsyncClient, project: str, secret: str
     messages = await made.ids_of("/v1/messages", limit=100)
     hears = {"name": f"for {secret}", "url": f"http://127.0.0.1:60999/{secret}", "event_types": ["response.failed"]}
     webhook = await made.post("/openai/v1/webhook_endpoints", json=hears)
+    place = {"mcp_server_type": "streamable_http", "server_url": f"http://127.0.0.1:60999/{secret}"}
+    mcp_server = await made.post("/v1/mcp-servers", json={"server_name": f"server_{secret}", "config": place})
     approvals = (await client.get("/v1/approvals")).json()
     assert approvals, "no call waits for a person"
     agent_file = (await client.get(f"/v1/agents/{agent}/export")).text
@@ -127,6 +129,8 @@ async def one_of_everything(client: httpx.AsyncClient, project: str, secret: str
         "keys": made.keys,
         "tokens": [token],
         "webhooks": [webhook],
+        "mcp_servers": [mcp_server],
+        "mcp_server_names": [f"server_{secret}"],
         "files": [agent_file],
         "projects": [project],
     }

@@ -22,6 +22,9 @@ IN_PATHS = {
     "conversation_id": "threads",
     "item_id": "messages",
     "key_id": "api_keys",
+    "mcp_server_id": "mcp_servers",
+    "mcp_server_name": "mcp_server_names",
+    "mcp_tool_name": "tool_names",
     "memory_id": "passages",
     "message_id": "messages",
     "model": "agents",
@@ -219,6 +222,9 @@ _TOOL: list[Body] = [
 
 _HEARS = {"name": "mine", "url": "http://127.0.0.1:60999/", "event_types": ["response.completed"]}
 
+_SERVER = {"server_url": "http://127.0.0.1:60998/mcp"}
+"""Nobody listens there."""
+
 BODIES: Mapping[str, list[Body]] = {
     "POST /v1/agents": [
         lambda _, other: {"model": "builtin/echo", "tool_ids": [other["tools"]]},
@@ -283,6 +289,19 @@ BODIES: Mapping[str, list[Body]] = {
         lambda _, __: {"keep_old_secret_active_for_24_hours": True}
     ],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
+    "POST /v1/mcp-servers": [lambda _, __: {"server_name": "mine", "config": _SERVER}],
+    "PATCH /v1/mcp-servers/{mcp_server_id}": [
+        lambda _, __: {"config": _SERVER},
+        lambda _, other: {"server_name": other["mcp_server_names"]},
+    ],
+    "POST /v1/mcp-servers/{mcp_server_id}/tools/{tool_id}/run": [lambda _, __: {"args": {}}],
+    "PUT /v1/tools/mcp/servers": [lambda _, __: _SERVER | {"server_name": "mine"}],
+    **{
+        f"POST /v1/tools/mcp/servers/{part}": [lambda _, other: _SERVER | {"server_name": other["mcp_server_names"]}]
+        for part in ("test", "connect")
+    },
+    "PATCH /v1/tools/mcp/servers/{mcp_server_name}": [lambda _, __: _SERVER],
+    "POST /v1/tools/mcp/servers/{mcp_server_name}/tools/{mcp_tool_name}/execute": [lambda _, __: {"args": {}}],
     **{f"POST {path}{part}": _RESPONSES for path in RESPONSES for part in ("", "/input_tokens")},
     **{f"POST {path}/compact": _COMPACTIONS for path in RESPONSES},
     "POST /openai/v1/conversations": [

@@ -1,0 +1,211 @@
+"""MCP servers on Letta's wire, in both of its generations: servers by their ids, with a `config`, and the older ones by
+their names."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from api.letta.messages import wire_time
+from api.mcp_servers import ServerChange, TakenServer, masked_headers, masked_token, masked_variables
+from shared.domain.mcp_servers import McpServer, RemoteResult, RemoteTool, Transport
+from shared.mcp_tools import ToolChanges
+
+MOST_ARGUMENTS, MOST_SECRETS = 100, 50
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("has a character that cannot be shown")
+    return name
+
+
+ServerName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Secret = Annotated[str, Field(max_length=16_000)]
+Secrets = Annotated[dict[str, Secret], Field(max_length=MOST_SECRETS)]
+Argument = Annotated[str, Field(max_length=4000)]
+
+
+class ServerFields(BaseModel):
+    """Where a server is, and what it is sent. A field that is left out of a change stays."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    server_url: Annotated[str, Field(max_length=2000)] | None = None
+    auth_header: Annotated[str, Field(max_length=200)] | None = None
+    auth_token: Secret | None = None
+    custom_headers: Secrets | None = None
+    command: Argument | None = None
+    args: Annotated[list[Argument], Field(max_length=MOST_ARGUMENTS)] | None = None
+    env: Secrets | None = None
+
+    def change_to(self, transport: Transport | None, name: str | None) -> ServerChange:
+        """What is said here, of a server of this transport and this name. Where nobody says the transport, a command is
+        for `stdio`, and a URL is for what is reached over HTTP."""
+        if transport is None and self.command is not None:
+            transport = "stdio"
+        said = self.model_fields_set
+        return ServerChange(
+            name=name,
+            transport=transport,
+            url=self.server_url,
+            auth_header=self.auth_header,
+            token=self.auth_token if "auth_token" in said else UNSET,
+            headers=self.custom_headers if "custom_headers" in said else UNSET,
+            command=self.command,
+            args=self.args,
+            env=self.env if "env" in said else UNSET,
+        )
+
+
+class ServerConfig(ServerFields):
+    """The `config` of a server."""
+
+    mcp_server_type: Transport | None = None
+
+
+class McpServerCreate(BaseModel):
+    """The body of `POST /v1/mcp-servers`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    server_name: ServerName
+    config: ServerConfig
+
+    def change(self) -> ServerChange:
+        """The server that it describes."""
+        return self.config.change_to(self.config.mcp_server_type, self.server_name)
+
+
+class McpServerUpdate(BaseModel):
+    """The body of a change: what is not in it stays."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    server_name: ServerName | None = None
+    config: ServerConfig = Field(default_factory=ServerConfig)
+
+    def change(self) -> ServerChange:
+        """What it changes."""
+        return self.config.change_to(self.config.mcp_server_type, self.server_name)
+
+
+class NamedServer(ServerFields):
+    """A server in the older form, whole."""
+
+    server_name: ServerName
+    type: Transport | None = None
+
+    def change(self) -> ServerChange:
+        """The server that it describes."""
+        return self.change_to(self.type, self.server_name)
+
+
+class NamedServerUpdate(ServerFields):
+    """A change in the older form. `token` and `stdio_config` are what Letta's server calls these fields there."""
+
+    server_name: ServerName | None = None
+    type: Transport | None = None
+    token: Secret | None = None
+    stdio_config: ServerFields | None = None
+
+    def change(self) -> ServerChange:
+        """What it changes."""
+        fields = self if self.stdio_config is None else self.stdio_config
+        if "token" in self.model_fields_set and "auth_token" not in self.model_fields_set:
+            fields = fields.model_copy(update={"auth_token": self.token})
+        return fields.change_to(self.type, self.server_name)
+
+
+class McpToolRun(BaseModel):
+    """What a tool is to be called with."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+def _reached(server: McpServer) -> dict[str, Any]:
+    """Where the server is, with masks for its secrets."""
+    if server.transport == "stdio":
+        return {"command": server.command, "args": server.args, "env": masked_variables(server)}
+    return {
+        "server_url": server.url,
+        "auth_header": server.auth_header,
+        "auth_token": masked_token(server),
+        "custom_headers": masked_headers(server),
+    }
+
+
+def wire_server(server: McpServer) -> dict[str, Any]:
+    """The wire's server. The last two fields are Holdfast's own."""
+    return {
+        "id": server.id,
+        "server_name": server.name,
+        "mcp_server_type": server.transport,
+        **_reached(server),
+        "refreshed_at": None if server.refreshed_at is None else wire_time(server.refreshed_at),
+        "problem": server.problem or None,
+    }
+
+
+def wire_named_server(server: McpServer) -> dict[str, Any]:
+    """The wire's server in the older form."""
+    return {"server_name": server.name, "type": server.transport, **_reached(server)}
+
+
+def wire_changes(changes: ToolChanges) -> dict[str, Any]:
+    """What a refresh has changed, by the names of the project's tools. `skipped` is Holdfast's own."""
+    return {
+        "added": [tool.name for tool in changes.added],
+        "updated": [tool.name for tool in changes.updated],
+        "deleted": [tool.name for tool in changes.deleted],
+        "skipped": [{"name": tool.name, "reason": tool.reason} for tool in changes.skipped],
+    }
+
+
+def notes_of(taken: TakenServer) -> list[str]:
+    """What whoever has made a server should hear: why it has no tools, or lacks some."""
+    if taken.changes is None:
+        return [f"The server was stored; its tools were not taken over: {taken.server.problem}. Refresh it later"]
+    return [f"The tool {tool.name!r} was left out: {tool.reason}" for tool in taken.changes.skipped]
+
+
+def wire_remote_tool(tool: RemoteTool) -> dict[str, Any]:
+    """A tool as its server describes it."""
+    hints = {
+        "readOnlyHint": tool.read_only,
+        "destructiveHint": tool.destructive,
+        "idempotentHint": tool.idempotent,
+    }
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+        "annotations": {name: value for name, value in hints.items() if value is not None},
+    }
+
+
+def wire_result(result: RemoteResult) -> dict[str, Any]:
+    """What a call came to. A tool that failed says why in the same field."""
+    return {
+        "status": "error" if result.is_error else "success",
+        "func_return": _with_images(result),
+        "agent_state": None,
+        "stdout": None,
+        "stderr": [result.text] if result.is_error else None,
+        "sandbox_config_fingerprint": None,
+    }
+
+
+def wire_named_result(result: RemoteResult) -> dict[str, Any]:
+    """What a call came to, in the older form."""
+    return {"result": _with_images(result), "success": not result.is_error}
+
+
+def _with_images(result: RemoteResult) -> str:
+    """The text of a result; images are counted, because this answer has no place for them."""
+    if not result.images:
+        return result.text
+    said = f"[{len(result.images)} images, which only an agent's run is shown]"
+    return f"{result.text}\n{said}" if result.text else said

@@ -1,0 +1,264 @@
+"""MCP servers of a project and their tools, under their ids and, for older programs, under their names."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path
+from starlette.responses import Response
+
+from api.access.callers import may_see_instructions
+from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ToolIdPath, served
+from api.direct_route import LateRoute
+from api.errors import Refusal, RefusalAnswer
+from api.every_answer import warning_of
+from api.letta.mcp_servers import (
+    McpServerCreate,
+    McpServerUpdate,
+    McpToolRun,
+    NamedServer,
+    NamedServerUpdate,
+    notes_of,
+    wire_changes,
+    wire_named_result,
+    wire_named_server,
+    wire_remote_tool,
+    wire_result,
+    wire_server,
+)
+from api.letta.tools import wire_tool
+from api.mcp_servers import McpServers, TakenServer
+from shared.domain.errors import ErrorCode, NotFound
+from shared.domain.ids import UUID4_PATTERN, McpServerId, ProjectId
+from shared.domain.mcp_servers import McpServer, tool_source
+from shared.domain.tools import Tool
+
+McpServersDep = Annotated[McpServers, served(McpServers)]
+McpServerIdPath = Annotated[McpServerId, Path(pattern=f"^mcp_server-{UUID4_PATTERN}$")]
+
+
+async def _is_repeated(retry_count: Annotated[str | None, Header(alias="X-Stainless-Retry-Count")] = None) -> bool:
+    return retry_count not in (None, "0")
+
+
+RepeatedDep = Annotated[bool, Depends(_is_repeated)]
+
+router = APIRouter(prefix="/v1/mcp-servers", tags=["mcp-servers"], route_class=LateRoute)
+
+
+@router.post("")
+async def create_mcp_server(
+    body: McpServerCreate, servers: McpServersDep, project_id: ProjectDep, response: Response
+) -> dict[str, Any]:
+    """Makes a server and takes its tools over. A server that cannot be reached is made, too: `problem` says why it has
+    no tools yet."""
+    return wire_server(_with_warning(await servers.create(project_id, body.change()), response))
+
+
+@router.get("")
+async def list_mcp_servers(servers: McpServersDep, project_id: ProjectDep) -> list[dict[str, Any]]:
+    """All of the project's servers."""
+    return [wire_server(server) for server in await servers.store.list(project_id)]
+
+
+@router.get("/connect/{mcp_server_id}", response_model=None)
+async def connect_mcp_server(
+    mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep
+) -> Response:
+    """Letta's servers ask a person to sign in at the server here. Holdfast sends a token that it was given."""
+    await servers.store.get(project_id, mcp_server_id)
+    return _no_sign_in()
+
+
+@router.get("/{mcp_server_id}")
+async def retrieve_mcp_server(
+    mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """One server."""
+    return wire_server(await servers.store.get(project_id, mcp_server_id))
+
+
+@router.patch("/{mcp_server_id}")
+async def update_mcp_server(
+    mcp_server_id: McpServerIdPath, body: McpServerUpdate, servers: McpServersDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Changes a server. Its tools stay until it is refreshed."""
+    return wire_server(await servers.change(project_id, mcp_server_id, body.change()))
+
+
+@router.delete("/{mcp_server_id}", status_code=204)
+async def delete_mcp_server(mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep) -> None:
+    """Deletes a server with its tools, and takes them from all agents."""
+    await servers.store.delete(project_id, mcp_server_id)
+
+
+@router.patch("/{mcp_server_id}/refresh")
+async def refresh_mcp_server(
+    mcp_server_id: McpServerIdPath,
+    servers: McpServersDep,
+    project_id: ProjectDep,
+    agent_id: OptionalAgentIdQuery = None,
+) -> dict[str, Any]:
+    """Takes over what the server lists now: adds, changes and deletes tools, and says which."""
+    return wire_changes(await servers.refresh(project_id, mcp_server_id))
+
+
+@router.get("/{mcp_server_id}/tools")
+async def list_mcp_server_tools(
+    mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """The server's tools that the project has taken over."""
+    return [wire_tool(tool) for tool in await servers.store.tools(project_id, mcp_server_id)]
+
+
+@router.get("/{mcp_server_id}/tools/{tool_id}")
+async def retrieve_mcp_server_tool(
+    mcp_server_id: McpServerIdPath, tool_id: ToolIdPath, servers: McpServersDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """One of the server's tools."""
+    return wire_tool(await servers.tool(project_id, mcp_server_id, tool_id))
+
+
+@router.post("/{mcp_server_id}/tools/{tool_id}/run")
+async def run_mcp_server_tool(
+    mcp_server_id: McpServerIdPath,
+    tool_id: ToolIdPath,
+    servers: McpServersDep,
+    project_id: ProjectDep,
+    is_repeated: RepeatedDep,
+    body: McpToolRun | None = None,
+) -> dict[str, Any]:
+    """Calls a tool at once, without an agent and without asking anybody for approval."""
+    tool = await servers.tool(project_id, mcp_server_id, tool_id)
+    return wire_result(await servers.call(tool, (body or McpToolRun()).args, is_repeated=is_repeated))
+
+
+agent_router = APIRouter(prefix="/v1/agents/{agent_id}/mcp-servers", tags=["agents"], route_class=LateRoute)
+
+
+@agent_router.get("")
+async def list_mcp_servers_of_agent(
+    agent_id: AgentIdPath, servers: McpServersDep, caller: CallerDep
+) -> list[dict[str, Any]]:
+    """The servers that run some of the agent's tools. A key of single agents is shown none."""
+    found = await servers.of_agent(caller.project_id, agent_id)
+    return [wire_server(server) for server in found] if may_see_instructions(caller) else []
+
+
+named_router = APIRouter(prefix="/v1/tools/mcp/servers", tags=["mcp-servers"], route_class=LateRoute)
+
+
+@named_router.get("")
+async def list_named_mcp_servers(servers: McpServersDep, project_id: ProjectDep) -> dict[str, Any]:
+    """All of the project's servers, by name."""
+    return {server.name: wire_named_server(server) for server in await servers.store.list(project_id)}
+
+
+@named_router.put("")
+async def put_named_mcp_server(
+    body: NamedServer, servers: McpServersDep, project_id: ProjectDep, response: Response
+) -> list[dict[str, Any]]:
+    """Makes a server, or changes the one of its name, and takes its tools over. Answers with all servers."""
+    _with_warning(await servers.put(project_id, body.change()), response)
+    return await _all_named(servers, project_id)
+
+
+@named_router.post("/test")
+async def test_named_mcp_server(body: NamedServer, servers: McpServersDep, project_id: ProjectDep) -> dict[str, Any]:
+    """What a server lists that is not stored."""
+    found = await servers.try_out(project_id, body.change())
+    return {"status": "success", "tools": [wire_remote_tool(tool) for tool in found]}
+
+
+@named_router.post("/connect", response_model=None)
+async def connect_named_mcp_server(body: NamedServer) -> Response:
+    """As `GET /v1/mcp-servers/connect/{mcp_server_id}`, of a server that is not stored."""
+    return _no_sign_in()
+
+
+@named_router.patch("/{mcp_server_name}")
+async def update_named_mcp_server(
+    mcp_server_name: str, body: NamedServerUpdate, servers: McpServersDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Changes a server. Its tools stay until it is refreshed."""
+    server = await servers.find(project_id, mcp_server_name)
+    return wire_named_server(await servers.change(project_id, server.id, body.change()))
+
+
+@named_router.delete("/{mcp_server_name}")
+async def delete_named_mcp_server(
+    mcp_server_name: str, servers: McpServersDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """Deletes a server with its tools. Answers with those that are left."""
+    server = await servers.find(project_id, mcp_server_name)
+    await servers.store.delete(project_id, server.id)
+    return await _all_named(servers, project_id)
+
+
+@named_router.get("/{mcp_server_name}/tools")
+async def list_named_mcp_server_tools(
+    mcp_server_name: str, servers: McpServersDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """What the server lists now, whether the project has taken it over or not."""
+    server = await servers.find(project_id, mcp_server_name)
+    return [wire_remote_tool(tool) for tool in await servers.listed(server)]
+
+
+@named_router.post("/{mcp_server_name}/resync")
+async def resync_named_mcp_server(
+    mcp_server_name: str, servers: McpServersDep, project_id: ProjectDep, agent_id: OptionalAgentIdQuery = None
+) -> dict[str, Any]:
+    """As `PATCH /v1/mcp-servers/{mcp_server_id}/refresh`."""
+    server = await servers.find(project_id, mcp_server_name)
+    return wire_changes(await servers.refresh(project_id, server.id))
+
+
+@named_router.post("/{mcp_server_name}/tools/{mcp_tool_name}/execute")
+async def execute_named_mcp_tool(
+    mcp_server_name: str,
+    mcp_tool_name: str,
+    body: McpToolRun,
+    servers: McpServersDep,
+    project_id: ProjectDep,
+    is_repeated: RepeatedDep,
+) -> dict[str, Any]:
+    """Calls a tool of the server at once, by its name there or in the project."""
+    server = await servers.find(project_id, mcp_server_name)
+    own = await servers.store.tools(project_id, server.id)
+    tool = next((tool for tool in own if mcp_tool_name in _names_of(tool)), None)
+    if tool is None:
+        raise NotFound(f"The project has no tool named {mcp_tool_name[:200]!r} of this server: refresh it first")
+    return wire_named_result(await servers.call(tool, body.args, is_repeated=is_repeated))
+
+
+@named_router.post("/{mcp_server_name}/{mcp_tool_name}")
+async def add_named_mcp_tool(
+    mcp_server_name: str, mcp_tool_name: str, servers: McpServersDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Takes one tool of the server over."""
+    return wire_tool(await servers.add_tool(project_id, mcp_server_name, mcp_tool_name))
+
+
+def _names_of(tool: Tool) -> list[str]:
+    source = tool_source(tool)
+    return [tool.name] if source is None else [source.tool_name, tool.name]
+
+
+async def _all_named(servers: McpServers, project_id: ProjectId) -> list[dict[str, Any]]:
+    return [wire_named_server(server) for server in await servers.store.list(project_id)]
+
+
+def _with_warning(taken: TakenServer, response: Response) -> McpServer:
+    notes = notes_of(taken)
+    if notes:
+        response.headers.append("Warning", warning_of(notes))
+    return taken.server
+
+
+def _no_sign_in() -> Response:
+    return RefusalAnswer(
+        Refusal(
+            status=501,
+            code=ErrorCode.NOT_IMPLEMENTED,
+            message="Nobody can sign in at an MCP server through Holdfast (OAuth)",
+            hint="Get a token from the server's provider, and give it as auth_token: it is sent with every request.",
+        )
+    )

@@ -1,0 +1,348 @@
+"""MCP servers of a project: makes them, changes them, and takes their tools over.
+
+No answer shows a secret. A client that sends back what it was shown keeps what is stored, except where the server's
+address changes: who may write an address must not be able to send a token there that they cannot read.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from shared.concurrency import Clock
+from shared.domain.agents import SEALED, is_sealed
+from shared.domain.errors import Conflict, InvalidRequest, McpServerUnavailable, NotFound, Unavailable, UnreadableSecret
+from shared.domain.ids import AgentId, IdMaker, McpServerId, ProjectId, ToolId
+from shared.domain.mcp_servers import McpServer, McpTarget, RemoteResult, RemoteTool, Transport, tool_source
+from shared.domain.tools import Tool
+from shared.mcp.client import McpClient
+from shared.mcp.commands import AllowedCommands
+from shared.mcp.targets import HEADER, THE_TOKEN, VARIABLE, target_of
+from shared.mcp_tools import MOST_TOOLS, TakeOver, ToolChanges
+from shared.network.addresses import flaw_of_url
+from shared.secret_keys import SecretKeys
+from shared.sql.access.audit import AuditLog
+from shared.sql.definitions.mcp_servers import McpServerStore
+from shared.sql.definitions.tools import ToolStore
+
+MASK = "********"
+"""Stands for a secret in every answer."""
+
+DEFAULT_HEADER = "Authorization"
+LONGEST_PROBLEM = 500
+"""Characters that are stored of why a server was not reached."""
+
+Texts = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerChange:
+    """What a request says of a server. None: it says nothing; of a secret, that is `UNSET`, and None takes it away."""
+
+    name: str | None = None
+    transport: Transport | None = None
+    url: str | None = None
+    auth_header: str | None = None
+    token: str | UnsetType | None = UNSET
+    headers: Texts | UnsetType | None = UNSET
+    command: str | None = None
+    args: Sequence[str] | None = None
+    env: Texts | UnsetType | None = UNSET
+
+    def applied(self, before: McpServer) -> McpServer:
+        """The server after the change, its new secrets as they were sent. Raises `InvalidRequest`."""
+        transport = self.transport or before.transport
+        secrets = self._secrets(before.secrets)
+        is_command = transport == "stdio"
+        mine = {name: value for name, value in secrets.items() if name.startswith(VARIABLE) is is_command}
+        after = replace(
+            before,
+            name=before.name if self.name is None else self.name,
+            transport=transport,
+            url="" if is_command else before.url if self.url is None else self.url,
+            auth_header=(self.auth_header or before.auth_header or DEFAULT_HEADER) if THE_TOKEN in mine else None,
+            command="" if not is_command else before.command if self.command is None else self.command,
+            args=[] if not is_command else before.args if self.args is None else list(self.args),
+            secrets=mine,
+        )
+        self._refuse_secrets_elsewhere(before, after)
+        return after
+
+    def _secrets(self, stored: Texts) -> dict[str, str]:
+        token = self.token if isinstance(self.token, UnsetType) else {"": self.token} if self.token else {}
+        return {
+            **_merged(stored, THE_TOKEN, token, "auth_token"),
+            **_merged(stored, HEADER, self.headers, "custom_headers"),
+            **_merged(stored, VARIABLE, self.env, "env"),
+        }
+
+    def _refuse_secrets_elsewhere(self, before: McpServer, after: McpServer) -> None:
+        if _place(before) == _place(after):
+            return
+        kept = sorted(name for name, value in after.secrets.items() if before.secrets.get(name) == value)
+        if kept:
+            field = "command" if after.transport == "stdio" else "server_url"
+            raise InvalidRequest(
+                f"{field}: it leads elsewhere than before, where the stored secrets ({', '.join(kept)}) do not go: "
+                "send them anew with it, or null to do without them",
+                field=field,
+            )
+
+
+def _merged(stored: Texts, kind: str, given: Texts | UnsetType | None, field: str) -> dict[str, str]:
+    """The secrets of one kind after a client has sent `given`."""
+    before = {name.removeprefix(kind): value for name, value in stored.items() if name.startswith(kind)}
+    if isinstance(given, UnsetType):
+        after = before
+    else:
+        after = {name: _value(name, value, before, field) for name, value in (given or {}).items()}
+    return {f"{kind}{name}": value for name, value in after.items()}
+
+
+def _value(name: str, given: str, before: Texts, field: str) -> str:
+    place = f"{field}.{name}" if name else field
+    if given.removeprefix("Bearer ") == MASK:
+        if name not in before:
+            raise InvalidRequest(
+                f"{place}: {MASK} stands for a stored secret, and none is stored: send it", field=place
+            )
+        return before[name]
+    if is_sealed(given):
+        raise InvalidRequest(f"{place}: it begins with {SEALED!r}, which marks encrypted values", field=place)
+    if not given.isprintable():
+        raise InvalidRequest(f"{place}: it has a line break, or another character that cannot be sent", field=place)
+    return given
+
+
+def _place(server: McpServer) -> tuple[str, ...]:
+    """Where the server's secrets go."""
+    if server.transport == "stdio":
+        return (server.command, *server.args)
+    parts = urlsplit(server.url)
+    return (parts.scheme, parts.netloc.lower())
+
+
+def masked_token(server: McpServer) -> str | None:
+    """The mask, if the server has a token."""
+    return MASK if THE_TOKEN in server.secrets else None
+
+
+def masked_headers(server: McpServer) -> dict[str, str] | None:
+    """The names of the server's further headers, each with the mask. None if it has none."""
+    return _masked(server, HEADER)
+
+
+def masked_variables(server: McpServer) -> dict[str, str] | None:
+    """The names of the server's variables, each with the mask. None if it has none."""
+    return _masked(server, VARIABLE)
+
+
+def _masked(server: McpServer, kind: str) -> dict[str, str] | None:
+    names = [name.removeprefix(kind) for name in server.secrets if name.startswith(kind)]
+    return dict.fromkeys(names, MASK) if names else None
+
+
+@dataclass(frozen=True)
+class TakenServer:
+    """A server, and what became of its tools. `changes` is None where the server was not reached: `server.problem` says
+    why."""
+
+    server: McpServer
+    changes: ToolChanges | None
+
+
+@contextmanager
+def _asking() -> Generator[None]:
+    """Turns what a client raises into one error, which Letta's SDKs do not answer with the same request: the first one
+    may have had its effect."""
+    try:
+        yield
+    except (InvalidRequest, Unavailable) as error:
+        raise McpServerUnavailable(error.message) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpServers:
+    """What callers do with their project's servers."""
+
+    store: McpServerStore
+    tools: ToolStore
+    client: McpClient
+    secret_keys: SecretKeys
+    audit: AuditLog
+    clock: Clock
+    ids: IdMaker
+    commands: AllowedCommands
+    asks_always: bool
+    """The operator demands that a person decides on each call of a server's tool."""
+    call_s: float
+    """Seconds that a call may take."""
+
+    async def create(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
+        """Stores a server and takes its tools over. It is stored, too, when it cannot be reached: its tools come with
+        the next refresh. Raises `InvalidRequest` and `Conflict`."""
+        server = await self.store.create(self._sealed(self._made(project_id, wanted)))
+        return await self._taken(server)
+
+    async def put(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
+        """Stores a server, or changes the one of its name, and takes its tools over. Raises `InvalidRequest`."""
+        before = None if wanted.name is None else await self.store.named(project_id, wanted.name)
+        if before is None:
+            return await self.create(project_id, wanted)
+        return await self._taken(await self.change(project_id, before.id, wanted))
+
+    async def change(self, project_id: ProjectId, server_id: McpServerId, wanted: ServerChange) -> McpServer:
+        """Changes what is given. Raises `NotFound`, `InvalidRequest` and `Conflict`."""
+
+        def changed(before: McpServer) -> McpServer:
+            after = wanted.applied(before)
+            self._refuse_flaws(after)
+            return self._sealed(after)
+
+        return await self.store.update(project_id, server_id, changed, now=self.clock.now())
+
+    async def refresh(self, project_id: ProjectId, server_id: McpServerId) -> ToolChanges:
+        """Takes over what the server lists now. Raises `NotFound`, and `McpServerUnavailable` when it was not reached:
+        the project's tools stay as they are then."""
+        taken = await self._taken(await self.store.get(project_id, server_id))
+        if taken.changes is None:
+            raise McpServerUnavailable(taken.server.problem)
+        return taken.changes
+
+    async def add_tool(self, project_id: ProjectId, name: str, tool_name: str) -> Tool:
+        """Takes over one of the tools that a server lists. Raises `NotFound`, `InvalidRequest` for one that the project
+        cannot have, and `McpServerUnavailable`."""
+        server = await self.find(project_id, name)
+        listed = await self.listed(server)
+        wanted = [tool for tool in listed if tool.name == tool_name]
+        if not wanted:
+            had = ", ".join(tool.name for tool in listed)[:LONGEST_PROBLEM] or "none"
+            raise NotFound(f"MCP server {name!r} has no tool named {tool_name!r}. Its tools: {had}")
+        changes = await self.store.take_over(server, self._taking(wanted[:1], deletes=False))
+        if changes.skipped:
+            raise InvalidRequest(f"The tool {tool_name!r} was left out: {changes.skipped[0].reason}")
+        own = await self.store.tools(project_id, server.id)
+        return next(tool for tool in own if (source := tool_source(tool)) and source.tool_name == tool_name)
+
+    async def find(self, project_id: ProjectId, name: str) -> McpServer:
+        """The project's server of this name. Raises `NotFound`."""
+        server = await self.store.named(project_id, name)
+        if server is None:
+            raise NotFound(f"MCP server {name[:200]!r} not found")
+        return server
+
+    async def listed(self, server: McpServer) -> list[RemoteTool]:
+        """What the server lists now. Raises `McpServerUnavailable`."""
+        with _asking():
+            listed = await self.client.list_tools(self._target(server))
+        if len(listed) > MOST_TOOLS:
+            raise McpServerUnavailable(
+                f"The MCP server {server.name!r} lists {len(listed)} tools, and {MOST_TOOLS} are the most"
+            )
+        return listed
+
+    async def try_out(self, project_id: ProjectId, wanted: ServerChange) -> list[RemoteTool]:
+        """What a server lists that is not stored. Raises `InvalidRequest` and `McpServerUnavailable`."""
+        return await self.listed(self._made(project_id, wanted))
+
+    async def tool(self, project_id: ProjectId, server_id: McpServerId, tool_id: ToolId) -> Tool:
+        """One of the server's tools. Raises `NotFound`."""
+        await self.store.get(project_id, server_id)
+        tool = await self.tools.get(project_id, tool_id)
+        source = tool_source(tool)
+        if source is None or source.server_id != server_id:
+            raise NotFound(f"MCP server {server_id} has no tool with ID {tool_id}")
+        return tool
+
+    async def call(self, tool: Tool, arguments: dict[str, Any], *, is_repeated: bool) -> RemoteResult:
+        """Calls a tool at once, once, without an agent and without asking anybody. `is_repeated`: the client's library
+        sends the same request again by itself, as it does after a timeout. Raises `NotFound` when the server was
+        deleted meanwhile, `Conflict` for a repeated call that may have its effect twice, and `McpServerUnavailable`."""
+        if is_repeated and not tool.idempotent:
+            raise Conflict(
+                f"The call of {tool.name!r} was sent before, and whether the tool did its work is not known. It was "
+                "not sent again: look at the server, and decide"
+            )
+        source = tool_source(tool)
+        if source is None:
+            raise NotFound(f"Tool {tool.id} is run by no MCP server")
+        server = await self.store.get(tool.project_id, source.server_id)
+        # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
+        await self.audit.add(tool.project_id, "tool.called", tool.id)
+        with _asking():
+            return await self.client.call_tool(self._target(server), source.tool_name, arguments, timeout_s=self.call_s)
+
+    async def of_agent(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[McpServer]:
+        """The servers that run some of the agent's tools. Raises `NotFound`."""
+        return await self.of_tools(project_id, await self.tools.for_agent(project_id, agent_id))
+
+    async def of_tools(self, project_id: ProjectId, own: Sequence[Tool]) -> Sequence[McpServer]:
+        """The project's servers that run some of these tools."""
+        ids = {source.server_id for tool in own if (source := tool_source(tool)) is not None}
+        return [server for server in await self.store.list(project_id) if server.id in ids] if ids else []
+
+    async def _taken(self, server: McpServer) -> TakenServer:
+        try:
+            listed = await self.listed(server)
+        except McpServerUnavailable as error:
+            problem, now = error.message[:LONGEST_PROBLEM], self.clock.now()
+
+            def noted(before: McpServer) -> McpServer:
+                return replace(before, problem=problem)
+
+            stored = await self.store.update(server.project_id, server.id, noted, now=now, act=False)
+            return TakenServer(stored, None)
+        changes = await self.store.take_over(server, self._taking(listed))
+        return TakenServer(await self.store.get(server.project_id, server.id), changes)
+
+    def _taking(self, listed: Sequence[RemoteTool], *, deletes: bool = True) -> TakeOver:
+        return TakeOver(
+            remote=listed,
+            asks_always=self.asks_always,
+            new_id=self.ids.tool,
+            now=self.clock.now(),
+            deletes=deletes,
+        )
+
+    def _target(self, server: McpServer) -> McpTarget:
+        try:
+            return target_of(server, self.secret_keys)
+        except UnreadableSecret as error:
+            raise McpServerUnavailable(
+                f"The MCP server {server.name!r} cannot be asked: {error.message}. Send the secret anew"
+            ) from error
+
+    def _made(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
+        now = self.clock.now()
+        blank = McpServer(
+            id=self.ids.mcp_server(),
+            project_id=project_id,
+            name="",
+            transport="streamable_http",
+            created_at=now,
+            updated_at=now,
+        )
+        server = wanted.applied(blank)
+        self._refuse_flaws(server)
+        return server
+
+    def _sealed(self, server: McpServer) -> McpServer:
+        return replace(server, secrets=self.secret_keys.seal_all(server.id, server.secrets))
+
+    def _refuse_flaws(self, server: McpServer) -> None:
+        """Raises `InvalidRequest` for a server that leads nowhere, or that cannot be sent what is to be sent."""
+        if not server.name:
+            raise InvalidRequest("server_name is missing", field="server_name")
+        if server.transport == "stdio":
+            variables = [name.removeprefix(VARIABLE) for name in server.secrets]
+            self.commands.refuse_others(server.command, server.args, variables)
+            return
+        flaw = flaw_of_url(server.url) if server.url else "is missing"
+        if flaw is not None:
+            raise InvalidRequest(f"server_url: {flaw}", field="server_url")
+        with suppress(UnreadableSecret):  # one that is kept, and cannot be wrong for the first time
+            target_of(server, self.secret_keys)

@@ -1,0 +1,142 @@
+"""MCP servers: where a project's agents find tools that somebody else's server runs.
+
+MCP is the Model Context Protocol, 2026-07-28 and the versions before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from shared.domain.ids import McpServerId, ProjectId
+from shared.domain.tools import Tool
+
+MCP_TYPE = "external_mcp"
+"""The type of a tool that an MCP server runs."""
+Transport = Literal["streamable_http", "sse", "stdio"]
+SOURCE = "mcp"
+"""The key of a tool's metadata that has the tool's place at its server."""
+HINTS = "mcp_hints"
+"""The key of a tool's metadata that has the hints which the server gave with it last."""
+
+
+class McpServer(msgspec.Struct, frozen=True, kw_only=True):
+    """An MCP server of a project, as stored. Its secrets are encrypted."""
+
+    id: McpServerId
+    project_id: ProjectId
+    name: str
+    """Unique in the project."""
+    transport: Transport
+    url: str = ""
+    """Of `streamable_http` and `sse`."""
+    auth_header: str | None = None
+    """The name of the header that carries the token, as `Authorization`."""
+    command: str = ""
+    """Of `stdio`: a command that the operator has listed."""
+    args: list[str] = []
+    secrets: dict[str, str] = {}
+    """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable."""
+    refreshed_at: datetime | None = None
+    """When the project last took over the server's tools."""
+    problem: str = ""
+    """Why it could not the last time that somebody asked for it. Empty: it could, or nobody has asked."""
+    created_at: datetime
+    updated_at: datetime
+
+
+class McpTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """How one server is reached, its secrets decrypted. Equal targets may share a connection."""
+
+    server_id: McpServerId
+    server_name: str
+    transport: Transport
+    url: str = ""
+    headers: Mapping[str, str] = {}
+    command: str = ""
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = {}
+
+
+class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as its server describes it."""
+
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] = {}
+    """JSON Schema of the arguments."""
+    read_only: bool | None = None
+    """`readOnlyHint`: the tool changes nothing. None: the server does not say."""
+    destructive: bool | None = None
+    """`destructiveHint`."""
+    idempotent: bool | None = None
+    """`idempotentHint`: a second call with the same arguments changes nothing further."""
+
+
+class RemoteImage(msgspec.Struct, frozen=True):
+    """An image in a result."""
+
+    media_type: str
+    data: str
+    """Base64."""
+
+
+class RemoteResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a call, within the limits of the client."""
+
+    text: str
+    """Valid text, cut with a note where the server sent more than the limit."""
+    is_error: bool = False
+    """The tool failed, by its own account."""
+    images: list[RemoteImage] = []
+
+
+class ToolSource(msgspec.Struct, frozen=True):
+    """Where a tool of type `external_mcp` is run: its server, and its name there."""
+
+    server_id: McpServerId
+    server_name: str
+    tool_name: str
+
+
+def source_metadata(source: ToolSource) -> dict[str, Any]:
+    """Returns the metadata of a tool that this server runs."""
+    return {SOURCE: msgspec.to_builtins(source)}
+
+
+def tool_source(tool: Tool) -> ToolSource | None:
+    """Returns where the tool is run. None if it is not an MCP server's, or its metadata does not say."""
+    if tool.tool_type != MCP_TYPE:
+        return None
+    try:
+        return msgspec.convert(tool.metadata.get(SOURCE), ToolSource)
+    except msgspec.ValidationError:
+        return None
+
+
+def tag_of(server_name: str) -> str:
+    """The tag by which programs find the tools of a server."""
+    return f"mcp:{server_name}"
+
+
+def is_servers_tag(tool: Tool, tag: str) -> bool:
+    """Whether it is the tag that the tool has of its server."""
+    source = tool_source(tool)
+    return source is not None and tag == tag_of(source.server_name)
+
+
+def kept_source(before: Tool, after: Tool) -> Tool:
+    """The changed tool with what says where it is run: a client that writes metadata or tags anew leaves that as it
+    is."""
+    source = tool_source(before)
+    if source is None:
+        return after
+    kept = source_metadata(source) | {HINTS: before.metadata.get(HINTS, {})}
+    tags = [tag for tag in before.tags if is_servers_tag(before, tag)]
+    return replace(
+        after,
+        metadata={**after.metadata, **kept},
+        tags=[*tags, *(tag for tag in after.tags if tag not in tags)],
+    )

@@ -1,0 +1,212 @@
+"""Asks MCP servers for their tools, and has them called: the only way to such a server.
+
+Connections are kept per server for a while and shared by those who ask. A call is sent at most once, whatever happens
+to its connection. An error says which server it is about, what is wrong with it, and what is known of the call.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
+from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
+from shared.mcp.commands import NO_COMMANDS, AllowedCommands
+from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, Deadline, ServerFailure
+from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED
+from shared.network.checked_http import CheckedTransport, NetworkRules
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SHORTEST_SECRET = 8
+"""Characters. Shorter values are words, which stand in any text."""
+
+_NOT_CALLED = "The tool was not called."
+_KNOWN: Mapping[int, str] = {LOST: "Whether the tool did its work is not known.", AN_ERROR: ""}
+"""What is known of a call after a failure that does not show that it was not made."""
+
+
+class ServerConnection(Protocol):
+    """A `shared.mcp.connection.Connection`, by what is asked of it here."""
+
+    users: int
+    used_at: float
+    is_retired: bool
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult: ...
+
+    async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]: ...
+
+
+Connect = Callable[[McpTarget, CheckedTransport, Bounds], ServerConnection]
+
+
+class McpClient:
+    """The connections of one process. Closed once, by whoever made it."""
+
+    def __init__(
+        self, network: NetworkRules, commands: AllowedCommands = NO_COMMANDS, *, bounds: Bounds = BOUNDS
+    ) -> None:
+        self._network = network
+        self._commands = commands
+        self._bounds = bounds
+        self._http: CheckedTransport | None = None
+        self._connections: dict[bytes, ServerConnection] = {}
+        self._owners: dict[asyncio.Task[None], ServerConnection] = {}
+        self._is_closed = False
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open, those that are being opened or closed included."""
+        return len(self._owners)
+
+    async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
+        """Returns the tools that the server has now. Those that cannot be used are left out, and logged.
+
+        Raises `Unavailable` if the server does not answer, and `InvalidRequest` if what it is asked by, or what it
+        lists, must be changed.
+        """
+        deadline = Deadline.after(self._bounds.list_s)
+        connect = await _connector()
+        try:
+            with self._connected(target, connect) as connection:
+                tools, left_out = await connection.list_tools(deadline)
+        except ServerFailure as failure:
+            raise _told(target, failure, "") from failure
+        if left_out:
+            log.warning("mcp_tools_left_out", server=target.server_id, tools=left_out)
+        return tools
+
+    async def call_tool(
+        self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float
+    ) -> RemoteResult:
+        """Has a tool called, at most once, within `timeout_s` seconds. A tool's own error is a result.
+
+        Raises `Unavailable` and `InvalidRequest` as `list_tools` does; their text says whether the tool may have done
+        its work.
+        """
+        deadline = Deadline.after(timeout_s)
+        connect = await _connector()
+        try:
+            with self._connected(target, connect) as connection:
+                result = await connection.call_tool(name, arguments, deadline)
+        except ServerFailure as failure:
+            raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
+        return msgspec.structs.replace(result, text=_without(target, result.text))
+
+    async def aclose(self) -> None:
+        """Closes every connection. What does not close in its time is cancelled, and then left."""
+        self._is_closed = True
+        for connection in self._owners.values():
+            connection.stop()
+        waiting = set(self._owners)
+        for _ in range(2):
+            if waiting:
+                _, waiting = await asyncio.wait(waiting, timeout=self._bounds.close_s + 1)
+            for task in waiting:
+                task.cancel()
+        if waiting:
+            log.error("mcp_connections_not_closed", connections=len(waiting))
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    @contextmanager
+    def _connected(self, target: McpTarget, connect: Connect) -> Generator[ServerConnection]:
+        """A connection for the block: the one that there is, or a new one. Raises `InvalidRequest` for a command that
+        is not allowed, and `Unavailable` if there are too many connections."""
+        if target.transport == "stdio":
+            self._commands.refuse_others(target.command, target.args, target.env)
+        key = hashlib.sha256(msgspec.json.encode(target, order="deterministic")).digest()
+        connection = self._connections.get(key)
+        if connection is None or connection.is_retired:
+            connection = self._connections[key] = self._new(target, key, connect)
+        connection.enter()
+        try:
+            yield connection
+        finally:
+            connection.leave()
+
+    def _new(self, target: McpTarget, key: bytes, connect: Connect) -> ServerConnection:
+        if self._is_closed:
+            raise Unavailable("this process is ending and asks no MCP server any more")
+        self._make_room()
+        if self._http is None:
+            self._http = CheckedTransport(self._network)
+        connection = connect(target, self._http, self._bounds)
+        task = asyncio.get_running_loop().create_task(connection.run(), name="mcp connection")
+        self._owners[task] = connection
+        task.add_done_callback(lambda ended: self._forget(ended, key))
+        return connection
+
+    def _forget(self, task: asyncio.Task[None], key: bytes) -> None:
+        if self._connections.get(key) is self._owners.pop(task):
+            del self._connections[key]
+
+    def _make_room(self) -> None:
+        """Ends the connection that has been idle for longest, if there are as many as there may be."""
+        most = self._bounds.most_connections
+        kept = [connection for connection in self._owners.values() if not connection.is_retired]
+        idle = [connection for connection in kept if not connection.users]
+        if len(kept) < most and len(self._owners) < 2 * most:
+            return
+        if not idle or len(self._owners) >= 2 * most:
+            raise Unavailable(f"this process has {most} connections to MCP servers in use: try again later")
+        min(idle, key=lambda connection: connection.used_at).stop()
+
+
+async def _connector() -> Connect:
+    """Imports the protocol's package on a thread: it takes a second, and most processes ask no MCP server."""
+    return await asyncio.to_thread(_imported)
+
+
+def _imported() -> Connect:
+    from shared.mcp.connection import Connection
+
+    return Connection
+
+
+def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastError:
+    """Returns the error that callers get: which server, what is wrong, and what is known of the call."""
+    wrong = failure.text.rstrip(".")
+    text = f"The MCP server {target.server_name!r} ({_place(target)}) does not serve: {wrong}. {known}".strip()
+    text = _without(target, text)
+    return InvalidRequest(text) if failure.code in (AN_ERROR, FORBIDDEN, REFUSED) else Unavailable(text)
+
+
+def _place(target: McpTarget) -> str:
+    """The host or the command, without anything that may be secret."""
+    if target.transport == "stdio":
+        return target.command.rpartition("/")[2]
+    try:
+        parts = urlsplit(target.url)
+        port = parts.port
+    except ValueError:
+        return "an address that cannot be read"
+    return parts.hostname or "no host" if port is None else f"{parts.hostname}:{port}"
+
+
+def _without(target: McpTarget, text: str) -> str:
+    """The text without the values by which the server is asked."""
+    for names in (target.headers, target.env):
+        for name, value in _longest_first(names):
+            text = text.replace(value, f"[secret {name}]")
+    return text
+
+
+def _longest_first(values: Mapping[str, str]) -> list[tuple[str, str]]:
+    spellings = {(name, way) for name, value in values.items() for way in (value, value.rpartition(" ")[2])}
+    return sorted((one for one in spellings if len(one[1]) >= SHORTEST_SECRET), key=lambda one: (-len(one[1]), one))

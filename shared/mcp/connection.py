@@ -1,0 +1,326 @@
+"""One connection to an MCP server, which a task of its own opens, keeps and closes.
+
+Whoever waits for an answer can leave at any time: what is left of a request ends aside, and so does the connection.
+This module imports the protocol's package, which costs a second, so it is imported when a server is first asked.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import httpx2
+from mcp import Client, ClientSession, MCPError
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    HEADER_MISMATCH,
+    PARSE_ERROR,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    Implementation,
+    InputRequiredResult,
+    PaginatedRequestParams,
+)
+from pydantic import TypeAdapter, ValidationError
+
+from shared.concurrency import AnswerTimeout
+from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
+from shared.mcp.contents import error_text, remote_result, remote_tools, size_of
+from shared.mcp.failures import AN_ERROR, Bounds, Deadline, ServerFailure
+from shared.mcp.guarded_http import (
+    ANSWER_BYTES,
+    FORBIDDEN,
+    LOST,
+    NOT_SENT,
+    OWN_ERRORS,
+    REFUSED,
+    STEP_S,
+    GuardedTransport,
+)
+from shared.mcp.stdio import stdio_streams
+from shared.network.addresses import ForbiddenAddress
+from shared.network.checked_http import Unreachable
+from shared.process.importing import VERSION
+
+# The package logs what servers send, with values of tenants in it; what matters of it is told to callers.
+logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
+
+Answer = TypeVar("Answer")
+
+_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
+
+
+class _Outcome(NamedTuple, Generic[Answer]):
+    answer: Answer | None
+    error: Exception | None
+
+
+class Connection:
+    """Runs as long as `run`, which its owner starts as a task. Its callers `enter` it, ask, and `leave` it."""
+
+    def __init__(self, target: McpTarget, http: httpx2.AsyncBaseTransport, bounds: Bounds) -> None:
+        self._target = target
+        self._http = http
+        self._bounds = bounds
+        self._opened = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._session: ClientSession | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._asked: set[asyncio.Task[Any]] = set()
+        self._failure: ServerFailure | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self.users = 0
+        self.used_at = time.monotonic()
+        self.is_retired = False
+        """It takes no further requests: the next one gets a connection of its own."""
+
+    async def run(self) -> None:
+        """Opens the connection and keeps it until it is stopped or breaks. Raises nothing but a cancellation."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with (
+                asyncio.timeout(self._bounds.connect_s) as limit,
+                _session(self._target, self._http, self._broke) as session,
+                asyncio.TaskGroup() as group,
+            ):
+                limit.reschedule(None)
+                self._session, self._group = session, group
+                self._opened.set()
+                await self._stopped.wait()
+                limit.reschedule(loop.time() + self._bounds.close_s)
+                for asked in self._asked:
+                    asked.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever the package raises ends this connection, and callers are told
+            self._fail(_failure_of(_first(error), self._bounds))
+        finally:
+            self.is_retired = True
+            self._opened.set()
+
+    def stop(self) -> None:
+        """Ends the connection. It closes aside, within its bound."""
+        self.is_retired = True
+        self._stopped.set()
+
+    def enter(self) -> None:
+        """Keeps the connection for a caller."""
+        self.users += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def leave(self) -> None:
+        """A caller needs it no more. An idle connection is closed after a while, a retired one at once."""
+        self.users -= 1
+        self.used_at = time.monotonic()
+        if self.users:
+            return
+        if self.is_retired:
+            self.stop()
+        else:
+            self._idle = asyncio.get_running_loop().call_later(self._bounds.idle_s, self.stop)
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult:
+        """Has a tool called, once. Raises `ServerFailure`."""
+        params = CallToolRequestParams(name=name, arguments=arguments)
+
+        def call(session: ClientSession) -> Coroutine[Any, Any, CallToolResult | InputRequiredResult]:
+            # Not by `call_tool`: it checks results against schemas of the server's, asks for these after the call, and
+            # sends a call again.
+            return session.send_request(CallToolRequest(params=params), _RESULT)
+
+        try:
+            result = await self._ask(call, deadline)
+        except _HeadersMismatch as error:
+            await self.list_tools(deadline)
+            raise ServerFailure(
+                REFUSED, "it needs headers by the tool's schema, which was read anew: call the tool again"
+            ) from error
+        if isinstance(result, InputRequiredResult):
+            raise ServerFailure(
+                AN_ERROR, "it asks for a person's or a model's input in the middle of a call, which it does not get"
+            )
+        return remote_result(result)
+
+    async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]:
+        """Returns the tools that the server has now, each name once, and how many are left out because they cannot be
+        used. Raises `ServerFailure`."""
+        tools: dict[str, RemoteTool] = {}
+        left_out = 0
+        cursors: set[str] = set()
+        cursor: str | None = None
+        characters = 0
+        for _ in range(self._bounds.most_pages):
+            params = PaginatedRequestParams(cursor=cursor)
+            page = await self._ask(lambda session, params=params: session.list_tools(params=params), deadline)
+            kept, unusable = await asyncio.to_thread(remote_tools, page.tools)
+            characters += sum(map(size_of, kept))
+            tools = {tool.name: tool for tool in kept} | tools
+            left_out += unusable
+            if len(tools) + left_out > self._bounds.most_tools or characters > self._bounds.most_characters:
+                raise ServerFailure(REFUSED, f"it lists more than {self._bounds.most_tools} tools, or too long ones")
+            cursor = page.next_cursor
+            if not cursor:
+                return list(tools.values()), left_out
+            if cursor in cursors:
+                raise ServerFailure(REFUSED, "its list of tools has no end: a page leads back to an earlier one")
+            cursors.add(cursor)
+        raise ServerFailure(REFUSED, f"its list of tools has more than {self._bounds.most_pages} pages")
+
+    async def _ask(self, what: Callable[[ClientSession], Coroutine[Any, Any, Answer]], deadline: Deadline) -> Answer:
+        """Returns the answer to one request. Raises `ServerFailure`."""
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                await self._opened.wait()
+        except TimeoutError as error:
+            text = f"its connection was not ready within {deadline.seconds:g} s"
+            raise ServerFailure(NOT_SENT, text) from error
+        if self._session is None or self._group is None or self._stopped.is_set() or self._failure is not None:
+            raise self._failure or ServerFailure(NOT_SENT, "its connection has ended")
+        asked = self._group.create_task(_outcome(what(self._session)), name="mcp request")
+        self._asked.add(asked)
+        asked.add_done_callback(self._asked.discard)
+        try:
+            # Not given up because this process stood still: the answer may be there, and not be read yet.
+            async with AnswerTimeout(deadline.left_s):
+                await asyncio.wait([asked])
+        except TimeoutError as error:
+            raise ServerFailure(LOST, f"it has not answered within {deadline.seconds:g} s") from error
+        finally:
+            if not asked.done():
+                # What was given up may hold the connection's writer: whoever comes next gets another connection.
+                self.is_retired = True
+                asked.cancel()
+        if asked.cancelled():
+            raise self._lost()
+        outcome = asked.result()
+        if outcome.error is not None:
+            raise self._told(outcome.error)
+        return cast("Answer", outcome.answer)
+
+    def _told(self, error: Exception) -> Exception:
+        """Returns the failure of one request."""
+        if isinstance(error, MCPError) and error.code == HEADER_MISMATCH:
+            return _HeadersMismatch()
+        failure = _failure_of(error, self._bounds)
+        if failure.code != FORBIDDEN and failure.code in OWN_ERRORS:
+            self.is_retired = True
+        closed = isinstance(error, MCPError) and error.code == CONNECTION_CLOSED
+        return self._lost() if closed and self._failure is not None else failure
+
+    def _lost(self) -> ServerFailure:
+        said = self._failure.text if self._failure is not None else "its connection has ended"
+        return ServerFailure(LOST, said)
+
+    def _broke(self, reason: str) -> None:
+        self._fail(ServerFailure(NOT_SENT, reason))
+        self.stop()
+
+    def _fail(self, failure: ServerFailure) -> None:
+        """Keeps the first failure: others follow from it."""
+        if self._failure is None:
+            self._failure = failure
+
+
+class _HeadersMismatch(Exception):
+    """The server has refused a call because of the headers that its tool's schema asks for."""
+
+
+@asynccontextmanager
+async def _session(
+    target: McpTarget, http: httpx2.AsyncBaseTransport, broken: Callable[[str], None]
+) -> AsyncGenerator[ClientSession]:
+    """Connects within the block: by the newest version of the protocol that both sides know."""
+    about = Implementation(name="holdfast", version=VERSION)
+    async with AsyncExitStack() as stack:
+        if target.transport == "stdio":
+            client = Client(stdio_streams(target, broken), cache=None, client_info=about)
+            yield (await stack.enter_async_context(client)).session
+            return
+        has_channel = target.transport == "sse"
+        guarded = GuardedTransport(http, broken, has_event_channel=has_channel)
+        own = httpx2.AsyncClient(
+            transport=guarded,
+            # A compressed answer would become larger than what was counted.
+            headers={**target.headers, "Accept-Encoding": "identity"},
+            timeout=STEP_S,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+        def made(*_: Any, **__: Any) -> httpx2.AsyncClient:
+            return own
+
+        if has_channel:
+            streams = sse_client(target.url, httpx_client_factory=made)
+        else:
+            await stack.enter_async_context(own)
+            streams = streamable_http_client(target.url, http_client=own, max_sse_event_size=ANSWER_BYTES)
+        # Servers of the first version know nothing of the newest one's question.
+        client = Client(streams, mode="legacy" if has_channel else "auto", cache=None, client_info=about)
+        session = (await stack.enter_async_context(client)).session
+        guarded.settle()
+        yield session
+
+
+async def _outcome(asked: Coroutine[Any, Any, Answer]) -> _Outcome[Answer]:
+    try:
+        return _Outcome(await asked, None)
+    except Exception as error:  # noqa: BLE001 - whatever the package raises is the outcome of this one request
+        return _Outcome(None, error)
+
+
+def _failure_of(error: Exception, bounds: Bounds) -> ServerFailure:
+    """Returns what an error says of the server and of the request, without values of the server's headers."""
+    match error:
+        case ServerFailure():
+            return error
+        case MCPError():
+            return _failure_by_code(error)
+        case ForbiddenAddress():
+            return ServerFailure(FORBIDDEN, str(error))
+        case ValidationError():
+            return ServerFailure(LOST, "its answer does not fit the protocol")
+        case Unreachable() | TimeoutError() | httpx2.HTTPError() | OSError():
+            return ServerFailure(NOT_SENT, _why_not_connected(error, bounds))
+        case _:
+            return ServerFailure(LOST, f"it does not keep to the protocol ({type(error).__name__})")
+
+
+def _failure_by_code(error: MCPError) -> ServerFailure:
+    said = error_text(error.error.message)
+    if error.code in OWN_ERRORS:
+        return ServerFailure(error.code, said)
+    if error.code == PARSE_ERROR:
+        return ServerFailure(LOST, "its answer is no JSON-RPC")
+    if error.code == CONNECTION_CLOSED:
+        return ServerFailure(LOST, f"its answer did not come: {said}")
+    return ServerFailure(AN_ERROR, f"it answers with an error: {said}")
+
+
+def _why_not_connected(error: Exception, bounds: Bounds) -> str:
+    match error:
+        case Unreachable():
+            return str(error)
+        case TimeoutError():
+            return f"it does not answer within {bounds.connect_s:g} s"
+        case httpx2.HTTPStatusError():
+            return f"it answers with HTTP {error.response.status_code}"
+        case httpx2.HTTPError():
+            return "it cannot be reached"
+        case _:
+            return f"it cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
+
+
+def _first(raised: Exception) -> Exception:
+    """Returns the error that came first, if it is a group of them."""
+    error: BaseException = raised
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return cast("Exception", error)

@@ -1,0 +1,130 @@
+"""What MCP servers send, as the product's values: tools and results, within limits and as text that can be stored."""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import mcp_types
+
+from shared.domain.mcp_servers import RemoteImage, RemoteResult, RemoteTool
+from shared.json_limits import characters_of, schema_flaw, shortened
+
+LONGEST_TEXT = 1_000_000
+"""Characters of a result."""
+LONGEST_DESCRIPTION = 20_000
+LONGEST_NAME = 200
+"""Characters."""
+MOST_IMAGES = 20
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Those that model providers take."""
+
+_NO_CONTENT = "The tool has ended and returned nothing."
+
+
+def remote_tools(tools: Iterable[mcp_types.Tool]) -> tuple[list[RemoteTool], int]:
+    """Returns the tools of a page that can be used, and how many cannot: no call could be checked against their
+    schemas, or they have no name."""
+    listed = list(tools)
+    kept = [_remote_tool(tool) for tool in listed if _is_usable(tool)]
+    return kept, len(listed) - len(kept)
+
+
+def size_of(tool: RemoteTool) -> int:
+    """Returns about how many characters a tool has."""
+    return len(tool.name) + len(tool.description) + characters_of(tool.input_schema)
+
+
+def remote_result(result: mcp_types.CallToolResult) -> RemoteResult:
+    """Returns the result of a call."""
+    images: list[RemoteImage] = []
+    texts: list[str] = []
+    left = LONGEST_TEXT
+    for block in result.content:
+        image = _image(block) if len(images) < MOST_IMAGES else None
+        if image is not None:
+            images.append(image)
+            continue
+        text = _text_of(block)
+        texts.append(text[:left])
+        left -= min(left, len(text))
+    if not texts and not images and result.structured_content is not None:
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    whole = printable("\n".join(texts))
+    if not left or len(whole) > LONGEST_TEXT:
+        whole = f"{whole[:LONGEST_TEXT]}... [the server sent more than {LONGEST_TEXT} characters; the rest is left out]"
+    if not whole and not images:
+        whole = _NO_CONTENT
+    return RemoteResult(text=whole, is_error=result.is_error, images=images)
+
+
+def printable(text: str) -> str:
+    """Returns the text without what no database stores: NUL, and halves of surrogate pairs."""
+    clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return clean if clean.isascii() else clean.encode("utf-8", "replace").decode()
+
+
+def _is_usable(tool: mcp_types.Tool) -> bool:
+    has_name = 0 < len(tool.name) <= LONGEST_NAME and printable(tool.name) == tool.name
+    return has_name and schema_flaw(tool.input_schema) is None
+
+
+def _remote_tool(tool: mcp_types.Tool) -> RemoteTool:
+    hints = tool.annotations or mcp_types.ToolAnnotations()
+    description = printable(tool.description or "")
+    return RemoteTool(
+        name=tool.name,
+        description=description[:LONGEST_DESCRIPTION],
+        input_schema=tool.input_schema,
+        read_only=hints.read_only_hint,
+        destructive=hints.destructive_hint,
+        idempotent=hints.idempotent_hint,
+    )
+
+
+def _image(block: mcp_types.ContentBlock) -> RemoteImage | None:
+    """Returns the image of a block, if it is one that models take."""
+    match block:
+        case mcp_types.ImageContent(data=data, mime_type=media_type):
+            pass
+        case mcp_types.EmbeddedResource(resource=mcp_types.BlobResourceContents(blob=data, mime_type=media_type)):
+            pass
+        case _:
+            return None
+    kind = (media_type or "").partition(";")[0].strip().lower()
+    if kind not in IMAGE_TYPES:
+        return None
+    try:
+        content = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return RemoteImage(kind, data) if content else None
+
+
+def _text_of(block: mcp_types.ContentBlock) -> str:
+    match block:
+        case mcp_types.TextContent(text=text):
+            return text
+        case mcp_types.ImageContent(mime_type=kind):
+            return f"[Image omitted: {shortened(kind)}]"
+        case mcp_types.AudioContent(mime_type=kind):
+            return f"[Audio omitted: {shortened(kind)}]"
+        case mcp_types.ResourceLink():
+            return " ".join(_of_link(block))
+        case mcp_types.EmbeddedResource(resource=mcp_types.TextResourceContents(text=text)):
+            return text
+        case mcp_types.EmbeddedResource(resource=resource):
+            return f"[Resource omitted: {shortened(resource.uri)} ({shortened(resource.mime_type or 'unknown type')})]"
+
+
+def _of_link(link: mcp_types.ResourceLink) -> Iterator[str]:
+    yield f"[Resource: {shortened(link.name)}"
+    if link.description:
+        yield f"({shortened(link.description)})"
+    yield f"at {shortened(link.uri)}]"
+
+
+def error_text(error: Any) -> str:
+    """Returns what a server says of an error, short and as text that can be stored."""
+    return shortened(printable(str(cast("object", error))))

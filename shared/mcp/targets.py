@@ -1,0 +1,81 @@
+"""How a stored MCP server is reached: its secrets decrypted, and put where the server expects them."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from shared.domain.errors import InvalidRequest
+from shared.domain.mcp_servers import McpServer, McpTarget
+from shared.secret_keys import SecretKeys
+
+THE_TOKEN, HEADER, VARIABLE = "token", "header:", "env:"
+"""The names of a server's secrets, the last two as beginnings."""
+
+MOST_HEADERS = 50
+LONGEST_HEADER = 16_000
+"""Characters of one header's value."""
+
+_AUTHORIZATION = "Authorization"
+_TOKEN_OF_HTTP = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_OURS = re.compile(
+    r"host|content-.*|transfer-encoding|connection|keep-alive|upgrade|te|trailer|expect|accept|accept-encoding"
+    r"|mcp-.*|last-event-id|proxy-.*|cookie2?",
+    re.IGNORECASE,
+)
+"""Headers that the protocol itself sets."""
+
+
+def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
+    """Returns the server with its secrets decrypted. Raises `UnreadableSecret`, and `InvalidRequest` if a header cannot
+    be sent."""
+    values = secret_keys.open_all(server.id, server.secrets)
+    headers = _behind(HEADER, values)
+    token = values.get(THE_TOKEN, "").strip()
+    if token:
+        name = server.auth_header or _AUTHORIZATION
+        headers = {kept: value for kept, value in headers.items() if kept.lower() != name.lower()}
+        headers[name] = _credentials(name, token)
+    refuse_headers(headers)
+    return McpTarget(
+        server_id=server.id,
+        server_name=server.name,
+        transport=server.transport,
+        url=server.url,
+        headers=headers,
+        command=server.command,
+        args=server.args,
+        env=_behind(VARIABLE, values),
+    )
+
+
+def refuse_headers(headers: Mapping[str, str]) -> None:
+    """Raises `InvalidRequest` for headers that cannot be sent to an MCP server, and names no value."""
+    _refuse_header_names(headers)
+    for name, value in headers.items():
+        if len(value) > LONGEST_HEADER or not value.isascii() or not value.isprintable():
+            raise InvalidRequest(
+                f"headers: the value of {name!r} must be printable ASCII on one line, of up to {LONGEST_HEADER} "
+                "characters",
+                field="custom_headers",
+            )
+
+
+def _refuse_header_names(names: Iterable[str]) -> None:
+    given = list(names)
+    if len(given) > MOST_HEADERS:
+        raise InvalidRequest(f"headers: {len(given)} headers; {MOST_HEADERS} are the most", field="custom_headers")
+    for name in given:
+        if not _TOKEN_OF_HTTP.fullmatch(name) or _OURS.fullmatch(name):
+            raise InvalidRequest(
+                f"headers: {name[:100]!r} is no header that can be set: the protocol sets it itself, or it is no "
+                "header's name",
+                field="custom_headers",
+            )
+
+
+def _credentials(header: str, token: str) -> str:
+    """Clients give a token with its scheme or without. Only `Authorization` has schemes."""
+    return token if header.lower() != _AUTHORIZATION.lower() or " " in token else f"Bearer {token}"
+
+
+def _behind(beginning: str, values: Mapping[str, str]) -> dict[str, str]:
+    return {name.removeprefix(beginning): value for name, value in values.items() if name.startswith(beginning)}

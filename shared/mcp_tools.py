@@ -1,0 +1,199 @@
+"""How the tools that an MCP server lists become tools of a project.
+
+What a server says of its tools is text of somebody else: a name is made legal, a long description is cut, and a tool
+whose schema no call could be checked by is left out, with its reason.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from shared.domain.ids import ToolId
+from shared.domain.mcp_servers import (
+    HINTS,
+    MCP_TYPE,
+    McpServer,
+    RemoteTool,
+    ToolSource,
+    is_servers_tag,
+    source_metadata,
+    tag_of,
+    tool_source,
+)
+from shared.domain.tool_catalog import BASE_TOOLS
+from shared.domain.tools import Tool
+from shared.json_limits import flaw_of, schema_flaw
+
+MOST_SERVERS = 50
+"""Of a project."""
+
+MOST_TOOLS = 500
+"""Of a server that a project takes over. No model is offered more."""
+
+LONGEST_NAME = 64
+"""Characters of a tool's name that every provider of models takes."""
+
+LONGEST_DESCRIPTION = 10_000
+"""Characters. A description is read with every request to a model."""
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+_DIGITS = 6
+_RESERVED = frozenset(tool.name for tool in BASE_TOOLS)
+
+
+class SkippedTool(msgspec.Struct, frozen=True):
+    """A tool of the server that the project does not get."""
+
+    name: str
+    reason: str
+
+
+class ToolChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be stored so that a project has the tools that a server lists."""
+
+    added: Sequence[Tool] = ()
+    updated: Sequence[Tool] = ()
+    deleted: Sequence[Tool] = ()
+    skipped: Sequence[SkippedTool] = ()
+
+
+def possible_names(server_name: str, tool_name: str) -> list[str]:
+    """The names that a project may give to a server's tool, the first one that is free: the tool's own, that behind the
+    server's name, and that with digits that belong to these two names alone. Each is legal for all providers."""
+    both = f"{server_name}_{tool_name}"
+    digits = hashlib.sha256(f"{server_name}\0{tool_name}".encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
+    return [_legal(tool_name), _legal(both), f"{_legal(both)[: LONGEST_NAME - _DIGITS - 1]}_{digits}"]
+
+
+def _legal(text: str) -> str:
+    name = _ILLEGAL.sub("_", text)
+    if not name or not (name[0].isalpha() or name[0] == "_"):
+        name = f"_{name}"
+    return name[:LONGEST_NAME]
+
+
+class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools that a server lists, for a project that takes them over."""
+
+    remote: Sequence[RemoteTool]
+    asks_always: bool = False
+    """The operator demands that a person decides on each call, whatever the server says of the tool."""
+    new_id: Callable[[], ToolId]
+    now: datetime
+    deletes: bool = True
+    """Whether tools go that the server lists no more. Not where only some of its tools are taken over."""
+
+    def names(self, server: McpServer) -> list[str]:
+        """Every name that a tool of the project may get."""
+        return [name for tool in self.remote for name in possible_names(server.name, tool.name)]
+
+    def changes(self, server: McpServer, own: Sequence[Tool], taken: Collection[str]) -> ToolChanges:
+        """What is to be stored. `own`: the server's tools in the project; `taken`: the names of `names` that the
+        project uses, those of `own` among them."""
+        known = {source.tool_name: tool for tool in own if (source := tool_source(tool)) is not None}
+        used, listed = set(taken) | _RESERVED, set[str]()
+        added, updated, skipped = list[Tool](), list[Tool](), list[SkippedTool]()
+        # Sorted, so that it does not depend on the order of the list which of two tools gets a name.
+        for remote in sorted(self.remote, key=lambda tool: tool.name):
+            reason = "the server lists it twice" if remote.name in listed else _flaw(remote)
+            before = known.get(remote.name)
+            listed.add(remote.name)
+            if reason is not None:
+                skipped.append(SkippedTool(_shown(remote.name), reason))
+            elif before is not None:
+                after = self._refreshed(before, server, remote)
+                updated += [after] if after != before else []
+            else:
+                name = next((name for name in possible_names(server.name, remote.name) if name not in used), None)
+                if name is None:
+                    skipped.append(SkippedTool(remote.name, "the project has other tools of each name for it"))
+                    continue
+                used.add(name)
+                added.append(self._new(name, server, remote))
+        gone = [tool for name, tool in known.items() if name not in listed] if self.deletes else []
+        return ToolChanges(added=added, updated=updated, deleted=gone, skipped=skipped)
+
+    def _new(self, name: str, server: McpServer, remote: RemoteTool) -> Tool:
+        blank = Tool(
+            id=self.new_id(),
+            project_id=server.project_id,
+            name=name,
+            description="",
+            source_code="",
+            json_schema={},
+            tool_type=MCP_TYPE,
+            idempotent=_is_repeatable(remote),
+            default_requires_approval=True if self.asks_always or remote.destructive else None,
+            created_at=self.now,
+            updated_at=self.now,
+        )
+        return _described(blank, server, remote)
+
+    def _refreshed(self, before: Tool, server: McpServer, remote: RemoteTool) -> Tool:
+        """The tool as the server describes it now. What its owner has set stays, unless the server warns of the tool
+        now, or takes back that it can be repeated: a server makes its tools more careful, and never less."""
+        hints: dict[str, Any] = before.metadata.get(HINTS) or {}
+        after = _described(before, server, remote)
+        warns_now = remote.destructive is True and not hints.get("destructive")
+        if self.asks_always or warns_now:
+            after = replace(after, default_requires_approval=True)
+        if after.idempotent and hints.get("read_only") and not _is_repeatable(remote):
+            after = replace(after, idempotent=False)
+        return after if after == before else replace(after, updated_at=self.now)
+
+
+def _described(tool: Tool, server: McpServer, remote: RemoteTool) -> Tool:
+    description = remote.description
+    if len(description) > LONGEST_DESCRIPTION:
+        description = f"{description[: LONGEST_DESCRIPTION - 1]}…"
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, **remote.input_schema}
+    source = ToolSource(server.id, server.name, remote.name)
+    hints = {name: value for name in ("read_only", "destructive", "idempotent") if (value := getattr(remote, name))}
+    return replace(
+        tool,
+        description=description,
+        json_schema={"name": tool.name, "description": description, "parameters": parameters},
+        tags=[tag_of(server.name), *(tag for tag in tool.tags if not is_servers_tag(tool, tag))],
+        metadata={**tool.metadata, **source_metadata(source), HINTS: hints},
+    )
+
+
+def renamed(tools: Iterable[Tool], server: McpServer, now: datetime) -> list[Tool]:
+    """A server's tools after the server got another name. Their own names stay: agents and prompts go by them."""
+    after: list[Tool] = []
+    for tool in tools:
+        source = tool_source(tool)
+        if source is None:
+            continue
+        tags = [tag_of(server.name), *(tag for tag in tool.tags if not is_servers_tag(tool, tag))]
+        metadata = {**tool.metadata, **source_metadata(replace(source, server_name=server.name))}
+        after.append(replace(tool, tags=tags, metadata=metadata, updated_at=now))
+    return after
+
+
+def _is_repeatable(remote: RemoteTool) -> bool:
+    """Whether a call may be started again after a crash. A tool that only promises that a second call changes nothing
+    further may still do something twice that it does not count as a change, as writing to a log."""
+    return remote.read_only is True
+
+
+def _flaw(remote: RemoteTool) -> str | None:
+    """Why the project cannot have the tool."""
+    if not remote.name:
+        return "it has no name"
+    flaw = flaw_of([remote.name, remote.description])
+    if flaw is not None:
+        return flaw.text
+    kind: Any = remote.input_schema.get("type", "object")
+    if kind != "object":
+        return f"its inputSchema is of the type {str(kind)[:50]!r}: arguments are an object"
+    return schema_flaw(remote.input_schema)
+
+
+def _shown(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:LONGEST_NAME]

@@ -1,0 +1,228 @@
+"""MCP servers of projects, and the tools that projects have of them. Every change is recorded in the audit log, in the
+same transaction."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy import RowMapping
+
+from shared.domain.errors import Conflict, InvalidRequest, NotFound
+from shared.domain.ids import McpServerId, ProjectId
+from shared.domain.mcp_servers import MCP_TYPE, SOURCE, McpServer
+from shared.domain.tools import Tool
+from shared.mcp_tools import MOST_SERVERS, TakeOver, ToolChanges, renamed
+from shared.sql.access.audit import record
+from shared.sql.connection import Connection
+from shared.sql.definitions.agents import lock_definitions, tool_of, tool_values
+from shared.sql.engine import Database
+from shared.sql.paging import count_rows, field_of_document, remember_place
+from shared.sql.tables import agent_tools, document_of, from_json, mcp_servers, to_json, tools
+
+Change = Callable[[McpServer], McpServer]
+
+_AT_ONCE = 1000
+"""Names that one statement asks for."""
+
+
+class McpServerStore:
+    """Reads and writes servers and their tools."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, server: McpServer) -> McpServer:
+        """Stores a server. Raises `InvalidRequest` when its project has as many as it may, and `Conflict` when the name
+        is taken."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, server.project_id)
+            await _refuse_taken_name(connection, server)
+            if await count_rows(connection, mcp_servers, server.project_id) >= MOST_SERVERS:
+                raise InvalidRequest(f"The project has {MOST_SERVERS} MCP servers, and may not have more")
+            await connection.execute(sa.insert(mcp_servers).values(_values(server)))
+            await record(connection, server.project_id, "mcp_server.created", server.id)
+        return server
+
+    async def get(self, project_id: ProjectId, server_id: McpServerId) -> McpServer:
+        """One server of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await _load(connection, project_id, server_id)
+
+    async def named(self, project_id: ProjectId, name: str) -> McpServer | None:
+        """The project's server of this name."""
+        is_it = (mcp_servers.c.project_id == project_id, mcp_servers.c.name == name)
+        async with self._database.read() as connection:
+            row = (await connection.execute(sa.select(mcp_servers).where(*is_it))).mappings().one_or_none()
+        return None if row is None else _server_of(row)
+
+    async def list(self, project_id: ProjectId) -> Sequence[McpServer]:
+        """All of the project's servers, the oldest first: `MOST_SERVERS` at most."""
+        query = sa.select(mcp_servers).where(mcp_servers.c.project_id == project_id).order_by(mcp_servers.c.number)
+        async with self._database.read() as connection:
+            return [_server_of(row) for row in (await connection.execute(query)).mappings()]
+
+    async def update(
+        self, project_id: ProjectId, server_id: McpServerId, change: Change, *, now: datetime, act: bool = True
+    ) -> McpServer:
+        """Changes the stored server; its tools hear of its new name. A change that changes nothing is none. `act`:
+        somebody has asked for it, and the audit log says so.
+
+        `change` must be quick and pure. Raises `NotFound`, and `Conflict` when the new name is taken.
+        """
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            before = await _load(connection, project_id, server_id, lock=True)
+            after = change(before)
+            if after == before:
+                return before
+            if after.name != before.name:
+                await _refuse_taken_name(connection, after)
+                for tool in renamed(await _tools_of(connection, before), after, now):
+                    await _write_tool(connection, tool)
+            after = replace(after, updated_at=now)
+            is_it = mcp_servers.c.id == server_id
+            await connection.execute(sa.update(mcp_servers).where(is_it).values(_values(after)))
+            if act:
+                await record(connection, project_id, "mcp_server.changed", server_id)
+            return after
+
+    async def delete(self, project_id: ProjectId, server_id: McpServerId) -> None:
+        """Deletes a server with its tools, and takes them from all agents. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            server = await _load(connection, project_id, server_id, lock=True)
+            await _delete_tools(connection, project_id, await _tools_of(connection, server))
+            await connection.execute(sa.delete(mcp_servers).where(mcp_servers.c.id == server_id))
+            await record(connection, project_id, "mcp_server.deleted", server_id)
+
+    async def tools(self, project_id: ProjectId, server_id: McpServerId) -> Sequence[Tool]:
+        """The server's tools that the project has, by name. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await _tools_of(connection, await _load(connection, project_id, server_id))
+
+    async def take_over(self, server: McpServer, taking: TakeOver) -> ToolChanges:
+        """Stores what a server lists as tools of its project, and that it was reached. Raises `NotFound` when the
+        server was deleted meanwhile."""
+        project_id = server.project_id
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            server = await _load(connection, project_id, server.id, lock=True)
+            own, taken = await _tools_of(connection, server), await _taken(connection, project_id, taking.names(server))
+            changes = taking.changes(server, own, taken)
+            await _delete_tools(connection, project_id, changes.deleted)
+            for tool in changes.updated:
+                await _write_tool(connection, tool)
+            if changes.added:
+                await connection.execute(sa.insert(tools), [tool_values(tool) for tool in changes.added])
+            await record(connection, project_id, "tool.changed", *(tool.id for tool in changes.updated))
+            await record(connection, project_id, "tool.created", *(tool.id for tool in changes.added))
+            reached = replace(server, refreshed_at=taking.now, problem="")
+            is_it = mcp_servers.c.id == server.id
+            await connection.execute(sa.update(mcp_servers).where(is_it).values(_values(reached)))
+            return changes
+
+
+async def _load(
+    connection: Connection, project_id: ProjectId, server_id: McpServerId, *, lock: bool = False
+) -> McpServer:
+    query = sa.select(mcp_servers).where(mcp_servers.c.id == server_id, mcp_servers.c.project_id == project_id)
+    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"MCP server {server_id} not found")
+    return _server_of(row)
+
+
+async def _refuse_taken_name(connection: Connection, server: McpServer) -> None:
+    is_it = (mcp_servers.c.project_id == server.project_id, mcp_servers.c.name == server.name)
+    if (await connection.execute(sa.select(mcp_servers.c.id).where(*is_it))).one_or_none() is not None:
+        raise Conflict(f"There is an MCP server named {server.name!r} already: change that one, or choose another name")
+
+
+async def _tools_of(connection: Connection, server: McpServer) -> list[Tool]:
+    is_its = (
+        tools.c.project_id == server.project_id,
+        field_of_document(tools, "tool_type").as_string() == MCP_TYPE,
+        field_of_document(tools, ("metadata", SOURCE, "server_id")).as_string() == server.id,
+    )
+    found = await connection.execute(sa.select(tools).where(*is_its).order_by(tools.c.name))
+    return [tool_of(row) for row in found.mappings()]
+
+
+async def _taken(connection: Connection, project_id: ProjectId, names: Sequence[str]) -> set[str]:
+    """Those of the names that the project's tools have."""
+    taken: set[str] = set()
+    for first in range(0, len(names), _AT_ONCE):
+        some = names[first : first + _AT_ONCE]
+        query = sa.select(tools.c.name).where(tools.c.project_id == project_id, tools.c.name.in_(some))
+        taken.update(await connection.scalars(query))
+    return taken
+
+
+async def _write_tool(connection: Connection, tool: Tool) -> None:
+    await connection.execute(sa.update(tools).where(tools.c.id == tool.id).values(tool_values(tool)))
+
+
+async def _delete_tools(connection: Connection, project_id: ProjectId, gone: Sequence[Tool]) -> None:
+    for tool in gone:
+        await connection.execute(sa.delete(agent_tools).where(agent_tools.c.tool_id == tool.id))
+        await remember_place(connection, tools, tool.id)
+        await connection.execute(sa.delete(tools).where(tools.c.id == tool.id))
+    await record(connection, project_id, "tool.deleted", *(tool.id for tool in gone))
+
+
+def _server_of(row: RowMapping) -> McpServer:
+    document = from_json(row["document"], McpServer)
+    return replace(document, secrets=from_json(row["secrets"], dict[str, str]))
+
+
+def _values(server: McpServer) -> dict[str, Any]:
+    return {
+        "id": server.id,
+        "project_id": server.project_id,
+        "name": server.name,
+        "document": document_of(replace(server, secrets={})),
+        "secrets": to_json(server.secrets),
+        "created_at": server.created_at,
+        "updated_at": server.updated_at,
+    }
+
+
+# The secrets of servers as they are stored, of all projects: for changing the key that they are encrypted with.
+
+
+class ServerSecrets(msgspec.Struct, frozen=True):
+    """The secrets of one server."""
+
+    number: int
+    owner_id: McpServerId
+    stored: str
+    """As the row has them."""
+    secrets: dict[str, str]
+
+
+class ServerSecretStore:
+    """Reads and replaces servers' secrets as they are stored."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def some(self, after: int, limit: int) -> Sequence[ServerSecrets]:
+        """Servers in the order in which they were made; those behind the number `after`."""
+        columns = mcp_servers.c
+        wanted = sa.select(columns.number, columns.id, columns.secrets).where(columns.number > after)
+        async with self._database.read() as connection:
+            found = await connection.execute(wanted.order_by(columns.number).limit(limit))
+            return [ServerSecrets(number, id_, text, from_json(text, dict[str, str])) for number, id_, text in found]
+
+    async def replace(self, before: ServerSecrets, secrets: dict[str, str]) -> bool:
+        """Stores other texts for the same secrets. False, and nothing is stored, when they were changed since, or the
+        server was deleted."""
+        is_as_before = (mcp_servers.c.id == before.owner_id, mcp_servers.c.secrets == before.stored)
+        async with self._database.write() as connection:
+            done = await connection.execute(
+                sa.update(mcp_servers).where(*is_as_before).values(secrets=to_json(secrets))
+            )
+            return done.rowcount == 1

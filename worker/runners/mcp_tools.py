@@ -1,0 +1,97 @@
+"""Makes the calls of tools that a project's MCP servers run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from shared.domain.errors import InvalidRequest, NotFound, Unavailable, UnreadableSecret
+from shared.domain.ids import McpServerId, ProjectId
+from shared.domain.mcp_servers import McpServer, McpTarget, RemoteImage, tool_source
+from shared.domain.messages import ImageContent, TextContent, ToolCall, ToolReturn, text_with_notes
+from shared.domain.tool_catalog import JsonObject
+from shared.domain.tools import Tool
+from shared.mcp.client import McpClient
+from shared.mcp.targets import target_of
+from shared.secret_keys import SecretKeys
+from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerTraits, error_return
+from worker.tools.outcomes import ToolOutcome, without_secrets
+
+NO_PLACE = (
+    "Error: the tool was not called, because what is stored of it does not say which MCP server runs it. Its server's "
+    "tools must be read anew"
+)
+NO_SERVER = "Error: the tool was not called: its MCP server {!r} is no longer there"
+
+
+OF_A_SERVER = RunnerTraits(timeout_s=None)
+"""The runner ends a call in time itself: it then knows whether the server may have acted."""
+ALWAYS_ASKING = RunnerTraits(timeout_s=None, asks_always=True)
+
+
+class McpServers(Protocol):
+    """Where servers are stored."""
+
+    async def get(self, project_id: ProjectId, server_id: McpServerId) -> McpServer:
+        """Returns a server of this project. Raises `NotFound`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpToolRunner:
+    """Asks the server of each tool, as it is stored when the call is made."""
+
+    client: McpClient
+    servers: McpServers
+    secret_keys: SecretKeys
+    timeout_s: float
+    """Seconds for one call, also the most that a tool may choose."""
+    traits: RunnerTraits = OF_A_SERVER
+
+    def arguments(self, tool: Tool) -> JsonObject:
+        """Returns the schema that the server has listed."""
+        return tool.accepted_arguments
+
+    async def call(
+        self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
+    ) -> ToolReturn | ForeignOutcome:
+        """Returns what the server answers. A server that fails is an error result, and the run goes on."""
+        source = tool_source(tool)
+        if source is None:
+            return error_return(call, NO_PLACE)
+        try:
+            server = await self.servers.get(run.run.project_id, source.server_id)
+            target = target_of(server, self.secret_keys)
+        except NotFound:
+            return error_return(call, NO_SERVER.format(source.server_name))
+        except (InvalidRequest, Unavailable, UnreadableSecret) as error:
+            return error_return(call, f"Error: the tool was not called: {error.message}")
+        return await self._outcome(call, tool, target, source.tool_name, arguments)
+
+    async def _outcome(
+        self, call: ToolCall, tool: Tool, target: McpTarget, name: str, arguments: dict[str, Any]
+    ) -> ForeignOutcome:
+        chosen = tool.limits.timeout_s if tool.limits is not None else None
+        timeout_s = self.timeout_s if chosen is None else min(chosen, self.timeout_s)
+        images: Sequence[RemoteImage] = ()
+        try:
+            result = await self.client.call_tool(target, name, arguments, timeout_s=timeout_s)
+        except (InvalidRequest, Unavailable) as error:
+            outcome = ToolOutcome("error", f"Error: {error.message}")
+        else:
+            outcome, images = ToolOutcome("error" if result.is_error else "success", result.text), result.images
+        # The caller knows the agent's secrets, and not those of the server.
+        outcome = await without_secrets(outcome, {**target.headers, **target.env})
+        return ForeignOutcome(outcome, partial(_returned, call, images))
+
+
+def _returned(call: ToolCall, images: Sequence[RemoteImage], outcome: ToolOutcome) -> ToolReturn:
+    pictures = [ImageContent(data=image.data, media_type=image.media_type) for image in images]
+    parts = [*([TextContent(outcome.text)] if outcome.text else []), *pictures]
+    return ToolReturn(
+        tool_call_id=call.id,
+        tool_name=call.name,
+        status=outcome.status,
+        text=text_with_notes(parts),
+        parts=parts if pictures else None,
+    )
