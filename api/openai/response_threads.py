@@ -19,8 +19,8 @@ from api.openai.unanswered_items import first_open_call
 from api.runs.command import AgentThreads, ReadDecisions
 from shared.concurrency import Clock
 from shared.domain.agents import Agent, ModelOptions
-from shared.domain.approvals import Approval
-from shared.domain.conversations import ANYWHERE, Place, ReopenedTurn, copy_of
+from shared.domain.approvals import Approval, ReopenedTurn
+from shared.domain.conversations import copy_of
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
@@ -31,7 +31,7 @@ from shared.domain.settling import PARKED, open_calls
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
-from shared.sql.runs.run_store import RunStore
+from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 
 USUAL_PROVIDER = "openai"
 """The provider of a model's name without one."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval
-from shared.domain.conversations import ANYWHERE, Conversation, Place
+from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId, is_id
 from shared.domain.messages import Decision, UserMessage
@@ -30,6 +30,7 @@ from shared.domain.runs import (
 )
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.runs.run_store import ANYWHERE, Place
 
 BusyPolicy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
 """What to do with a message to a history with an active run: refuse the message, queue it, cancel the run, cancel it

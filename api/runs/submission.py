@@ -16,7 +16,6 @@ from api.runs.cancel import RunCanceller
 from api.runs.command import Command
 from shared.concurrency import Clock, unix_ms
 from shared.domain.agents import Agent
-from shared.domain.conversations import ANYWHERE, Place
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.events import StopReason
 from shared.domain.ids import IdMaker, ProjectId, ThreadId
@@ -30,7 +29,7 @@ from shared.runs.orphans import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_store import REOPENED_TURN, RunStore
+from shared.sql.runs.run_store import ANYWHERE, REOPENED_TURN, Place, RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
 from shared.telemetry.tracer import Span, Tracer, of_run
 

@@ -1,14 +1,14 @@
 """Approval requests, as stored: one row per tool call that waits for a person or for the client."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from shared.domain.ids import AgentId, ApprovalId, MessageId, ProjectId, RunId, ThreadId
-from shared.domain.messages import Decision
+from shared.domain.messages import Decision, NewMessage
 
 DENIAL = "Error: request to call tool denied. User reason: {reason}"
 DENIED_BY_CANCEL = "The user cancelled the request, so the tool call was denied."
@@ -84,3 +84,14 @@ def waiting_calls(asked: Sequence[Approval]) -> WaitingCalls | None:
 def hash_of(arguments: str) -> str:
     """SHA-256 of a call's arguments, hexadecimal."""
     return hashlib.sha256(arguments.encode()).hexdigest()
+
+
+class ReopenedTurn(NamedTuple):
+    """The turn of a run whose calls were decided before, for a run that goes on from there with other decisions."""
+
+    asked_by: RunId
+    """The run that parked itself with these calls."""
+    messages: Sequence[NewMessage]
+    """Its turn up to the answer with the calls, as copies."""
+    decisions: Mapping[ApprovalId, Decision]
+    """The decision on each of the calls that waited, by the request for it."""

@@ -1,15 +1,15 @@
 """Conversations, as stored: further histories of an agent beside its default one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from shared.domain.errors import NotFound
-from shared.domain.ids import AgentId, ApprovalId, ConversationId, IdMaker, MessageId, ProjectId, RunId
-from shared.domain.messages import AssistantMessage, Decision, Message, NewMessage, SystemMessage
+from shared.domain.ids import AgentId, ConversationId, IdMaker, MessageId, ProjectId
+from shared.domain.messages import AssistantMessage, Message, NewMessage, SystemMessage
 from shared.domain.settling import open_calls
 
 
@@ -73,30 +73,3 @@ def copy_of(message: Message, ids: IdMaker) -> NewMessage:
     if isinstance(body, AssistantMessage) and body.sibling_id is not None:
         body = replace(body, sibling_id=ids.message())
     return NewMessage(id=ids.message(), created_at=message.created_at, body=body)
-
-
-class ReopenedTurn(NamedTuple):
-    """The turn of a run whose calls were decided before, for a run that goes on from there with other decisions."""
-
-    asked_by: RunId
-    """The run that parked itself with these calls."""
-    messages: Sequence[NewMessage]
-    """Its turn up to the answer with the calls, as copies."""
-    decisions: Mapping[ApprovalId, Decision]
-    """The decision on each of the calls that waited, by the request for it."""
-
-
-class Place(NamedTuple):
-    """Where a run goes on."""
-
-    begins: bool = False
-    """The run begins a thread, which nobody else knows yet."""
-    history: Sequence[NewMessage] = ()
-    """The messages with which that thread begins."""
-    reopened: ReopenedTurn | None = None
-    """The turn behind them, with which the run goes on. None: the run begins a turn."""
-    after: RunId | None = None
-    """The run from which it goes on: no run of the thread may be newer. None: whichever is the newest."""
-
-
-ANYWHERE = Place()

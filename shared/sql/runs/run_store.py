@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.crash_points import CrashPoint
-from shared.domain.conversations import ANYWHERE, Place
+from shared.domain.approvals import ReopenedTurn
 from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, MustRunAlone, NotFound
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus, RunTrigger
@@ -212,6 +212,22 @@ def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     )
     is_old = (runs.c.pruned_at.is_(None), runs.c.completed_at < before, ended_at < before)
     return sa.select(runs.c.id).where(*is_old, ~calls_back, ~leaves_messages)
+
+
+class Place(NamedTuple):
+    """Where a run goes on."""
+
+    begins: bool = False
+    """The run begins a thread, which nobody else knows yet."""
+    history: Sequence[NewMessage] = ()
+    """The messages with which that thread begins."""
+    reopened: ReopenedTurn | None = None
+    """The turn behind them, with which the run goes on. None: the run begins a turn."""
+    after: RunId | None = None
+    """The run from which it goes on: no run of the thread may be newer. None: whichever is the newest."""
+
+
+ANYWHERE = Place()
 
 
 async def begin_thread(connection: Connection, run: Run, place: Place) -> None:
