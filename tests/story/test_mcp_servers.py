@@ -385,7 +385,7 @@ async def test_a_file_names_the_server_and_is_bound_to_the_one_of_its_name(
         answer = await product.http.post("/v1/agents/import", files=upload)
         [made_id] = answer.json()["agent_ids"]
         tools = (await product.client.agents.retrieve(made_id)).tools
-        return [tool.name for tool in tools], answer.headers.get("warning", "")
+        return [str(tool.name) for tool in tools], answer.headers.get("warning", "")
 
     assert await brought() == (["add"], "")
     await sdk(product).delete(server.id)
