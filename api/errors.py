@@ -186,6 +186,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.AlreadyDecided: ErrorAnswer(409, ErrorCode.ALREADY_DECIDED, _CONFLICT),
     domain.NameTaken: ErrorAnswer(409, ErrorCode.IDEMPOTENCY_CONFLICT),
     domain.HistoryWentOn: ErrorAnswer(409, ErrorCode.CONFLICT, _CONFLICT),
+    domain.DecidedOtherwise: ErrorAnswer(409, ErrorCode.CONFLICT, _CONFLICT),
     domain.Busy: ErrorAnswer(409, ErrorCode.CONVERSATION_BUSY, passes=True),
     LimitReached: ErrorAnswer(429, ErrorCode.RATE_LIMITED, "RATE_LIMITED", passes=True),
     domain.LifecycleError: ErrorAnswer(409, ErrorCode.RUN_CHANGED, _CONFLICT, passes=True),

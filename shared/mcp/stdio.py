@@ -1,6 +1,6 @@
 """An MCP server as a process of this machine: one line of JSON for each message, over its standard input and output.
 
-The package's own transport hands on variables of this process, and reads lines of any length.
+The package's own transport gives the server variables of this process, and reads lines of any length.
 """
 
 import asyncio

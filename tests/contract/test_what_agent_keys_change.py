@@ -192,7 +192,7 @@ async def test_a_response_that_replaces_what_the_agent_is_is_refused(setup: Setu
                 assert answer.status_code == 403, f"{name} {value}: {answer.text}"
                 error = answer.json()["error"]
                 assert (error["param"], error["code"], name in error["message"]) == (name, "forbidden", True)
-                assert "for keys of the project" in error["message"]
+                assert "needs a key of the project" in error["message"]
     runs = (await setup.http.get("/v1/runs", params={"agent_id": setup.agent})).json()
     assert len(runs) == 1, "nothing else was submitted"
 

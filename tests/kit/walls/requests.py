@@ -212,7 +212,6 @@ _RESPONSES: list[Body] = [
     lambda _, other: {"model": "builtin/scripted", "input": [_item_reference(other), _ITEM]},
 ]
 _COMPACTIONS: list[Body] = [
-    lambda _, __: {"model": "builtin/scripted", "input": HELLO},
     lambda _, other: {"model": other["agents"], "input": HELLO},
     lambda _, other: {"model": None, "previous_response_id": other["runs"]},
 ]
