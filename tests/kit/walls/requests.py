@@ -211,7 +211,12 @@ _RESPONSES: list[Body] = [
     lambda _, other: {"input": HELLO, "conversation": {"id": other["threads"]}},
     lambda _, other: {"model": "builtin/scripted", "input": [_item_reference(other), _ITEM]},
 ]
+COMPACTIONS = frozenset(f"{path}/compact" for path in RESPONSES)
+"""Where a submission's name is one with those of the responses beside it, under which the walk has sent something
+else."""
+
 _COMPACTIONS: list[Body] = [
+    lambda _, __: {"model": "builtin/scripted", "input": HELLO},
     lambda _, other: {"model": other["agents"], "input": HELLO},
     lambda _, other: {"model": None, "previous_response_id": other["runs"]},
 ]
@@ -347,7 +352,7 @@ def builders(document: Mapping[str, Any]) -> Iterator[Build]:
                 yield route.with_path((), bodies[0])
             for name in queries:
                 yield from (route.with_query(name, kind, bodies[0]) for kind in IN_QUERIES[name])
-            for name in headers:
+            for name in headers if route.template not in COMPACTIONS else ():
                 yield route.with_header(name, IN_HEADERS[name], bodies[0])
             yield from (route.with_body(body) for body in bodies if body is not None)
     for method, what, body in OF_DEFAULT_HISTORIES:
