@@ -75,6 +75,7 @@ COMMANDS: dict[str, Place] = {
     "runs": Place("cli.client.runs", "List, show, watch, cancel and steer runs.", ASK),
     "logs": Place("cli.client.logs", "Show the events of a run.", ASK),
     "agents": Place("cli.client.agents", "List, show, make and delete agents.", ASK),
+    "mcp": Place("cli.client.mcp", "List, show, add, refresh and delete MCP servers.", ASK),
     "approvals": Place("cli.client.approvals", "List and decide tool calls that wait for approval.", ASK),
     "top": Place("cli.client.top", "Watch a deployment: queue, workers, runs.", ASK),
     "dev": Place("cli.operator.servers", "Run everything in one process, with embedded services.", SERVE),

@@ -51,6 +51,10 @@ class Server:
         """Returns the answer. `path` may have a query; the names of `headers` have underscores for dashes."""
         return self._asked("POST", path, body=body or {}, headers=headers)
 
+    def patch(self, path: str, body: Record | None = None) -> Any:
+        """Returns the answer."""
+        return self._asked("PATCH", path, body=body or {})
+
     def delete(self, path: str) -> Any:
         """Returns the answer."""
         return self._asked("DELETE", path)
@@ -98,7 +102,7 @@ class Server:
         with self._errors():
             answer = self._http.request(method, path, params=given or None, json=body, headers=named)
         _refuse(answer)
-        return _decoded(answer.text)
+        return _decoded(answer.text) if answer.content else None
 
     @contextmanager
     def _errors(self) -> Generator[None]:

@@ -15,6 +15,7 @@ from cli.client.agents import conversation_of
 from cli.client.server import server_at
 from tests.kit.commands import Command, fork
 from tests.kit.free_ports import free_port
+from tests.kit.mcp.official import official_server
 from tests.kit.product.terminal import INTERRUPT, Said, clean_environment, on_terminal, said
 from tests.kit.wait_until import wait_until
 
@@ -53,7 +54,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     files = directory / "output", directory / "log"
     for file in files:
         file.touch()
-    process = fork(Command(arguments, clean_environment(), *files))
+    # Servers of tests are on this machine.
+    settings = clean_environment(HOLDFAST_REACHABLE_NETWORKS="127.0.0.0/8")
+    process = fork(Command(arguments, settings, *files))
 
     def answers() -> bool:
         assert process.exit_status() is None, files[1].read_text()
@@ -103,6 +106,53 @@ async def test_agents_are_made_shown_listed_and_deleted(holdfast: Holdfast, agen
     assert (refused.status, "give --yes" in refused.errors) == (2, True)
     assert "is deleted" in (await holdfast("agents", "delete", agent, "--yes")).output
     assert (await holdfast("agents", "show", agent)).status == 2
+
+
+async def test_mcp_servers_are_added_shown_refreshed_and_deleted(holdfast: Holdfast) -> None:
+    async with official_server("stateless") as tools:
+        where = f"http://127.0.0.1:{tools.port}/mcp"
+        made = await holdfast("mcp", "add", "tools", where, "--token-env", "TOKEN", TOKEN="what-the-server-gave")
+        assert made.status == 0, made.errors
+        assert "add" in made.errors
+        assert tools.authorizations == {"Bearer what-the-server-gave"}
+        shown = await holdfast("mcp", "show", "tools")
+        assert made.output.strip() in shown.output
+        assert "what-the-server-gave" not in shown.output
+        [as_json] = rows(await holdfast("mcp", "show", made.output.strip(), "--json"))
+        assert "add" in [tool["name"] for tool in as_json["tools"]]
+        assert where in (await holdfast("mcp", "list")).output
+        assert "nothing has changed" in (await holdfast("mcp", "refresh", "tools")).errors
+    away = await holdfast("mcp", "refresh", "tools")
+    assert (away.status == 0, "tools" in away.errors) == (False, True)
+    assert "give --yes" in (await holdfast("mcp", "delete", "tools")).errors
+    assert "is deleted" in (await holdfast("mcp", "delete", "tools", "--yes")).output
+    assert "holdfast mcp list" in (await holdfast("mcp", "show", "tools")).errors
+
+
+async def test_an_mcp_server_that_is_away_is_added_without_tools(holdfast: Holdfast) -> None:
+    made = await holdfast("mcp", "add", "away", f"http://127.0.0.1:{free_port()}/mcp", "--sse")
+    assert (made.status, "holdfast mcp refresh" in made.errors) == (0, True)
+    [listed] = [row for row in rows(await holdfast("mcp", "list", "--json")) if row["server_name"] == "away"]
+    assert (listed["mcp_server_type"], bool(listed["problem"])) == ("sse", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give the server's URL, or --command"),
+        (["http://127.0.0.1:1/mcp", "--command", "uvx clock"], "give the server's URL, or --command"),
+        (["--command", "uvx clock"], "HOLDFAST_MCP_COMMANDS"),
+        (["--command", "'"], "--command is no command line"),
+        (["--command", " "], "--command is empty"),
+        (["--command", "uvx clock", "--sse"], "leave them out"),
+        (["http://127.0.0.1:1/mcp", "--token-env", "NOT_SET"], "NOT_SET"),
+    ],
+)
+async def test_an_mcp_server_that_cannot_be_added_is_refused(
+    holdfast: Holdfast, arguments: list[str], said: str
+) -> None:
+    refused = await holdfast("mcp", "add", "wrong", *arguments)
+    assert (refused.status, said in refused.errors) == (2, True), refused.errors
 
 
 async def test_a_name_stands_for_the_one_agent_that_has_it(holdfast: Holdfast) -> None:
