@@ -217,7 +217,7 @@ async def test_rotate_encrypts_what_mcp_servers_are_sent(database: Database, dat
     done = await secrets(database_url, tmp_path, "rotate", **both)
 
     assert (done.status, done.errors) == (0, "")
-    assert "2 MCP servers have secrets that were encrypted with the key 'new' now" in done.output
+    assert "2 MCP servers had secrets that are now encrypted with the key 'new'" in done.output
     assert "3 secrets are encrypted with the key 'new'" in done.output
     stored = await store.get(PROJECT, made.id)
     assert keys(NEW).open_all(made.id, stored.secrets) == values
