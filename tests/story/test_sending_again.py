@@ -82,7 +82,7 @@ async def test_what_a_server_does_not_have_is_asked_once(product: Product) -> No
     sent = Sent()
     async with default_client(product, sent) as client:
         with pytest.raises(APIStatusError) as refused:
-            await client.post("/v1/mcp-servers/", cast_to=object, body={})
+            await client.post("/v1/folders/", cast_to=object, body={})
 
     assert (refused.value.status_code, len(sent.paths)) == (501, 1)
 
