@@ -83,7 +83,8 @@ class LoopWalk:
         path = request.target.partition("?")[0]
         if answer.status < 300 and request.method == "POST" and BEGINS_RUNS.search(path):
             await is_idle(self._client)
-        if answer.status >= 500 and answer.status not in (501, 503):
+        # 502: a server that the request names does not answer.
+        if answer.status >= 500 and answer.status not in (501, 502, 503):
             self.broken.append(f"{answer.status}: {request}")
         made = MADE.search(answer.beginning)
         if made and request.method == "POST" and path in LISTS and answer.status < 300:
