@@ -270,7 +270,7 @@ class ResponseRequest(BaseModel):
         return said
 
 
-class CompactRequest(BaseModel):
+class ResponseCompactRequest(BaseModel):
     """The body of `POST /openai/v1/responses/compact`."""
 
     model_config = ConfigDict(extra="ignore")

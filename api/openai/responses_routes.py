@@ -10,7 +10,7 @@ from api.event_stream import json_answer
 from api.openai.response_items_list import ItemsPage, input_items, wire_items
 from api.openai.response_items_list import without_instructions as without_instructing
 from api.openai.response_object import run_id_of, without_instructions
-from api.openai.responses_request import CompactRequest, ResponseRequest
+from api.openai.responses_request import ResponseCompactRequest, ResponseRequest
 from api.openai.responses_service import ResponseService
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ProjectId
@@ -44,7 +44,7 @@ async def create_response(
 @create_router.post("/openai/v1/responses/compact", response_model=None)
 @create_router.post("/v1/responses/compact", response_model=None)
 async def compact(
-    request: CompactRequest,
+    request: ResponseCompactRequest,
     responses: ResponseServiceDep,
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,

@@ -21,7 +21,7 @@ from api.openai.response_items_list import items_of
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
-from api.openai.responses_request import CompactRequest, ResponseRequest, tool_choice_of
+from api.openai.responses_request import ResponseCompactRequest, ResponseRequest, tool_choice_of
 from api.openai.responses_stream import BEFORE_ALL, ResponseStream
 from api.runs.cancel import Cancel, CancelService
 from api.runs.command import Command, Part, SubmissionHeaders, keys_of
@@ -109,7 +109,7 @@ class ResponseService:
         return answer
 
     async def compact(
-        self, project_id: ProjectId, request: CompactRequest, headers: SubmissionHeaders, http: Request
+        self, project_id: ProjectId, request: ResponseCompactRequest, headers: SubmissionHeaders, http: Request
     ) -> Response:
         """Compacts a copy of what the client sends, or of what a response ended with, and answers with what the client
         may put in its place: the users' messages, and the summary. It is a response of its own, and is kept."""
