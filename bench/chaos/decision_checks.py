@@ -29,7 +29,11 @@ async def check_decisions(ledger: Ledger, database: Database, starts: dict[str, 
         waited = {row.id: (str(row.thread_id), str(row.status)) for row in found}
     for approval_id, decided in ledger.decided.items():
         thread_id, status = waited.get(approval_id, ("-", "-"))
-        _check(ledger, decided, told[thread_id, decided.tool_call_id], starts.get(decided.key, []))
+        record = ledger.runs.get(decided.run_id)
+        # Another branch may have approved what this one has denied.
+        is_alone = record is None or record.story.branches == 1
+        begun = starts.get(decided.key, []) if is_alone else []
+        _check(ledger, decided, told[thread_id, decided.tool_call_id], begun)
         if decided.status == "denied" and status not in (RunStatus.COMPLETED, RunStatus.CANCELLED):
             ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and its run is {status}")
 

@@ -70,6 +70,8 @@ class Story:
     keys: dict[str, str] = field(default_factory=dict[str, str])
     """Its tool calls: key and name of the tool."""
     run_ids: list[str] = field(default_factory=list[str])
+    branches: int = 1
+    """The most responses that answer the same calls. Each has the worker make the calls that are its own."""
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,7 @@ class ResponseStories:
         self, story: Story, parent: RunRecord, inputs: Sequence[str | list[dict[str, Any]]], **fields: Any
     ) -> RunRecord | None:
         """One response behind the parent for each input, all at once; the first one, read to its end."""
+        story.branches = max(story.branches, len(inputs))
         previous = response_id(RunId(parent.run_id))
         requests = [self._request(story, given, previous_response_id=previous, **fields) for given in inputs]
         made = await asyncio.gather(*(self._created(story, None, key, request) for key, request in requests))

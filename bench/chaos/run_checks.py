@@ -139,8 +139,8 @@ class RunChecks:
                 self.ledger.broken(Column.LOST, injection.run_id, detail)
 
     def _check_continuations(self, rows: dict[str, sa.Row[tuple[object, ...]]]) -> None:
-        """Checks that each decision made one continuation."""
-        by_parked = Counter(str(row.continues) for row in rows.values() if row.continues is not None)
-        for run_id, times in by_parked.items():
+        """Checks that each decision made one continuation. Each branch has decisions, and a thread, of its own."""
+        continued = Counter((row.continues, row.thread_id) for row in rows.values() if row.continues is not None)
+        for (run_id, thread_id), times in continued.items():
             if times > 1:
-                self.ledger.broken(Column.DUPLICATED, run_id, f"{times} runs continue it")
+                self.ledger.broken(Column.DUPLICATED, str(run_id), f"{times} runs of {thread_id} continue it")

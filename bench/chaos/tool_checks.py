@@ -11,12 +11,12 @@ from shared.sql.tables import messages
 
 
 def check_tools(ledger: Ledger, starts: dict[str, list[Start]]) -> int:
-    """Checks that every call started at most once, none after its run's cancel, and none still runs. Returns the number
-    of starts."""
+    """Checks that every call started at most once in each branch, none after its run's cancel, and none still runs.
+    Returns the number of starts."""
     for record in ledger.runs.values():
         for key, name in record.story.keys.items():
             begun = starts.get(key, [])
-            if len(begun) > 1 and name not in IDEMPOTENT:
+            if len(begun) > record.story.branches and name not in IDEMPOTENT:
                 shown = ", ".join(f"pid {start.pid} at {start.at:.2f}" for start in begun)
                 ledger.broken(Column.TOOLS, record.run_id, f"{name} {key} of story {record.story.number}: {shown}")
             _check_after_cancel(ledger, record, begun)
