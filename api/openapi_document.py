@@ -64,6 +64,7 @@ REFUSALS: Mapping[str, str] = {
     "429": "Too much at once, here or at the model's provider.",
     "431": "The head is longer than this server takes.",
     "500": "A fault of ours, or of the model's provider.",
+    "501": "The server does not do this.",
     "503": "A service behind this server is away. `Retry-After` says when to come back.",
     "502": "The model's provider refuses the key that the server has for it.",
     "504": "The model's provider did not answer in time.",
@@ -73,6 +74,8 @@ OF_THE_HEAD = ("414", "431")
 """What the server says before anybody knows whom the request is for."""
 OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
+NOT_DONE = "501"
+SIGN_IN = ("/v1/mcp-servers/connect/{mcp_server_id}", "/v1/tools/mcp/servers/connect")
 READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)
 """What is wrong with a body is a 400 there."""
@@ -263,6 +266,8 @@ def _may_be(status: str, method: str, path: str) -> bool:
         return status in ("403", "422", "500", "503", *OF_THE_HEAD)
     if status == BODY_NOT_IN_TIME:
         return method != "get"
+    if status == NOT_DONE:
+        return path in SIGN_IN
     if status in OF_A_FORM:
         return (method, path) in READ_FORMS
     if status in OF_A_MODEL:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
+from fastapi.exceptions import RequestValidationError
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from api.bounded_fields import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
@@ -283,10 +284,15 @@ class ResponseCompactRequest(BaseModel):
     service_tier: str | None = None
 
     def as_response(self) -> ResponseRequest:
-        """The request for the response that is the compaction."""
+        """The request for the response that is the compaction. Raises `RequestValidationError` for what a response does
+        not take."""
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
         said = self.model_dump(exclude={"input"}, exclude_none=True)
-        return ResponseRequest(input=[*given, {"type": COMPACTION_TRIGGER}], **said)
+        try:
+            return ResponseRequest(input=[*given, {"type": COMPACTION_TRIGGER}], **said)
+        except ValidationError as error:
+            flaws = [{**flaw, "loc": ("body", *flaw["loc"])} for flaw in error.errors(include_url=False)]
+            raise RequestValidationError(flaws) from error
 
 
 _ECHOED = (

@@ -235,3 +235,14 @@ async def test_a_compaction_that_fails_is_an_error(product: Product, openai: Asy
     product.models.play(Turn(failure=Failure("auth")))
     with pytest.raises(APIStatusError):
         await openai.responses.compact(model="gpt-5-mini", input="Hi.")
+
+
+@pytest.mark.parametrize("prefix", ["/openai/v1", "/v1"])
+async def test_a_field_that_a_compaction_does_not_take_was_an_error_of_the_server(
+    product: Product, prefix: str
+) -> None:
+    body = {"model": PLAIN, "input": "Hello", "service_tier": ""}
+    refused = await product.http.post(f"{prefix}/responses/compact", json=body)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == "service_tier"
+    assert "leave it out" in refused.json()["error"]["message"]
