@@ -85,7 +85,7 @@ async def test_the_list_did_not_say_by_which_api_a_run_came(viewer: Viewer, prod
         row = row_of(viewer, by_words[words])
         await expect(row.locator("[data-column=came]")).to_have_text(name)
         await row.click()
-        await expect(viewer.page.locator(".facts")).to_contain_text(f"Came by{name}")
+        await expect(viewer.page.locator("main > .facts")).to_contain_text(f"Came by{name}")
         await viewer.page.go_back()
 
 
