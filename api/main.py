@@ -57,6 +57,7 @@ from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
+from shared.runs.run_trees import run_trees
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
 from shared.sql.access.webhooks import WebhookEndpointStore
@@ -74,6 +75,7 @@ from shared.sql.migrate import is_current
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.checkpoints import CheckpointStore, ToolRunStore
+from shared.sql.runs.children import ChildStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
@@ -168,6 +170,7 @@ def run_canceller(process: ProcessContext, orphans: OrphanedRuns, feed: EventFee
     return RunCanceller(
         runs=orphans.runs,
         orphans=orphans,
+        children=ChildStore(process.database),
         cancel_signal=CancelSignal(process.redis),
         queue=orphans.queue,
         feed=feed,
@@ -222,6 +225,7 @@ def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: Event
         ids=process.ids,
         tracer=process.tracer,
         stores_first=process.is_embedded,
+        on_end=run_trees(process, run_store).changed,
     )
 
 

@@ -40,6 +40,8 @@ class CrashPoint(StrEnum):
     EDIT_MEMORY = "edit_memory"
     REMEMBER = "remember"
     HAND_OVER = "hand_over"
+    LET_WAIT = "let_wait"
+    WAKE = "wake"
     PARK = "park"
     DECIDE = "decide"
     SETTLE = "settle"

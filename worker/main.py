@@ -38,6 +38,7 @@ from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
+from shared.runs.run_trees import RunTrees, run_trees
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore
@@ -46,6 +47,7 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore
+from shared.sql.runs.children import ChildStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
@@ -86,7 +88,7 @@ PRUNE_EVERY_S = 60.0
 
 @asynccontextmanager
 async def upkeep(
-    process: ProcessContext, sweeper: Sweeper, orphans: OrphanedRuns, embeddings: EmbeddingClient
+    process: ProcessContext, sweeper: Sweeper, orphans: OrphanedRuns, embeddings: EmbeddingClient, trees: RunTrees
 ) -> AsyncGenerator[None]:
     """Does the periodic work within the block, in each interval in which this worker is the first."""
     approvals = _approvals(process, orphans)
@@ -99,6 +101,7 @@ async def upkeep(
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(intervals.repeating(sweep, every_s=every_s, name="sweep"))
+        await stack.enter_async_context(intervals.repeating(trees.repair, every_s=every_s, name="look after run trees"))
         await stack.enter_async_context(
             intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
         )
@@ -263,18 +266,18 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         services = _run_services(process, logs)
         mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
         stack.push_async_callback(mcp.aclose)
-        bodies = _bodies(
-            process, models, tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp), tools.sandbox
-        )
+        trees = run_trees(process, services.runs)
+        orphans = _orphans(process, services, trees)
+        runners = tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp, orphans)
+        bodies = _bodies(process, models, runners, tools.sandbox)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
             clock=process.clock,
             look_every_s=settings.lease_s / 3,
         )
-        executor = _executor(process, name, active_runs, services, bodies)
+        executor = _executor(process, name, active_runs, services, bodies, trees)
         queue_worker = _queue_worker(process, name, executor, active_runs)
-        orphans = _orphans(process, services)
         sweeper = _sweeper(process, services, orphans)
         if alone:
             await sweeper.restart()
@@ -285,7 +288,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await enter(_showing_tools(process, tools))
             await enter(_showing(process, name, queue_worker, tools))
             await enter(tools.packages.tidied())
-            await enter(upkeep(process, sweeper, orphans, embeddings))
+            await enter(upkeep(process, sweeper, orphans, embeddings, trees))
             await enter(background(queue_worker.serve(), name="queue worker"))
             await enter(health_port(process, queue_worker, await enter(readable_secrets(process)), sockets))
             log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)
@@ -371,6 +374,7 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
         settlements=patience.applied_to(SettlementStore(database, process.ids), SettlementStore.settle),
         events=EventStore(database),
         inbox=InboxStore(database),
+        children=ChildStore(database),
         event_log=event_log,
         budgets=BudgetService(
             budgets=settings.budgets,
@@ -410,14 +414,14 @@ def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandb
 
 
 def _executor(
-    process: ProcessContext, name: str, active_runs: ActiveRuns, services: RunServices, bodies: Bodies
+    process: ProcessContext, name: str, active_runs: ActiveRuns, services: RunServices, bodies: Bodies, trees: RunTrees
 ) -> RunExecutor:
     return RunExecutor(
         worker=name,
         services=services,
         bodies=bodies,
         active_runs=active_runs,
-        finisher=RunFinisher(services=services, queue=RunQueue(process.redis)),
+        finisher=RunFinisher(services=services, queue=RunQueue(process.redis), on_change=trees.changed),
         limits=AttemptLimits.of(process.settings.max_attempts),
         run_timeout_s=process.settings.run_timeout,
         start_slots=asyncio.Semaphore(STARTS_AT_ONCE),
@@ -443,7 +447,7 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
     )
 
 
-def _orphans(process: ProcessContext, services: RunServices) -> OrphanedRuns:
+def _orphans(process: ProcessContext, services: RunServices, trees: RunTrees) -> OrphanedRuns:
     settlements = SettlementStore(process.database, process.ids)
     return OrphanedRuns(
         runs=services.runs,
@@ -458,6 +462,7 @@ def _orphans(process: ProcessContext, services: RunServices) -> OrphanedRuns:
         ids=process.ids,
         tracer=process.tracer,
         stores_first=process.is_embedded,
+        on_end=trees.changed,
     )
 
 

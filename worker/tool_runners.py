@@ -2,15 +2,22 @@
 
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.mcp_servers import MCP_TYPE
-from shared.domain.tool_catalog import RUNS_CODE, RUNS_CODE_WITH_TOOLS
+from shared.domain.tool_catalog import CALLS_AGENTS, RUNS_CODE, RUNS_CODE_WITH_TOOLS
 from shared.domain.tools import BASE_TYPES
 from shared.mcp.client import McpClient
 from shared.packages.environments import PackageEnvironments
 from shared.process.context import ProcessContext
+from shared.runs.orphans import OrphanedRuns
+from shared.runs.started_runs import StartedRuns
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
+from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.history.message_lists import MessageLists
+from shared.sql.history.messages import MessageStore
+from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.children import ChildStore
+from worker.runners.agent_tools import AgentToolRunner
 from worker.runners.base_tools import BaseToolRunner
 from worker.runners.mcp_tools import ALWAYS_ASKING, OF_A_SERVER, McpToolRunner
 from worker.runners.sandbox_tools import ProgramRunner, SandboxRunner
@@ -24,6 +31,7 @@ def tool_runners(
     packages: PackageEnvironments,
     embeddings: EmbeddingClient,
     mcp: McpClient,
+    orphans: OrphanedRuns,
 ) -> ToolRunners:
     """Returns the runners and the tools that each is for. The last row fits every tool."""
     settings, database = process.settings, process.database
@@ -52,8 +60,20 @@ def tool_runners(
         timeout_s=settings.mcp_timeout,
         traits=ALWAYS_ASKING if settings.mcp_always_ask else OF_A_SERVER,
     )
+    of_agents = AgentToolRunner(
+        agents=AgentStore(database),
+        started=StartedRuns(runs=orphans.runs, queue=orphans.queue),
+        children=ChildStore(database),
+        approvals=ApprovalStore(database),
+        messages=MessageStore(database),
+        orphans=orphans,
+        limits=settings.tree_limits,
+        clock=process.clock,
+        ids=process.ids,
+    )
     return ToolRunners(
         RunnerRow(of_servers, MCP_TYPE),
+        RunnerRow(of_agents, BASE_TYPES, CALLS_AGENTS),
         RunnerRow(programs, BASE_TYPES, frozenset({RUNS_CODE, RUNS_CODE_WITH_TOOLS})),
         RunnerRow(base_tools, BASE_TYPES),
         RunnerRow(functions),

@@ -323,7 +323,8 @@ class SummaryFrame(SummaryMessage, Shown):
 
 
 class EventFrame(MessageHead, Shown):
-    """Something that is no part of the conversation: `step_restarted`, `log_continued`, `gap`, `compaction`."""
+    """Something that is no part of the conversation: `step_restarted`, `log_continued`, `gap`, `compaction`,
+    `child_run_started`, `child_run_waits`."""
 
     message_type: Literal["event_message"]
     event_type: str

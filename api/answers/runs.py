@@ -38,7 +38,7 @@ class CancelOfRun(TypedDict):
 Waiting = TypedDict(
     "Waiting",
     {
-        "for": Literal["budget", "approval"],
+        "for": Literal["budget", "runs", "approval"],
         "until": NotRequired[Time],
         "pending_request_id": NotRequired[str],
         "run_id": NotRequired[str],
@@ -47,7 +47,7 @@ Waiting = TypedDict(
         "resolve": NotRequired[str],
     },
 )
-"""What a run waits for: for a budget, with the time until which; for an approval, with the names of what waits."""
+"""What a run waits for: for a budget or for runs that it has started, with the time until which; for an approval, with the names of what waits."""
 
 
 class RunMetadata(TypedDict):
@@ -70,6 +70,9 @@ class RunMetadata(TypedDict):
     continued_by_run_id: NotRequired[str]
     decided_at: NotRequired[Time]
     waiting: NotRequired[Waiting]
+    parent_run_id: NotRequired[str]
+    parent_tool_call_id: NotRequired[str]
+    root_run_id: NotRequired[str]
     pruned_at: NotRequired[Time]
     trace_id: NotRequired[str]
 

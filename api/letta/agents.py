@@ -46,7 +46,7 @@ from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.models import DEFAULT_HANDLE, PROVIDERS, can_embed, split_handle
 from shared.domain.searches import LONGEST_NAME
-from shared.domain.tool_catalog import base_tool_rules, default_base_tools, needs_base_rules
+from shared.domain.tool_catalog import MESSAGES_AGENTS, base_tool_rules, default_base_tools, needs_base_rules
 from shared.sql.definitions.agents import AgentDetails
 
 CLEARS_CONTEXT = "message_buffer_autoclear"
@@ -71,7 +71,6 @@ NOTED = "not_acted_on"
 SHAPES_NOTHING: Mapping[str, str] = {
     "folder_ids": "there are no folders and files here; archival memory keeps texts",
     "from_template": "there are no templates here, so the agent has only what the request says",
-    "include_multi_agent_tools": "no tool writes to other agents here",
     "source_ids": "there are no folders and files here; archival memory keeps texts",
     "template": "there are no templates here",
 }
@@ -166,7 +165,6 @@ class AgentFields(BaseModel):
     from_template: str | None = None
     hidden: bool | None = None
     identity_ids: Names | None = None
-    include_multi_agent_tools: bool | None = None
     max_files_open: int | None = None
     message_buffer_autoclear: bool | None = None
     per_file_view_window_char_limit: int | None = None
@@ -216,7 +214,6 @@ class AgentFields(BaseModel):
         said: dict[str, object] = {
             "folder_ids": self.folder_ids,
             "from_template": self.from_template,
-            "include_multi_agent_tools": self.include_multi_agent_tools,
             "source_ids": self.source_ids,
             "template": self.template,
         }
@@ -265,6 +262,7 @@ class AgentCreate(AgentFields):
     """Names of tools, beside `tool_ids`."""
     include_base_tools: bool | None = True
     include_base_tool_rules: bool | None = None
+    include_multi_agent_tools: bool | None = None
     memory_blocks: Annotated[list[BlockCreate], Field(max_length=MOST_ENTRIES)] | None = None
     memory_variables: Annotated[dict[str, str], Few] | None = None
     """What stands for `{{name}}` in the values of `memory_blocks`."""
@@ -283,9 +281,10 @@ class AgentCreate(AgentFields):
 
     def base_tools(self) -> tuple[str, ...]:
         """The names of the tools that an agent of this kind gets unless the request says no."""
-        if self.include_base_tools is False:
-            return ()
-        return default_base_tools(self.agent_type, enable_sleeptime=bool(self.enable_sleeptime))
+        of_kind: tuple[str, ...] = ()
+        if self.include_base_tools is not False:
+            of_kind = default_base_tools(self.agent_type, enable_sleeptime=bool(self.enable_sleeptime))
+        return (*of_kind, *MESSAGES_AGENTS) if self.include_multi_agent_tools else of_kind
 
     def base_rules(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """The rules that come with base tools of these names, as on the wire: unless the request says so, the newest

@@ -103,7 +103,13 @@ class Frames:
                 return self._ending(seq, event)
             case events.StatusChanged():
                 return self._status(seq, event)
-            case events.StepRestarted() | events.LogContinued() | events.Gap():
+            case (
+                events.StepRestarted()
+                | events.LogContinued()
+                | events.Gap()
+                | events.ChildStarted()
+                | events.ChildWaits()
+            ):
                 return self._note(seq, event)
             case (
                 events.Unknown() | events.Answered() | events.ToolStarted() | events.ToolEnded() | events.CallDecided()
@@ -213,7 +219,11 @@ class Frames:
         }
         return self._event_message(seq, event.at, "compaction", data)
 
-    def _note(self, seq: Seq, event: events.StepRestarted | events.LogContinued | events.Gap) -> dict[str, Any]:
+    def _note(
+        self,
+        seq: Seq,
+        event: events.StepRestarted | events.LogContinued | events.Gap | events.ChildStarted | events.ChildWaits,
+    ) -> dict[str, Any]:
         """Letta's way to tell a developer of something that is no part of the conversation."""
         match event:
             case events.StepRestarted():
@@ -225,6 +235,11 @@ class Frames:
                 event_type, data = "log_continued", {"follows": event.follows}
             case events.Gap():
                 event_type, data = "gap", {"first_missing": event.first_missing, "last_missing": seq}
+            case events.ChildStarted():
+                started = {"run_id": event.run_id, "agent_id": event.agent_id, "awaited": event.awaited}
+                event_type, data = "child_run_started", {"tool_call_id": event.call_id, **started}
+            case events.ChildWaits():
+                event_type, data = "child_run_waits", {"tool_call_id": event.call_id, **wire_waiting(event.waiting)}
             case _:
                 assert_never(event)
         return self._event_message(seq, event.at, event_type, data)

@@ -207,13 +207,23 @@ def _metadata(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
     if run.cancel is not None:
         metadata["cancel"] = _cancel(run.cancel)
     metadata |= _decisions(run, waiting)
-    if run.waits_until is not None:
-        metadata["waiting"] = {"for": "budget", "until": wire_time(run.waits_until)}
+    metadata |= _place_in_tree(run)
     if run.pruned_at is not None:
         metadata["pruned_at"] = wire_time(run.pruned_at)
     if run.trace_id is not None:
         metadata["trace_id"] = run.trace_id
     return metadata
+
+
+def _place_in_tree(run: Run) -> dict[str, Any]:
+    """What the run waits for without a worker, and the call that has started it."""
+    shown: dict[str, Any] = {}
+    if run.waits_until is not None:
+        shown["waiting"] = {"for": run.waits_for or "budget", "until": wire_time(run.waits_until)}
+    if run.options.parent is not None:
+        call = run.options.parent
+        shown |= {"parent_run_id": call.run_id, "parent_tool_call_id": call.call_id, "root_run_id": call.root_id}
+    return shown
 
 
 def _decisions(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:

@@ -37,12 +37,6 @@ NOT_ACTED_ON = (
     Unused("agent", (AgentFields,), ("from_template", "template"), "noted in `not_acted_on`; there are no templates"),
     Unused("agent", (AgentFields,), ("folder_ids", "source_ids"), "noted in `not_acted_on`; as for files"),
     Unused("agent", (AgentFields,), ("include_default_source",), "dropped; as for files"),
-    Unused(
-        "agent",
-        (AgentFields,),
-        ("include_multi_agent_tools",),
-        "noted in `not_acted_on`; no tool writes to other agents",
-    ),
     Unused("agent", (AgentFields,), ("project", "project_id"), "dropped; the API key says the project"),
     Unused("agent", (AgentFields,), ("embedding_chunk_size",), "dropped; nothing is cut into chunks"),
     Unused(

@@ -18,6 +18,7 @@ from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog, Subscription
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import OrphanedRuns
+from shared.sql.runs.children import ChildStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 
@@ -33,6 +34,7 @@ class RunCanceller:
 
     runs: RunStore
     orphans: OrphanedRuns
+    children: ChildStore
     cancel_signal: CancelSignal
     queue: RunQueue
     feed: EventFeed
@@ -55,7 +57,8 @@ class RunCanceller:
     ) -> Run:
         """Records a cancel, waits at most `wait_s` for the run to stop, and returns the run as it is then.
 
-        A run that has ended is returned unchanged. This process settles a run that no worker holds.
+        A run that has ended is returned unchanged. This process settles a run that no worker holds. The runs that it
+        has started through agents are cancelled with it.
         """
         if run.status in TERMINAL:
             return run
@@ -64,7 +67,10 @@ class RunCanceller:
             run = await self.runs.request_cancel(run, request)
             self.on_cancel(run.status)
             try:
-                return await self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
+                children = await self.children.active_of(run.id)
+                also = (self.cancel(child, actor=actor, reason=reason, mode=mode, wait_s=wait_s) for child in children)
+                stop = self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
+                return (await asyncio.gather(stop, *also))[0]
             except Unavailable as error:
                 # The cancel is recorded, so the run will stop; only its status now is unknown.
                 log.warning("cancel_outcome_unknown", run_id=run.id, reason=str(error))

@@ -32,7 +32,7 @@ from typing import Literal
 import msgspec
 
 from shared.domain.approvals import WaitingCalls
-from shared.domain.ids import ApprovalId, MessageId, Seq, StepId
+from shared.domain.ids import AgentId, ApprovalId, MessageId, RunId, Seq, StepId
 from shared.domain.messages import CompactionStats, CompactionTrigger, ToolCall, ToolReturn
 
 FIRST_SEQ = Seq(1)
@@ -192,6 +192,25 @@ class ToolsReturned(msgspec.Struct, frozen=True, tag="returns", omit_defaults=Tr
     returns: list[ToolReturn]
 
 
+class ChildStarted(msgspec.Struct, frozen=True, tag="child_started", omit_defaults=True):
+    """A call has started a run of an agent, a child of this run."""
+
+    at: int
+    call_id: str
+    run_id: RunId
+    agent_id: AgentId
+    awaited: bool = True
+    """The call's result is the answer of that run."""
+
+
+class ChildWaits(msgspec.Struct, frozen=True, tag="child_waits", omit_defaults=True):
+    """A child of this run waits for a person, and so does this run."""
+
+    at: int
+    call_id: str
+    waiting: WaitingCalls
+
+
 class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=True):
     """A message that was injected into the running run is now in its context."""
 
@@ -331,6 +350,8 @@ Event = (
     | ToolCalls
     | ToolsReturned
     | ItemEvent
+    | ChildStarted
+    | ChildWaits
     | InputDelivered
     | CompactionBegan
     | Compacted
@@ -379,6 +400,13 @@ def follows_of(event: Event | Unknown) -> Seq | None:
             return Seq(event.first_missing - 1)
         case _:
             return None
+
+
+def child_key(event: ChildStarted | ChildWaits) -> str:
+    """The same for two events that say the same about a child."""
+    if isinstance(event, ChildStarted):
+        return f"started {event.run_id}"
+    return f"waits {event.waiting.run_id}"
 
 
 def tool_ended(result: ToolReturn, step_id: StepId | None, at: int) -> ToolEnded:

@@ -164,7 +164,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a deployment."""
 
     run: Limit = NO_LIMIT
-    """Of one run, from its beginning to its end."""
+    """Of one run from its beginning to its end, together with the runs of its tree."""
     agent: Limit = NO_LIMIT
     """Of one agent, per day."""
     key: Limit = NO_LIMIT

@@ -21,6 +21,7 @@ from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
+from shared.domain.run_trees import ParentCall
 from shared.domain.tools import ClientTool, ToolChoice
 
 # Runs that ask a model one question because a client asked for it, and nothing else.
@@ -263,6 +264,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     keys_scope: str | None = None
     """Where the submission is recognised when it is sent again, if that is not the run's thread: in a dialect whose
     submissions may begin threads, a repetition does not know the thread."""
+    parent: ParentCall | None = None
+    """The call that started the run. None: a client submitted it, or the server began it."""
     first_words: str | None = None
     """The beginning of the input that lists of runs show, from `messages.first_words`."""
     traceparent: str | None = None
@@ -286,6 +289,9 @@ class Dispatch(NamedTuple):
     project_id: ProjectId = ProjectId("")
     priority: int = 0
 
+
+WaitsFor = Literal["budget", "runs"]
+"""Room in a budget, or the answers of its children."""
 
 RunKind = Literal["message", "compaction", "generation", "tool"]
 """The kind of a run: it answers messages, compacts its thread, asks a model one question, or makes one call of a
@@ -326,6 +332,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     the owner handed the run over with no model call in progress."""
     follows_lost_owner: bool = False
     """Only of a run that was just claimed: the owner before did not leave it, so that its model call may be lost."""
+    follows_wait: bool = False
+    """Only of a run that was just claimed: it has waited for other runs, and the owner before left nothing undone."""
     attempts_without_progress: int = 0
     """Claims since the last checkpoint."""
     cancel: CancelRequest | None = None
@@ -336,7 +344,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_seq: Seq = Seq(1)
     """The last event whose messages are stored. Later events belong to an unfinished step."""
     waits_until: datetime | None = None
-    """The run waits for room in a budget without a worker, and is tried again at this time."""
+    """The run waits without a worker, and is tried again at this time."""
+    waits_for: WaitsFor | None = None
+    """What it waits for."""
     callback_url: str | None = None
     callback_sent_at: datetime | None = None
     callback_status_code: int | None = None

@@ -15,6 +15,8 @@ from shared.domain.approvals import DENIAL
 from shared.domain.events import (
     Answered,
     CallDecided,
+    ChildStarted,
+    ChildWaits,
     Compacted,
     Ended,
     Event,
@@ -32,6 +34,7 @@ from shared.domain.events import (
     ToolsReturned,
     Unknown,
     UsageReported,
+    child_key,
 )
 from shared.domain.ids import BlockId, IdMaker, MessageId, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
@@ -263,6 +266,8 @@ class ShownStep:
         """Injected messages that were shown."""
         self.decided_calls: set[str] = set()
         """Calls whose decisions were shown."""
+        self.told_of_children: set[str] = set()
+        """What was shown about children, by `child_key`."""
         self.lost_calls = 0
         """Model calls whose workers died."""
         self.lost_text = ""
@@ -311,6 +316,8 @@ class ShownStep:
                 self._is_interrupted = True
             case CallDecided():
                 self.decided_calls.add(event.call_id)
+            case ChildStarted() | ChildWaits():
+                self.told_of_children.add(child_key(event))
             case _:
                 return
 

@@ -9,9 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from shared.domain.agents import NEWEST_KIND
-from shared.domain.tools import BASE_TYPES, BUILTIN, CORE, MEMORY, SLEEPTIME, Kind, Tool
+from shared.domain.tools import BASE_TYPES, BUILTIN, CORE, MEMORY, MULTI_AGENT, SLEEPTIME, Kind, Tool
 
 JsonObject = dict[str, Any]
+
+ASKS_AGENT = "send_message_to_agent_and_wait_for_reply"
+ASKS_TAGGED_AGENTS = "send_message_to_agents_matching_tags"
+TELLS_AGENT = "send_message_to_agent_async"
+RUNS_AGENT = "run_agent"
 
 
 class BaseTool(msgspec.Struct, frozen=True):
@@ -246,16 +251,54 @@ BASE_TOOLS: Final = (
         ["code"],
         starts_once=True,
     ),
+    BaseTool(
+        ASKS_AGENT,
+        MULTI_AGENT,
+        "Sends a message to another agent and waits for its reply. The message names you as its sender.",
+        {"message": _text("What the other agent reads."), "other_agent_id": _text("The id of the other agent.")},
+        ["message", "other_agent_id"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        TELLS_AGENT,
+        MULTI_AGENT,
+        "Sends a message to another agent and does not wait: for news to which you need no reply.",
+        {"message": _text("What the other agent reads."), "other_agent_id": _text("The id of the other agent.")},
+        ["message", "other_agent_id"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        ASKS_TAGGED_AGENTS,
+        MULTI_AGENT,
+        "Sends a message to every other agent with certain tags, and waits for all replies.",
+        {
+            "message": _text("What the other agents read."),
+            "match_all": _texts("Tags that an agent must have, all of them."),
+            "match_some": _texts("Tags of which an agent must have at least one."),
+        },
+        ["message", "match_all", "match_some"],
+        enable_parallel_execution=True,
+    ),
+    BaseTool(
+        RUNS_AGENT,
+        MULTI_AGENT,
+        "Gives another agent a task, in a conversation of its own that begins with it, and waits for the answer. "
+        "Several such calls in one answer are done at the same time.",
+        {"agent": _text("The name or the id of the agent."), "task": _text("Everything that it has to know.")},
+        ["agent", "task"],
+        enable_parallel_execution=True,
+    ),
 )
 
-_WRITES_TO_OTHERS = "agents do not write to each other here: let a program send to both, or let them share blocks"
+CALLS_AGENTS = frozenset(tool.name for tool in BASE_TOOLS if tool.kind == MULTI_AGENT)
+"""The tools that start runs of other agents."""
+MESSAGES_AGENTS = (ASKS_AGENT, ASKS_TAGGED_AGENTS, TELLS_AGENT)
+"""Those that an agent gets with `include_multi_agent_tools`."""
+
 _READS_FILES = "there are no files here: use archival memory, or a tool of your own"
 _OF_VOICE = "there are no voice agents here: use memory_rethink, memory_finish_edits and conversation_search"
 
 NOT_THERE: Mapping[str, str] = {
-    "send_message_to_agent_and_wait_for_reply": _WRITES_TO_OTHERS,
-    "send_message_to_agents_matching_tags": _WRITES_TO_OTHERS,
-    "send_message_to_agent_async": _WRITES_TO_OTHERS,
     "open_files": _READS_FILES,
     "grep_files": _READS_FILES,
     "semantic_search_files": _READS_FILES,

@@ -316,13 +316,14 @@ CUSTOM = "custom"
 PYTHON, TYPESCRIPT = LANGUAGES = ("python", "typescript")
 """The languages of tools, as they are stored."""
 
-Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin"]
+Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin", "letta_multi_agent_core"]
 """The types of the product's own tools, as they are stored and shown: programs go by them."""
 
 CORE: Final = "letta_core"
 MEMORY: Final = "letta_memory_core"
 SLEEPTIME: Final = "letta_sleeptime_core"
 BUILTIN: Final = "letta_builtin"
+MULTI_AGENT: Final = "letta_multi_agent_core"
 BASE_TYPES = "letta_"
 """How these begin."""
 

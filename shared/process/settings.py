@@ -9,6 +9,7 @@ from the providers' usual variables and are read by `worker/models`.
 import re
 import ssl
 from collections.abc import Iterable
+from datetime import timedelta
 from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.domain.limits import NANO, Budgets, Limit, Limits, ProjectLimits, parse_own_limits
 from shared.domain.models import split_handle
+from shared.domain.run_trees import TreeLimits
 from shared.domain.tools import LEAST_TOOL_MEMORY_MB
 from shared.mcp.commands import AllowedCommands
 from shared.network.addresses import AllowedHosts
@@ -223,6 +225,15 @@ class Settings(ToolSettings, TelemetrySettings):
         ge=1,
         description="Workers that may be lost with a run before it stores a step; the last one had it alone.",
     )
+    child_depth: int = Field(
+        default=4, ge=0, le=50, description="Levels of runs that agents may start through agents; 0: they start none."
+    )
+    child_runs: int = Field(
+        default=50, ge=0, le=10_000, description="Runs that one request may start through agents, on all levels."
+    )
+    child_wait: float = Field(
+        default=86_400.0, gt=0, description="Seconds that an agent waits for the answer of another agent."
+    )
     stream_ttl_s: int = Field(default=3600, ge=1, description="Seconds that Redis keeps a log after its last event.")
     retain_days: int = Field(
         default=0,
@@ -330,6 +341,11 @@ class Settings(ToolSettings, TelemetrySettings):
             project=_limit(self.project_daily_tokens, self.project_daily_cost),
             waits=self.budget_action == "wait",
         )
+
+    @property
+    def tree_limits(self) -> TreeLimits:
+        """How many runs agents may start through agents."""
+        return TreeLimits(depth=self.child_depth, runs=self.child_runs, wait=timedelta(seconds=self.child_wait))
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -6,7 +6,7 @@ end. All use the same guarded settle: if a worker claims the run at the same tim
 `adopt_log` hands the log of such a run to its next owner.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -72,6 +72,10 @@ async def adopt_log(
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
+async def _nothing(_: Run) -> None:
+    """What follows the end of a run where no runs have children."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrphanedRuns:
     """Cancels orphaned runs."""
@@ -89,6 +93,8 @@ class OrphanedRuns:
     tracer: Tracer = field(default_factory=NoTracer)
     stores_first: bool = False
     """As in `adopt_log`."""
+    on_end: Callable[[Run], Awaitable[None]] = _nothing
+    """Called with each settled run. It raises nothing."""
 
     async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
         """Settles the run as cancelled. Returns the settled run.
@@ -169,6 +175,7 @@ class OrphanedRuns:
             await self._send_end(settled.run, settled.tail)
         except (Unavailable, LeaseLost) as error:
             log.warning("cancel_not_announced", run_id=settled.run.id, reason=str(error))
+        await self.on_end(settled.run)
         # Also when another process has ended the run and sent its end: the settle gave the next run a new dispatch,
         # which only this process knows.
         if settled.next is not None:

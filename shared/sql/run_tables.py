@@ -62,6 +62,10 @@ runs = sa.Table(
     # The body's own state (`RunHandle.state`), as the body has encoded it.
     sa.Column("body_state", sa.LargeBinary),
     sa.Column("waits_until", UtcMoment),
+    sa.Column("waits_for", sa.Text),
+    # Of a run that another run's call has started (`ParentCall`).
+    sa.Column("parent_run_id", sa.Text),
+    sa.Column("root_run_id", sa.Text),
     sa.Column("callback_url", sa.Text),
     sa.Column("callback_sent_at", UtcMoment),
     sa.Column("callback_status_code", sa.Integer),
@@ -97,6 +101,10 @@ runs = sa.Table(
     sa.Index(
         "ix_runs_project_id_completed_at", "project_id", "completed_at", "status", **_where("completed_at IS NOT NULL")
     ),
+    sa.Index("ix_runs_parent_run_id", "parent_run_id", "number", **_where("parent_run_id IS NOT NULL")),
+    sa.Index("ix_runs_root_run_id", "root_run_id", "number", **_where("root_run_id IS NOT NULL")),
+    # Those that the sweeper looks at.
+    sa.Index("ix_runs_waits_for_runs", "number", **_where("waits_for = 'runs'")),
     # Enforces one run at a time per thread, even if a claim overlooked another.
     sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
 )

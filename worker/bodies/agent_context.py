@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from shared.concurrency import beside
 from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
-from shared.domain.events import Event
+from shared.domain.events import ChildStarted, ChildWaits, Event, child_key
 from shared.domain.ids import BlockId
 from shared.domain.messages import ApprovalResponse, Message, ToolCall, ToolReturns, text_to_count, weight
 from shared.domain.models import continues_answers
+from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Run, Step, Usage
 from shared.domain.settling import BegunAnswer, open_calls
 from shared.domain.tool_catalog import SPEAKS, is_base_tool
@@ -26,7 +27,7 @@ from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
 from worker.run.body import Body, Outcome
 from worker.run.observation import RunObservation
-from worker.run.run_handle import Parked, RunHandle
+from worker.run.run_handle import Parked, RunHandle, Waiting
 from worker.runners.tool_runner import ToolRunners
 from worker.tools.outcomes import ToolSandbox
 
@@ -116,6 +117,8 @@ class AgentProgress:
     """Calls of the agent's own tools that the run has made or refused, with stored results."""
     refused_calls: frozenset[str] = frozenset()
     """Ids of the current answer's calls that are more than the run may make."""
+    waits: list[CallWaits] = field(default_factory=list[CallWaits])
+    """The calls of the current answer that wait for other runs."""
     has_run_folder: bool = False
     """Whether a call of this owner has used the folder that calls of the run share (`scratch: run`)."""
 
@@ -180,6 +183,11 @@ class AgentContext:
     def emit(self, *events: Event) -> None:
         """See `RunHandle.emit`."""
         self.handle.emit(*events)
+
+    def emit_once(self, event: ChildStarted | ChildWaits) -> None:
+        """Shows an event about a child, unless an earlier owner of the run has shown it in this step."""
+        if child_key(event) not in self.handle.shown.told_of_children:
+            self.handle.emit(event)
 
     @property
     def model(self) -> str:
@@ -356,10 +364,14 @@ def _calls_made(turn: Sequence[Message], run: Run) -> int:
     return sum(not result.of_speech and result.tool_call_id not in settled for result in results)
 
 
+Work = Callable[[AgentContext], Awaitable[Outcome | Parked | Waiting]]
+"""Does the work of a run."""
+
+
 class AgentBody(Body):
     """The body of runs of an agent; `work` does their work."""
 
-    def __init__(self, services: AgentServices, work: Callable[[AgentContext], Awaitable[Outcome | Parked]]) -> None:
+    def __init__(self, services: AgentServices, work: Work) -> None:
         self._services = services
         self._work = work
 
@@ -375,7 +387,7 @@ class AgentBody(Body):
 class _AgentAtWork(Body):
     """An `AgentBody` for one run."""
 
-    def __init__(self, context: AgentContext, work: Callable[[AgentContext], Awaitable[Outcome | Parked]]) -> None:
+    def __init__(self, context: AgentContext, work: Work) -> None:
         self._context = context
         self._work = work
 
@@ -387,7 +399,7 @@ class _AgentAtWork(Body):
     def model(self) -> str:
         return self._context.model
 
-    async def execute(self, handle: RunHandle) -> Outcome | Parked:
+    async def execute(self, handle: RunHandle) -> Outcome | Parked | Waiting:
         return await self._work(self._context)
 
     async def lost_calls(self, handle: RunHandle) -> Usage:

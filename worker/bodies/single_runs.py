@@ -9,6 +9,7 @@ from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.events import Answered, StopReason, TextChunk, ToolCalls
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import ToolCall, ToolReturn
+from shared.domain.run_trees import CallWaits
 from shared.domain.runs import ANSWER_TOOL, asked_call
 from shared.domain.settling import RunEnd
 from shared.domain.tools import Tool
@@ -20,10 +21,11 @@ from worker.bodies.step_loop import STOP_REASONS
 from worker.bodies.tool_turn import result_of
 from worker.models.provider import ModelCall, ToolSpec
 from worker.run.body import Outcome
+from worker.run.run_handle import Waiting
 from worker.runners.tool_runner import error_return
 
 
-async def run_tool(context: AgentContext) -> Outcome:
+async def run_tool(context: AgentContext) -> Outcome | Waiting:
     """Makes the call, at most once unless the tool may be called again. Its result is stored when the run is settled,
     but for the effect of a base tool, which is stored with its result at once. Raises what interrupts a run."""
     handle = context.handle
@@ -33,9 +35,11 @@ async def run_tool(context: AgentContext) -> Outcome:
         await handle.checkpoint(starting=[call])
     await context.read_equipment()
     tool = context.tools.get(call.name)
-    await handle.calls.make(
-        call, partial(_result, context, call, tool), may_start_again=tool is None or tool.idempotent
-    )
+    perform = partial(_result, context, call, tool)
+    try:
+        await handle.calls.make(call, perform, may_start_again=tool is None or tool.idempotent)
+    except CallWaits as waits:
+        return await handle.let_wait(waits)
     return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED))
 
 

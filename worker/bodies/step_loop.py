@@ -1,6 +1,7 @@
 """The agent loop: asks the model, runs the tools that it calls, and asks again until it has answered."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from worker.bodies.answer_draft import CUT_OFF, Answer
 from worker.bodies.context_window import ContextWindow
 from worker.bodies.tool_turn import ask_for_approval, finish_open_calls, run_tools
 from worker.run.body import Outcome
-from worker.run.run_handle import Parked
+from worker.run.run_handle import Parked, Waiting
 from worker.runners.tool_runner import error_return
 
 STOP_REASONS = {
@@ -32,8 +33,8 @@ NOT_CHOSEN = "The request demands that your next answer calls a tool (tool_choic
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
 
 
-async def run_steps(context: AgentContext) -> Outcome | Parked:
-    """Runs the steps of a claimed run to its end, or until it must wait for a person.
+async def run_steps(context: AgentContext) -> Outcome | Parked | Waiting:
+    """Runs the steps of a claimed run to its end, or until it must wait for a person or for other runs.
 
     It continues from the end of the history: calls without results, an answer that was stored just before its worker
     died, or a question. Raises `ModelError`, and what interrupts a run.
@@ -42,11 +43,8 @@ async def run_steps(context: AgentContext) -> Outcome | Parked:
     history, has_input = await context.first_history()
     open_ = open_calls(history)
     if open_ is not None:
-        with context.observation.step(max(progress.step_count, 1), goes_on=True):
-            await finish_open_calls(context, open_)
-        context.handle.stop_if_asked()
-        if _ends_turn(context, [call.name for call in open_.calls]):
-            return _completed(_by_rule(context))
+        if end := await _end_of_open_calls(context, open_):
+            return end
     elif found := _end_in(context, history, has_input=has_input):
         return found
     is_fresh, window = open_ is None, ContextWindow(context)
@@ -58,7 +56,7 @@ async def run_steps(context: AgentContext) -> Outcome | Parked:
         is_fresh = False
         with context.observation.step(progress.step_count + 1) as observed:
             answer, end = await _step(context, window, history)
-            observed.outcome = "parked" if isinstance(end, Parked) else ""
+            observed.outcome = _left_as(end)
         if end is not None:
             return end
         context.handle.stop_if_asked()
@@ -70,13 +68,32 @@ async def run_steps(context: AgentContext) -> Outcome | Parked:
     return _completed(StopReason.STEPS_USED_UP)
 
 
+async def _end_of_open_calls(context: AgentContext, open_: OpenCalls) -> Outcome | Waiting | None:
+    """Makes the calls that are open at the end of the history. Returns how the run ends, if they end it."""
+    with context.observation.step(max(context.handle.progress.step_count, 1), goes_on=True) as observed:
+        waiting = await finish_open_calls(context, open_)
+        observed.outcome = _left_as(waiting)
+    if waiting is not None:
+        return waiting
+    context.handle.stop_if_asked()
+    if _ends_turn(context, [call.name for call in open_.calls]):
+        return _completed(_by_rule(context))
+    return None
+
+
+def _left_as(end: Outcome | Parked | Waiting | None) -> Literal["parked", "waits", ""]:
+    if isinstance(end, Parked):
+        return "parked"
+    return "waits" if isinstance(end, Waiting) else ""
+
+
 async def _step(
     context: AgentContext, window: ContextWindow, history: Sequence[Message]
-) -> tuple[Answer, Outcome | Parked | None]:
+) -> tuple[Answer, Outcome | Parked | Waiting | None]:
     """Asks the model once and runs the tools that it calls. Returns the answer, and the run's end if this step is the
     last."""
     answer = await window.ask(history)
-    end: Outcome | Parked | None = None
+    end: Outcome | Parked | Waiting | None = None
     if not answer.calls:
         if not await _goes_on(context, answer):
             end = _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)
@@ -85,7 +102,7 @@ async def _step(
     elif any(call.needs_approval for call in answer.calls):
         end = await ask_for_approval(context, answer)
     else:
-        await run_tools(context, answer.message, answer.calls)
+        end = await run_tools(context, answer.message, answer.calls)
     return answer, end
 
 

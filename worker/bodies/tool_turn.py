@@ -23,6 +23,7 @@ from shared.domain.messages import (
     ToolReturns,
     text_of,
 )
+from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
@@ -30,7 +31,7 @@ from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer
 from worker.bodies.request_size import without_middle
-from worker.run.run_handle import Parked
+from worker.run.run_handle import Parked, Waiting
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
 from worker.tools.outcomes import ToolOutcome, without_secrets
 
@@ -227,8 +228,9 @@ LEAST_OF_A_RESULT = 1_000
 NO_ROOM = "[… {characters} characters are left out here: the results of one answer have too many together …]"
 
 
-async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> None:
-    """Runs the calls of a new answer, and stores the answer and the results in two checkpoints."""
+async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> Waiting | None:
+    """Runs the calls of a new answer, and stores the answer and the results in two checkpoints. Returns the wait of
+    the run if a call waits for other runs."""
     together = _may_run_together(context, calls)
     context.count_calls(calls)
     starting = list(calls) if together else list(calls[:1])
@@ -244,11 +246,25 @@ async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[
             if number and _may_start(context, call):
                 await context.handle.calls.starting(call)
             await _run_into(context, call)
+            if context.progress.waits:
+                break
+    if context.progress.waits:
+        return await _wait(context)
     await _store_returns(context, message.step_id, [context.handle.progress.returns[call.id] for call in calls])
+    return None
 
 
-async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
-    """Completes calls that a decision has allowed or that a lost worker left open.
+async def _wait(context: AgentContext) -> Waiting:
+    """Stores the results so far, and lets the run wait until one of the runs has changed for which a call waits."""
+    await context.handle.calls.store_results()
+    waits = context.progress.waits
+    seen = [child for one in waits for child in one.seen]
+    return await context.handle.let_wait(CallWaits(seen, min(one.wait for one in waits)))
+
+
+async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> Waiting | None:
+    """Completes calls that a decision has allowed, that a lost worker left open, or that have waited for other runs.
+    Returns the wait of the run if one of them waits.
 
     The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
@@ -280,11 +296,16 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> None:
         if call.id not in started and _may_start(context, call):
             await context.handle.calls.starting(call)
         await _run_into(context, call, decision)
+        if context.progress.waits and not _may_run_together(context, free):
+            break
+    if context.progress.waits:
+        return await _wait(context)
     returns = [context.handle.progress.returns[call.id] for call in [*brought, *denied, *free]]
     late_input: list[NewMessage] = []
     if context.run.continues is not None:
         late_input = await context.handle.input()
     await _store_returns(context, open_.step_id, returns, late_input)
+    return None
 
 
 async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Mapping[str, Decision]) -> None:
@@ -365,7 +386,12 @@ async def _run_beside(context: AgentContext, call: ToolCall, calls: Sequence[Too
 
 
 async def _run_into(context: AgentContext, call: ToolCall, decision: Decision | None = None) -> None:
-    result = within_room(await _run(context, call, decision), context.handle.progress.returns.values())
+    try:
+        made = await _run(context, call, decision)
+    except CallWaits as waits:
+        context.progress.waits.append(waits)
+        return
+    result = within_room(made, context.handle.progress.returns.values())
     context.handle.progress.returns[call.id] = result
     if call.name in context.tools:
         context.handle.progress.unstored.append(result)

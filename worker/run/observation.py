@@ -32,6 +32,7 @@ from shared.domain.errors import (
 from shared.domain.ids import StepId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn
+from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Run, Step, StepTiming, ToolTiming, Usage
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent
 from worker.run.interruption import Interruption
@@ -65,7 +66,7 @@ class Observed:
     seconds: float = 0.0
     outcome: str = ""
     """Set when it ends: `success`; what interrupted it (`cancelled`, `timed_out`, `budget`, `handed_over`, `lost`,
-    `put_off`, `interrupted`); or how it failed (`error`, for a model call the `ModelErrorType`). A record with
+    `put_off`, `waits`, `interrupted`); or how it failed (`error`, for a model call the `ModelErrorType`). A record with
     other outcomes documents them."""
     error: BaseException | None = None
     """The exception that ended it. Its text may be a model's or a tool's."""
@@ -74,8 +75,8 @@ class Observed:
 @dataclass(kw_only=True, eq=False)
 class ObservedRun(Observed):
     """One claim of a run. `outcome`: the status that this worker gave it (`completed`, `failed`, `cancelled`), `parked`
-    if it waits for a person, `waits` if it waits for room in a budget, `refused` if another owner ended it; else what
-    interrupted it."""
+    if it waits for a person, `waits` if it waits for room in a budget or for other runs, `refused` if another owner
+    ended it; else what interrupted it."""
 
     run: Run
     """As it was claimed: `fence` is the number of the attempt."""
@@ -94,7 +95,8 @@ class ObservedRun(Observed):
 
 @dataclass(kw_only=True, eq=False)
 class ObservedStep(Observed):
-    """One step. `outcome` is `parked` if its calls wait for a person or the client."""
+    """One step. `outcome` is `parked` if its calls wait for a person or the client, and `waits` if they wait for other
+    runs."""
 
     number: int
     """In the run, from 1."""
@@ -193,6 +195,7 @@ _OUTCOMES: Sequence[tuple[type[BaseException], str]] = (
     (CancelRequested, "cancelled"),
     (RunTimeout, "timed_out"),
     (BudgetExceeded, "budget"),
+    (CallWaits, "waits"),
     (ShutdownRequested, "handed_over"),
     (MoreInput, "handed_over"),
     (LeaseLost, "lost"),

@@ -74,6 +74,8 @@ async def recover_log(
 
 def _opening(run: Run, shown: ShownStep, log: AdoptedLog, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
     attempt, lost_call = int(run.fence), run.follows_lost_owner
+    if run.follows_wait:
+        return LogContinued(at, log.follows)
     if goes_on and log.is_whole and shown.beginning is not None:
         return LogContinued(at, log.follows, attempt, lost_call)
     return StepRestarted(

@@ -18,11 +18,13 @@ from shared.domain.events import Event, InputDelivered, StopReason
 from shared.domain.ids import IdMaker, StepId
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall, ToolReturn, UserMessage, text_of
-from shared.domain.runs import Compaction, Run, Step, Usage
+from shared.domain.run_trees import CallWaits, SeenChild
+from shared.domain.runs import Compaction, Dispatch, Run, Step, Usage
 from shared.domain.settling import PARKED, ShownStep, lost_usage, unknown_return
 from shared.redis.event_log import EventLog
 from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.children import ChildStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
@@ -49,6 +51,7 @@ class RunServices:
     settlements: SettlementStore
     events: EventStore
     inbox: InboxStore
+    children: ChildStore
     event_log: EventLog
     budgets: BudgetService
     clock: Clock
@@ -81,6 +84,14 @@ class Parked(msgspec.Struct, frozen=True):
     """The run waits for a person. SQL has the last entries of its log."""
 
     tail: LogTail
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """The run waits for other runs. Another claim continues it."""
+
+    seen: frozenset[SeenChild]
+    next: Dispatch | None
+    """The run's next dispatch, if it does not have to wait: a child has changed meanwhile."""
 
 
 @dataclass(kw_only=True)
@@ -150,6 +161,7 @@ class RunHandle:
     | to store progress | `checkpoint()`, `compact()` |
     | to start each tool call at most once | `calls` |
     | a decision of a person or the client | `park()` |
+    | the answers of runs that it has started | `let_wait()` |
     | messages that clients inject | `inbox` |
     | to pay for model calls | `account` |
     | to stop for a cancel or a drain | `stop_if_asked()` |
@@ -265,6 +277,17 @@ class RunHandle:
             checkpoint = self._checkpoint(messages, tail)
             with self.observation.write("park"):
                 return Parked(await self.whole(lambda: park(self.run, checkpoint, asked)))
+
+    async def let_wait(self, waits: CallWaits) -> Waiting:
+        """Frees the worker until the runs that a call waits for have changed. The next claim makes the call again.
+        Raises `CancelRequested` if a cancel came first."""
+        let_wait, now = self.services.children.let_wait, self.clock.now()
+        with self.interruption.shielded():
+            async with self.publisher.storing() as tail:
+                dispatch = await self.whole(
+                    lambda: let_wait(self.run, tail, waits.seen, until=now + waits.wait, now=now)
+                )
+        return Waiting(waits.seen, dispatch)
 
     def stop_if_asked(self) -> None:
         """A body calls this between steps. Raises `CancelRequested` if a cancel waits for the step to end, and

@@ -1,6 +1,7 @@
 """Ends a run that this worker owns: stores its end in SQL, ends the stream, and dispatches the thread's next run."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,14 +26,13 @@ from shared.domain.errors import (
 from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import estimate_tokens
-from shared.domain.runs import Run, RunError, Step, Usage
+from shared.domain.runs import Dispatch, Run, RunError, Step, Usage
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
-from shared.sql.history.thread_queue import Dispatch
 from shared.sql.runs.settlement import Settled, Settlement
 from worker.run.body import Body, Outcome
 from worker.run.publisher import FLUSH_S, Publisher
-from worker.run.run_handle import Parked, RunHandle, RunServices
+from worker.run.run_handle import Parked, RunHandle, RunServices, Waiting
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -42,22 +42,35 @@ NOTHING_LEFT = (
 )
 
 
+async def _nothing(_: Run) -> None:
+    """What follows the end of a run where no runs have children."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFinisher:
     """Ends runs, and hands them over."""
 
     services: RunServices
     queue: RunQueue
+    on_change: Callable[[Run], Awaitable[None]] = _nothing
+    """Called with each run that has ended or was parked. It raises nothing."""
 
-    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked) -> None:
+    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked | Waiting) -> None:
         """Stores the run's end, then shows it. Raises `MoreInput` if the next owner has to continue the run, and
         `Unavailable` if the database is unavailable for longer than the worker waits."""
         publisher = handle.publisher
+        if isinstance(outcome, Waiting):
+            publisher.observation.left_as("waits")
+            log.info("run_waits_for_runs", runs=len(outcome.seen))
+            if outcome.next is not None:
+                await self._dispatch(outcome.next)
+            return
         if isinstance(outcome, Parked):
             publisher.send_end(outcome.tail)
             publisher.observation.left_as("parked")
             log.info("run_parked")
             await self._finish_stream(publisher, has_flag=False)
+            await self.on_change(publisher.run)
             return
         settlement = _settlement(handle, body.model, outcome)
         if outcome.end.trigger is not RunTrigger.COMPLETE:
@@ -130,6 +143,7 @@ class RunFinisher:
             error=None if end.error is None else end.error.error_type,
         )
         await self._finish_stream(publisher, has_flag=settled.run.cancel is not None)
+        await self.on_change(settled.run)
         if settled.next is not None:
             await self._dispatch(settled.next)
 

@@ -50,7 +50,8 @@ class BudgetService:
             return
         prompt = call.estimated_tokens()
         asked = self._amount(call.handle, Usage(prompt_tokens=prompt))
-        self._check_run(amount_of(used).plus(asked))
+        if budgets.run.is_set:
+            self._check_run(amount_of(used).plus(await self.store.used_beside(run)).plus(asked))
         if accounts:
             longest = call.options.max_output_tokens or UNCHOSEN_ANSWER
             amount = self._amount(call.handle, Usage(prompt_tokens=prompt, completion_tokens=longest))
@@ -70,6 +71,6 @@ class BudgetService:
         over = self.budgets.run.exceeded_by(amount)
         if over is not None:
             raise BudgetExceeded(
-                f"the next call would bring the run to {over}, which HOLDFAST_RUN_TOKEN_BUDGET and "
-                "HOLDFAST_RUN_COST_BUDGET allow one run"
+                f"the next call would bring the run, with those that it has started or was started by, to {over}, which "
+                "HOLDFAST_RUN_TOKEN_BUDGET and HOLDFAST_RUN_COST_BUDGET allow"
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shared.domain.agents import Agent, Block
+from shared.domain.events import ChildStarted, ChildWaits
 from shared.domain.ids import BlockId
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
@@ -48,6 +49,15 @@ class CallingRun(Protocol):
     @property
     def seen_memory(self) -> dict[BlockId, int]:
         """The version of each block that the model has seen. The model's own edit increments it."""
+        ...
+
+    @property
+    def at(self) -> int:
+        """The current time for an event, in Unix milliseconds."""
+        ...
+
+    def emit_once(self, event: ChildStarted | ChildWaits, /) -> None:
+        """Shows an event about a run that the call has started. A repetition in a later claim shows nothing."""
         ...
 
     def writing(self) -> AbstractAsyncContextManager[Run]:
@@ -92,7 +102,8 @@ class ToolRunner(Protocol):
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> "ToolReturn | ForeignOutcome":
         """Makes a call whose intent is stored. A cancel of the run cancels it: it then ends what it has started, and
-        re-raises the cancellation."""
+        re-raises the cancellation. Raises `CallWaits` if the result is that of other runs: the call is then made again,
+        so its tool must be `idempotent`."""
         ...
 
 

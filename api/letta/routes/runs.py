@@ -92,6 +92,7 @@ async def _run_filter(
     background: bool | None = None,
     stop_reason: WireStopReason | None = None,
     conversation_id: str | None = None,
+    parent_run_id: str | None = None,
     created_after: Moment | None = None,
     created_before: Moment | None = None,
     active: bool = False,
@@ -113,6 +114,7 @@ async def _run_filter(
         background=background,
         stop_reason=stop_reason if stop_reason is None else STORED_REASONS.get(stop_reason, stop_reason),
         thread_id=None if named is None else ThreadId(named),
+        parent_run_id=None if parent_run_id is None else RunId(parent_run_id),
         created_after=created_after,
         created_before=created_before,
     )

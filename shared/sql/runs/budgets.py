@@ -19,7 +19,7 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import budget_totals, runs
 from shared.sql.runs.rows import LockedRun, lock_owned, update_owned
-from shared.sql.tables import to_json
+from shared.sql.tables import from_json, to_json
 
 
 class AccountTotal(NamedTuple):
@@ -59,6 +59,18 @@ class BudgetStore:
                 await _set_aside(connection, account, day, amount, now)
             reservation = Reservation(day, [account.name for account in accounts], amount, prompt)
             update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
+
+    async def used_beside(self, run: Run) -> Amount:
+        """Returns what all other runs of the run's tree have used, as far as it is stored."""
+        parent = run.options.parent
+        root_id = run.id if parent is None else parent.root_id
+        in_tree = sa.or_(runs.c.id == root_id, runs.c.root_run_id == root_id)
+        async with self._database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.usage).where(in_tree, runs.c.id != run.id))
+            total = NOTHING
+            for row in found:
+                total = total.plus(amount_of(from_json(row.usage, Usage)))
+            return total
 
     async def totals(self, day: str, project_id: ProjectId | None = None) -> list[AccountTotal]:
         """The accounts that were used on a day, of one project or of all; by their names."""

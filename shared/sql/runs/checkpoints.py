@@ -162,7 +162,7 @@ class CheckpointStore:
     async def record(self, run: Run, checkpoint: Checkpoint, *, starting: Sequence[ToolCall] = ()) -> None:
         """Stores a checkpoint, and that the tools of the calls `starting` are about to start."""
         async with self._database.write(CrashPoint.CHECKPOINT) as connection:
-            locked, last_seq = await _lock_and_store(connection, run, checkpoint.tail)
+            locked, last_seq = await lock_and_store(connection, run, checkpoint.tail)
             await store_step(connection, run, checkpoint)
             await insert_intents(connection, run.id, starting, checkpoint.now)
             await count_usage(connection, run.id, locked, checkpoint.usage)
@@ -177,7 +177,7 @@ class CheckpointStore:
         The run's next owner continues after those events. This does not count as progress, because no step has ended.
         """
         async with self._database.write(CrashPoint.COMPACT) as connection:
-            locked, last_seq = await _lock_and_store(connection, run, tail)
+            locked, last_seq = await lock_and_store(connection, run, tail)
             await replace_by_summary(connection, run, compaction)
             await count_usage(connection, run.id, locked, usage)
             values = {"usage": to_json(usage), "last_seq": last_seq, "checkpoint_seq": last_seq}
@@ -235,7 +235,13 @@ class CheckpointStore:
         `in_model_call`: a model call was in progress, and the next owner will repeat it."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
-            values = {"last_seq": last_seq, "attempts_without_progress": 0, "waits_until": waits_until}
+            waits_for = None if waits_until is None else "budget"
+            values = {
+                "last_seq": last_seq,
+                "attempts_without_progress": 0,
+                "waits_until": waits_until,
+                "waits_for": waits_for,
+            }
             if not in_model_call:
                 values["owner"] = None
             update_owned(connection, run.id, now, values)
@@ -306,10 +312,11 @@ async def store_tail(connection: Connection, run: Run, tail: LogTail) -> Seq:
 
     Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
     """
-    return (await _lock_and_store(connection, run, tail))[1]
+    return (await lock_and_store(connection, run, tail))[1]
 
 
-async def _lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
+async def lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
+    """As `store_tail`; returns the locked row as well."""
     locked = await lock_owned(connection, run.id, run.fence)
     await insert_events(connection, run.id, tail.behind(locked.last_seq))
     # An owner without entries has shown nothing, so the log's end stays where it was.

@@ -36,6 +36,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     agent_ids: list[AgentId] | None = None
     thread_id: ThreadId | None = None
+    parent_run_id: RunId | None = None
+    """Only runs that a call of this run has started."""
     statuses: list[RunStatus] | None = None
     """As they are stored. A dialect may show clients other ones."""
     background: bool | None = None
@@ -217,10 +219,10 @@ conditions."""
 def _ways(project_id: ProjectId, wanted: RunFilter) -> Iterator[Way]:
     """Returns the ways that together find the matching runs, each by an index that has few other rows."""
     conditions = _conditions(wanted)
-    if wanted.thread_id is not None:
+    if wanted.thread_id is not None or wanted.parent_run_id is not None:
         if wanted.stop_reason is not None:
             conditions.append(runs.c.stop_reason == wanted.stop_reason)
-        yield (runs.c.thread_id, wanted.thread_id), [*conditions, *_has_status(wanted.statuses)]
+        yield _thread_or_parent(wanted), [*conditions, *_has_status(wanted.statuses)]
     elif wanted.stop_reason is not None:
         yield (runs.c.stop_reason, wanted.stop_reason), [*conditions, *_has_status(wanted.statuses)]
     elif wanted.statuses is not None:
@@ -236,6 +238,12 @@ def _ways(project_id: ProjectId, wanted: RunFilter) -> Iterator[Way]:
         yield (runs.c.project_id, project_id), conditions
 
 
+def _thread_or_parent(wanted: RunFilter) -> tuple[sa.Column[str], str]:
+    if wanted.parent_run_id is not None:
+        return runs.c.parent_run_id, wanted.parent_run_id
+    return runs.c.thread_id, wanted.thread_id or ""
+
+
 def _has_status(statuses: Collection[RunStatus] | None) -> list[sa.ColumnElement[bool]]:
     return [] if statuses is None else [runs.c.status.in_(sorted(statuses))]
 
@@ -248,6 +256,8 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
         conditions.append(runs.c.agent_id == wanted.agent_ids[0] if is_one else runs.c.agent_id.in_(wanted.agent_ids))
     if wanted.background is not None:
         conditions.append(runs.c.background == wanted.background)
+    if wanted.parent_run_id is not None and wanted.thread_id is not None:
+        conditions.append(runs.c.thread_id == wanted.thread_id)
     return conditions
 
 

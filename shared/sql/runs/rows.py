@@ -31,15 +31,18 @@ from shared.sql.history.thread_queue import lock_of, oldest_other_in_progress
 from shared.sql.run_tables import run_inputs, runs, submission_keys
 from shared.sql.tables import from_json, to_json
 
-RUN_COLUMNS = [column for column in runs.c if column.name not in ("reservation", "body_state")]
+RUN_COLUMNS = [
+    column for column in runs.c if column.name not in ("reservation", "body_state", "parent_run_id", "root_run_id")
+]
 """The columns that are read of a run. Only a write that locks the run reads the reservation for its call, and only the
-body reads the body's state."""
+body reads the body's state. Queries find runs by the columns of the parent, which `RunOptions.parent` has as well."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
     "continued_by", "decided_at", "turn", "dispatch", "priority", "fence", "owner", "attempts_without_progress",
     "step_count", "last_seq", "checkpoint_seq", "callback_url", "callback_sent_at", "callback_status_code",
     "callback_error", "created_at", "started_at", "first_token_at", "completed_at", "pruned_at", "waits_until",
+    "waits_for",
 )  # fmt: skip
 
 
@@ -316,7 +319,7 @@ async def insert_run(
     """Stores a new run with its input, and the keys by which a repeated submission is recognised."""
     # A list of runs shows how each begins, and must not read the inputs for that. A continuation with only decisions
     # has the first words of the run before.
-    words = first_words(given) or run.options.first_words
+    words, parent = first_words(given) or run.options.first_words, run.options.parent
     run = msgspec.structs.replace(run, options=msgspec.structs.replace(run.options, first_words=words))
     inserted = await connection.execute(
         _INSERT_RUN,
@@ -340,6 +343,8 @@ async def insert_run(
             "last_seq": run.last_seq,
             "checkpoint_seq": run.checkpoint_seq,
             "callback_url": run.callback_url,
+            "parent_run_id": None if parent is None else parent.run_id,
+            "root_run_id": None if parent is None else parent.root_id,
             "created_at": run.created_at,
             "updated_at": run.created_at,
             "of_thread": run.thread_id,

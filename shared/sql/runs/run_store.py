@@ -115,6 +115,7 @@ async def claim_run(
         "attempts_without_progress": waiting.attempts_without_progress + 1,
         "started_at": waiting.started_at or now,
         "waits_until": None,
+        "waits_for": None,
     }
     of_run = {"of_thread": waiting.thread_id, "of_number": waiting.number, "of_dispatch": dispatch}
     moved = await connection.execute(
@@ -126,7 +127,8 @@ async def claim_run(
         raise refusal(await lock_run(connection, waiting.id), waiting.id, RunTrigger.CLAIM, waiting.fence)
     claimed = run_of(row)
     if waiting.fence > 0:
-        return msgspec.structs.replace(claimed, follows_lost_owner=waiting.owner is not None)
+        has_waited = waiting.waits_for == "runs"
+        return msgspec.structs.replace(claimed, follows_lost_owner=waiting.owner is not None, follows_wait=has_waited)
     placed = input_to_place(claimed, given)
     if waiting.turn is None:
         await _begin_turn(connection, claimed, placed, now, has_left_over=row["has_left_over"])

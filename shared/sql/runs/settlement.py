@@ -293,6 +293,7 @@ class SettlementStore:
             "checkpoint_seq": last_seq,
             "completed_at": now,
             "waits_until": None,
+            "waits_for": None,
             **first_token(run.id, settlement.step, settlement.shown_at),
         }
         await insert_events(connection, run.id, tail.behind(locked.last_seq))

@@ -108,6 +108,7 @@ class Owner:
             settlements=patience.applied_to(far(stores.settlements), SettlementStore.settle),
             events=far(stores.events),
             inbox=far(stores.inbox),
+            children=far(stores.children),
             event_log=log,
             clock=around.clock,
             ids=IDS,

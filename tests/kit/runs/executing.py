@@ -43,6 +43,7 @@ class Workers:
             settlements=stores.settlements,
             events=stores.events,
             inbox=stores.inbox,
+            children=stores.children,
             event_log=EventLog(self.redis, ttl_s=3600),
             budgets=BudgetService(
                 budgets=Budgets(),

@@ -32,6 +32,7 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore, requests_of
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.children import ChildStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
@@ -205,6 +206,10 @@ class Stores:
     @property
     def inbox(self) -> InboxStore:
         return InboxStore(self.database)
+
+    @property
+    def children(self) -> ChildStore:
+        return ChildStore(self.database)
 
     @property
     def callbacks(self) -> CallbackStore:

@@ -1,0 +1,77 @@
+"""Trees of runs, for the processes that end runs: a run's end wakes the parent that waits for it, and ends its children
+if it was cancelled or has failed."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from shared.concurrency import Clock
+from shared.domain.errors import CancelMode, Unavailable
+from shared.domain.ids import RunId
+from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.runs import CancelRequest, Run
+from shared.process.context import ProcessContext
+from shared.redis.channel_listener import CancelSignal
+from shared.redis.queue import RunQueue
+from shared.sql.runs.children import ChildStore
+from shared.sql.runs.run_store import RunStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+ACTOR = "parent"
+"""The actor of a cancel that follows the end of a run's parent."""
+
+
+def run_trees(process: ProcessContext, runs: RunStore) -> "RunTrees":
+    """Returns the trees of a process."""
+    return RunTrees(
+        children=ChildStore(process.database),
+        runs=runs,
+        queue=RunQueue(process.redis),
+        signal=CancelSignal(process.redis),
+        clock=process.clock,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTrees:
+    """Passes what happens to a run on to its parent and its children."""
+
+    children: ChildStore
+    runs: RunStore
+    queue: RunQueue
+    signal: CancelSignal
+    clock: Clock
+
+    async def changed(self, run: Run) -> None:
+        """Called after a run has ended or, still with the status of its claim, was parked. Raises nothing: the sweeper
+        does what fails here."""
+        try:
+            if run.options.parent is not None:
+                await self.wake(run.options.parent.run_id, is_parked=run.status not in TERMINAL)
+            if run.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+                for child in await self.children.active_of(run.id):
+                    await self.end_child(child)
+        except Unavailable as error:
+            log.warning("run_tree_left_to_sweeper", run_id=run.id, reason=str(error))
+
+    async def wake(self, parent_id: RunId, *, is_parked: bool = False) -> None:
+        """Lets a worker continue a run that waits for its children, as `ChildStore.wake`. Raises `Unavailable`."""
+        dispatch = await self.children.wake(parent_id, self.clock.now(), is_parked=is_parked)
+        if dispatch is not None:
+            await self.queue.dispatch(dispatch)
+
+    async def end_child(self, child: Run) -> None:
+        """Records a cancel of a child and announces it to the child's worker. The sweeper settles a child that no
+        worker has. Raises `Unavailable`."""
+        request = CancelRequest(requested_at=self.clock.now(), actor=ACTOR, reason="the run that started it has ended")
+        await self.runs.request_cancel(child, request)
+        await self.signal.announce(child.id, CancelMode.INTERRUPT)
+        log.info("child_run_cancelled", child_run_id=child.id)
+
+    async def repair(self) -> None:
+        """Wakes parents and ends children that a dead process has left. Raises `Unavailable`."""
+        for parent_id in await self.children.forgotten_parents():
+            await self.wake(parent_id)
+        for child in await self.children.left_behind():
+            await self.end_child(child)

@@ -1,0 +1,28 @@
+"""Trees of runs: the parent of a run, and what a run waits for."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005_run_trees"
+down_revision = "0004_mcp_servers"
+branch_labels = None
+depends_on = None
+
+COLUMNS = ("waits_for", "parent_run_id", "root_run_id")
+
+
+def upgrade() -> None:
+    for name in COLUMNS:
+        op.add_column("runs", sa.Column(name, sa.Text, nullable=True))
+    for name in ("parent_run_id", "root_run_id"):
+        is_known = sa.text(f"{name} IS NOT NULL")
+        op.create_index(f"ix_runs_{name}", "runs", [name, "number"], sqlite_where=is_known, postgresql_where=is_known)
+    waits = sa.text("waits_for = 'runs'")
+    op.create_index("ix_runs_waits_for_runs", "runs", ["number"], sqlite_where=waits, postgresql_where=waits)
+
+
+def downgrade() -> None:
+    for name in ("waits_for_runs", "root_run_id", "parent_run_id"):
+        op.drop_index(f"ix_runs_{name}", table_name="runs")
+    for name in reversed(COLUMNS):
+        op.drop_column("runs", name)
