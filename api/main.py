@@ -57,7 +57,7 @@ from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
-from shared.runs.run_trees import run_trees
+from shared.runs.run_trees import RunTrees
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
 from shared.sql.access.webhooks import WebhookEndpointStore
@@ -212,6 +212,13 @@ def approval_decisions(
 def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> OrphanedRuns:
     """Ends runs that no worker has."""
     settlements = SettlementStore(process.database, process.ids)
+    trees = RunTrees(
+        children=ChildStore(process.database),
+        runs=run_store,
+        queue=queue,
+        signal=CancelSignal(process.redis),
+        clock=process.clock,
+    )
     return OrphanedRuns(
         runs=run_store,
         agents=AgentStore(process.database),
@@ -225,7 +232,7 @@ def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: Event
         ids=process.ids,
         tracer=process.tracer,
         stores_first=process.is_embedded,
-        on_end=run_trees(process, run_store).changed,
+        on_end=trees.changed,
     )
 
 

@@ -38,7 +38,7 @@ from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
-from shared.runs.run_trees import RunTrees, run_trees
+from shared.runs.run_trees import RunTrees
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore
@@ -266,16 +266,16 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         services = _run_services(process, logs)
         mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
         stack.push_async_callback(mcp.aclose)
-        trees = run_trees(process, services.runs)
-        orphans = _orphans(process, services, trees)
-        runners = tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp, orphans)
-        bodies = _bodies(process, models, runners, tools.sandbox)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
             clock=process.clock,
             look_every_s=settings.lease_s / 3,
         )
+        trees = _trees(process, services, active_runs.signal)
+        orphans = _orphans(process, services, trees)
+        runners = tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp, orphans)
+        bodies = _bodies(process, models, runners, tools.sandbox)
         executor = _executor(process, name, active_runs, services, bodies, trees)
         queue_worker = _queue_worker(process, name, executor, active_runs)
         sweeper = _sweeper(process, services, orphans)
@@ -445,6 +445,11 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
         on_drain=active_runs.end_after_steps,
         on_shutdown=active_runs.shut_down,
     )
+
+
+def _trees(process: ProcessContext, services: RunServices, signal: CancelSignal) -> RunTrees:
+    queue = RunQueue(process.redis)
+    return RunTrees(children=services.children, runs=services.runs, queue=queue, signal=signal, clock=process.clock)
 
 
 def _orphans(process: ProcessContext, services: RunServices, trees: RunTrees) -> OrphanedRuns:

@@ -47,7 +47,8 @@ Waiting = TypedDict(
         "resolve": NotRequired[str],
     },
 )
-"""What a run waits for: for a budget or for runs that it has started, with the time until which; for an approval, with the names of what waits."""
+"""What a run waits for: for a budget or for runs that it has started, with the time until which; for an approval, with
+the names of what waits."""
 
 
 class RunMetadata(TypedDict):

@@ -67,7 +67,7 @@ class RunCanceller:
             run = await self.runs.request_cancel(run, request)
             self.on_cancel(run.status)
             try:
-                children = await self.children.active_of(run.id)
+                children = await self.children.active_of(run)
                 also = (self.cancel(child, actor=actor, reason=reason, mode=mode, wait_s=wait_s) for child in children)
                 stop = self._stop(run, mode, subscription, self.wait_s if wait_s is None else wait_s)
                 return (await asyncio.gather(stop, *also))[0]

@@ -127,7 +127,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 LARGEST_PART = 500_000
 """Bytes of a part of an agent as JSON. Each request for the agent reads all parts at once, and changes accumulate."""
 
-_NAMES_ON_THE_WIRE = {"options": "model_settings", "tool_environment": "secrets"}
+_NAMES_ON_THE_WIRE = {"options": "model_settings", "tool_environment": "secrets", "window": "compaction_settings"}
 _BOUNDED_ALONE = frozenset({"system", "description", "metadata", "tags", "tool_ids", "block_ids"})
 
 

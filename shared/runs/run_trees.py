@@ -7,10 +7,8 @@ import structlog
 
 from shared.concurrency import Clock
 from shared.domain.errors import CancelMode, Unavailable
-from shared.domain.ids import RunId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import CancelRequest, Run
-from shared.process.context import ProcessContext
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.queue import RunQueue
 from shared.sql.runs.children import ChildStore
@@ -20,17 +18,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 ACTOR = "parent"
 """The actor of a cancel that follows the end of a run's parent."""
-
-
-def run_trees(process: ProcessContext, runs: RunStore) -> "RunTrees":
-    """Returns the trees of a process."""
-    return RunTrees(
-        children=ChildStore(process.database),
-        runs=runs,
-        queue=RunQueue(process.redis),
-        signal=CancelSignal(process.redis),
-        clock=process.clock,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +35,16 @@ class RunTrees:
         does what fails here."""
         try:
             if run.options.parent is not None:
-                await self.wake(run.options.parent.run_id, is_parked=run.status not in TERMINAL)
+                await self._wake_parent(run)
             if run.status in (RunStatus.CANCELLED, RunStatus.FAILED):
-                for child in await self.children.active_of(run.id):
+                for child in await self.children.active_of(run):
                     await self.end_child(child)
         except Unavailable as error:
             log.warning("run_tree_left_to_sweeper", run_id=run.id, reason=str(error))
 
-    async def wake(self, parent_id: RunId, *, is_parked: bool = False) -> None:
-        """Lets a worker continue a run that waits for its children, as `ChildStore.wake`. Raises `Unavailable`."""
-        dispatch = await self.children.wake(parent_id, self.clock.now(), is_parked=is_parked)
+    async def _wake_parent(self, run: Run) -> None:
+        is_parked = run.status not in TERMINAL
+        dispatch = await self.children.wake(run, self.clock.now(), is_parked=is_parked)
         if dispatch is not None:
             await self.queue.dispatch(dispatch)
 
@@ -71,7 +58,8 @@ class RunTrees:
 
     async def repair(self) -> None:
         """Wakes parents and ends children that a dead process has left. Raises `Unavailable`."""
-        for parent_id in await self.children.forgotten_parents():
-            await self.wake(parent_id)
+        woken = await self.children.wake_forgotten(self.clock.now())
+        if woken:
+            await self.queue.dispatch(*woken)
         for child in await self.children.left_behind():
             await self.end_child(child)

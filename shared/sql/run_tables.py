@@ -66,6 +66,7 @@ runs = sa.Table(
     # Of a run that another run's call has started (`ParentCall`).
     sa.Column("parent_run_id", sa.Text),
     sa.Column("root_run_id", sa.Text),
+    sa.Column("awaited", sa.Boolean),
     sa.Column("callback_url", sa.Text),
     sa.Column("callback_sent_at", UtcMoment),
     sa.Column("callback_status_code", sa.Integer),

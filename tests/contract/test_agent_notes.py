@@ -40,7 +40,6 @@ async def test_what_is_kept_and_not_acted_on_was_said_in_a_header_that_no_client
 @pytest.mark.parametrize(
     ("field", "asked", "nothing"),
     [
-        ("include_multi_agent_tools", True, False),
         ("folder_ids", ["folder-1"], []),
         ("source_ids", ["source-1"], None),
         ("from_template", "shop:latest", None),

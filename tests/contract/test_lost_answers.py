@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ import sqlalchemy as sa
 
 import shared.sql.runs
 from shared.domain.events import LogContinued, encode, is_end
-from shared.domain.ids import Fence, Seq
+from shared.domain.ids import Fence, Seq, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.limits import Account, Amount, Limit
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.messages import Summary
-from shared.domain.runs import Compaction, Run, RunError, Step, Usage
+from shared.domain.run_trees import ParentCall, SeenChild
+from shared.domain.runs import Compaction, Dispatch, Run, RunError, RunOptions, Step, Usage
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.budgets import BudgetStore
@@ -126,6 +128,26 @@ async def adoption(stores: Stores) -> Write:
 async def hand_over(stores: Stores) -> Write:
     run = await stores.claimed()
     return lambda: stores.checkpoints.hand_over(run, LogTail(Seq(2), [ENTRY]), NOW)
+
+
+async def wait_for_a_child(stores: Stores) -> Write:
+    run = await stores.claimed()
+    child = await stores.submitted(**child_of(run))
+    tail, until = LogTail(Seq(2), [ENTRY]), NOW + timedelta(hours=1)
+    return lambda: stores.children.let_wait(run, tail, [SeenChild(child.id, False)], until=until, now=NOW)
+
+
+async def wait_for_an_ended_child(stores: Stores) -> Write:
+    run = await stores.claimed()
+    child = await stores.ended(**child_of(run))
+    tail, until = LogTail(Seq(2), [ENTRY]), NOW + timedelta(hours=1)
+    return lambda: stores.children.let_wait(run, tail, [SeenChild(child.id, False)], until=until, now=NOW)
+
+
+def child_of(run: Run) -> dict[str, Any]:
+    """The fields of a run that a call of this run has started."""
+    parent = ParentCall(run_id=run.id, call_id="call-1", root_id=run.id, depth=1)
+    return {"thread_id": ThreadId("another thread"), "options": RunOptions(parent=parent)}
 
 
 async def new_fence(stores: Stores) -> Write:
@@ -287,6 +309,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.record_events": [events_of_a_long_step],
     "CheckpointStore.record_intents": [intents, intents_behind_a_result],
     "CheckpointStore.record_results": [results_beside_calls],
+    "ChildStore.let_wait": [wait_for_a_child, wait_for_an_ended_child],
     "CheckpointStore.take_new_fence": [new_fence],
     "DecisionStore.decide": [one_decision],
     "DecisionStore.decide_all": [all_decisions],
@@ -322,6 +345,7 @@ NOT_REPEATED = {
         "what was claimed is due again when the claim is over",
     ),
     "CallbackStore.postpone": "a callback that was not put off is claimed again when its claim is over",
+    "ChildStore.wake": "a wake that nobody heard of left a run without a job, which the next sweep finds",
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
 }
@@ -363,6 +387,8 @@ def result_of(returned: object) -> object:
             return returned.run
         case Settled():
             return (returned.run, returned.tail, None if returned.next is None else returned.next.run_id)
+        case Dispatch():
+            return returned.run_id
         case _:
             return returned
 

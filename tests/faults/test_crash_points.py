@@ -74,6 +74,8 @@ ELSEWHERE = (
     CrashPoint.TAKE_OVER,
     CrashPoint.SUBMIT_REFUSED,
     CrashPoint.RESULT,  # in `test_crash_beside_calls.py`
+    CrashPoint.LET_WAIT,  # in `test_crash_in_run_trees.py`, as the next
+    CrashPoint.WAKE,
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )

@@ -253,3 +253,22 @@ async def test_a_tree_has_bounds(product: Product) -> None:
     assert statuses.count("error") == 2
     found = json.dumps((await product.http.get("/v1/runs", params={"limit": 100})).json())
     assert found.count('"root_run_id"') == 3 + 6
+
+
+async def test_an_answer_of_openais_api_waits_for_another_agent(product: Product) -> None:
+    top = await make(product, "top", "run_agent")
+    await make(product, "leaf")
+    sent = {"model": top, "input": giving(("leaf", script(saying("From the leaf."))), then="It has answered.")}
+    response = (await product.http.post("/openai/v1/responses", json=sent)).json()
+    assert response["status"] == "completed"
+    [called] = [item for item in response["output"] if item["type"] == "mcp_call"]
+    assert (called["name"], called["output"], called["status"]) == ("run_agent", "From the leaf.", "completed")
+    assert response["output"][-1]["content"][0]["text"] == "It has answered."
+
+
+async def test_a_call_of_a_client_waits_for_another_agent(product: Product) -> None:
+    top = await make(product, "top", "run_agent")
+    await make(product, "leaf")
+    args = {"agent": "leaf", "task": script(saying("Directly."))}
+    answer = await product.http.post(f"/v1/agents/{top}/tools/run_agent/run", json={"args": args})
+    assert (answer.status_code, answer.json()["func_return"]) == (200, "Directly.")

@@ -210,7 +210,7 @@ def _numbered() -> Callable[[str, str, str], Block]:
 
 def test_null_is_as_good_as_leaving_an_argument_out() -> None:
     for tool in BASE_TOOLS:
-        needed: dict[str, Any] = {"command": "create", "limit": 5}
+        needed: dict[str, Any] = {"command": "create", "limit": 5, "match_all": ["x"], "match_some": ["x"]}
         text = {name: needed.get(name, "python" if name == "language" else "x") for name in tool.required}
         nulls = {name: None for name in tool.properties if name not in tool.required}
         assert read_arguments(json.dumps(text | nulls), tool.arguments) == text | nulls

@@ -27,7 +27,7 @@ from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
 from worker.run.body import Body, Outcome
 from worker.run.observation import RunObservation
-from worker.run.run_handle import Parked, RunHandle, Waiting
+from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
 from worker.runners.tool_runner import ToolRunners
 from worker.tools.outcomes import ToolSandbox
 
@@ -364,7 +364,7 @@ def _calls_made(turn: Sequence[Message], run: Run) -> int:
     return sum(not result.of_speech and result.tool_call_id not in settled for result in results)
 
 
-Work = Callable[[AgentContext], Awaitable[Outcome | Parked | Waiting]]
+Work = Callable[[AgentContext], Awaitable[Outcome | Parked | AwaitsRuns]]
 """Does the work of a run."""
 
 
@@ -399,7 +399,7 @@ class _AgentAtWork(Body):
     def model(self) -> str:
         return self._context.model
 
-    async def execute(self, handle: RunHandle) -> Outcome | Parked | Waiting:
+    async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns:
         return await self._work(self._context)
 
     async def lost_calls(self, handle: RunHandle) -> Usage:

@@ -21,11 +21,11 @@ from worker.bodies.step_loop import STOP_REASONS
 from worker.bodies.tool_turn import result_of
 from worker.models.provider import ModelCall, ToolSpec
 from worker.run.body import Outcome
-from worker.run.run_handle import Waiting
+from worker.run.run_handle import AwaitsRuns
 from worker.runners.tool_runner import error_return
 
 
-async def run_tool(context: AgentContext) -> Outcome | Waiting:
+async def run_tool(context: AgentContext) -> Outcome | AwaitsRuns:
     """Makes the call, at most once unless the tool may be called again. Its result is stored when the run is settled,
     but for the effect of a base tool, which is stored with its result at once. Raises what interrupts a run."""
     handle = context.handle

@@ -18,7 +18,7 @@ from worker.bodies.answer_draft import CUT_OFF, Answer
 from worker.bodies.context_window import ContextWindow
 from worker.bodies.tool_turn import ask_for_approval, finish_open_calls, run_tools
 from worker.run.body import Outcome
-from worker.run.run_handle import Parked, Waiting
+from worker.run.run_handle import AwaitsRuns, Parked
 from worker.runners.tool_runner import error_return
 
 STOP_REASONS = {
@@ -33,7 +33,7 @@ NOT_CHOSEN = "The request demands that your next answer calls a tool (tool_choic
 NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The tool was not started."
 
 
-async def run_steps(context: AgentContext) -> Outcome | Parked | Waiting:
+async def run_steps(context: AgentContext) -> Outcome | Parked | AwaitsRuns:
     """Runs the steps of a claimed run to its end, or until it must wait for a person or for other runs.
 
     It continues from the end of the history: calls without results, an answer that was stored just before its worker
@@ -68,7 +68,7 @@ async def run_steps(context: AgentContext) -> Outcome | Parked | Waiting:
     return _completed(StopReason.STEPS_USED_UP)
 
 
-async def _end_of_open_calls(context: AgentContext, open_: OpenCalls) -> Outcome | Waiting | None:
+async def _end_of_open_calls(context: AgentContext, open_: OpenCalls) -> Outcome | AwaitsRuns | None:
     """Makes the calls that are open at the end of the history. Returns how the run ends, if they end it."""
     with context.observation.step(max(context.handle.progress.step_count, 1), goes_on=True) as observed:
         waiting = await finish_open_calls(context, open_)
@@ -81,19 +81,19 @@ async def _end_of_open_calls(context: AgentContext, open_: OpenCalls) -> Outcome
     return None
 
 
-def _left_as(end: Outcome | Parked | Waiting | None) -> Literal["parked", "waits", ""]:
+def _left_as(end: Outcome | Parked | AwaitsRuns | None) -> Literal["parked", "waits", ""]:
     if isinstance(end, Parked):
         return "parked"
-    return "waits" if isinstance(end, Waiting) else ""
+    return "waits" if isinstance(end, AwaitsRuns) else ""
 
 
 async def _step(
     context: AgentContext, window: ContextWindow, history: Sequence[Message]
-) -> tuple[Answer, Outcome | Parked | Waiting | None]:
+) -> tuple[Answer, Outcome | Parked | AwaitsRuns | None]:
     """Asks the model once and runs the tools that it calls. Returns the answer, and the run's end if this step is the
     last."""
     answer = await window.ask(history)
-    end: Outcome | Parked | Waiting | None = None
+    end: Outcome | Parked | AwaitsRuns | None = None
     if not answer.calls:
         if not await _goes_on(context, answer):
             end = _completed(STOP_REASONS[answer.reason], [answer.message], is_answer=True)

@@ -31,7 +31,7 @@ from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer
 from worker.bodies.request_size import without_middle
-from worker.run.run_handle import Parked, Waiting
+from worker.run.run_handle import AwaitsRuns, Parked
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
 from worker.tools.outcomes import ToolOutcome, without_secrets
 
@@ -228,7 +228,7 @@ LEAST_OF_A_RESULT = 1_000
 NO_ROOM = "[… {characters} characters are left out here: the results of one answer have too many together …]"
 
 
-async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> Waiting | None:
+async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[ToolCall]) -> AwaitsRuns | None:
     """Runs the calls of a new answer, and stores the answer and the results in two checkpoints. Returns the wait of
     the run if a call waits for other runs."""
     together = _may_run_together(context, calls)
@@ -254,7 +254,7 @@ async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[
     return None
 
 
-async def _wait(context: AgentContext) -> Waiting:
+async def _wait(context: AgentContext) -> AwaitsRuns:
     """Stores the results so far, and lets the run wait until one of the runs has changed for which a call waits."""
     await context.handle.calls.store_results()
     waits = context.progress.waits
@@ -262,7 +262,7 @@ async def _wait(context: AgentContext) -> Waiting:
     return await context.handle.let_wait(CallWaits(seen, min(one.wait for one in waits)))
 
 
-async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> Waiting | None:
+async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> AwaitsRuns | None:
     """Completes calls that a decision has allowed, that a lost worker left open, or that have waited for other runs.
     Returns the wait of the run if one of them waits.
 

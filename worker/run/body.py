@@ -13,7 +13,7 @@ from shared.domain.errors import CancelMode
 from shared.domain.messages import NewMessage
 from shared.domain.runs import Compaction, Run, RunKind, Usage
 from shared.domain.settling import RunEnd
-from worker.run.run_handle import Parked, RunHandle, Waiting
+from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Body:
         """
         return self
 
-    async def execute(self, handle: RunHandle) -> Outcome | Parked | Waiting:
+    async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns:
         """Does the run's work, from where its last checkpoint left it.
 
         Raises `ModelError`, `BudgetExceeded` and `UnreadableSecret`, with which the run fails or waits. It does not

@@ -28,7 +28,7 @@ from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
 from worker.run.body import Bodies, Body, Outcome
-from worker.run.run_handle import Parked, RunHandle, RunServices, Waiting
+from worker.run.run_handle import AwaitsRuns, Parked, RunHandle, RunServices
 from worker.run.settle import (
     RunFinisher,
     cancelled,
@@ -140,7 +140,7 @@ class RunExecutor:
             await handle.publisher.hand_over()
             raise
 
-    async def _outcome_of(self, body: Body, handle: RunHandle) -> Outcome | Parked | Waiting:
+    async def _outcome_of(self, body: Body, handle: RunHandle) -> Outcome | Parked | AwaitsRuns:
         """Lets the body do the run's work, and returns how it ended. Raises `ShutdownRequested`, `LeaseLost` or
         `Unavailable` if another worker continues the run, and `BudgetExceeded` if the run waits for room."""
         run = handle.run

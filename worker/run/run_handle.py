@@ -86,7 +86,7 @@ class Parked(msgspec.Struct, frozen=True):
     tail: LogTail
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class AwaitsRuns(msgspec.Struct, frozen=True):
     """The run waits for other runs. Another claim continues it."""
 
     seen: frozenset[SeenChild]
@@ -278,7 +278,7 @@ class RunHandle:
             with self.observation.write("park"):
                 return Parked(await self.whole(lambda: park(self.run, checkpoint, asked)))
 
-    async def let_wait(self, waits: CallWaits) -> Waiting:
+    async def let_wait(self, waits: CallWaits) -> AwaitsRuns:
         """Frees the worker until the runs that a call waits for have changed. The next claim makes the call again.
         Raises `CancelRequested` if a cancel came first."""
         let_wait, now = self.services.children.let_wait, self.clock.now()
@@ -287,7 +287,7 @@ class RunHandle:
                 dispatch = await self.whole(
                     lambda: let_wait(self.run, tail, waits.seen, until=now + waits.wait, now=now)
                 )
-        return Waiting(waits.seen, dispatch)
+        return AwaitsRuns(waits.seen, dispatch)
 
     def stop_if_asked(self) -> None:
         """A body calls this between steps. Raises `CancelRequested` if a cancel waits for the step to end, and

@@ -32,7 +32,7 @@ from shared.redis.queue import RunQueue
 from shared.sql.runs.settlement import Settled, Settlement
 from worker.run.body import Body, Outcome
 from worker.run.publisher import FLUSH_S, Publisher
-from worker.run.run_handle import Parked, RunHandle, RunServices, Waiting
+from worker.run.run_handle import AwaitsRuns, Parked, RunHandle, RunServices
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -55,11 +55,11 @@ class RunFinisher:
     on_change: Callable[[Run], Awaitable[None]] = _nothing
     """Called with each run that has ended or was parked. It raises nothing."""
 
-    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked | Waiting) -> None:
+    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked | AwaitsRuns) -> None:
         """Stores the run's end, then shows it. Raises `MoreInput` if the next owner has to continue the run, and
         `Unavailable` if the database is unavailable for longer than the worker waits."""
         publisher = handle.publisher
-        if isinstance(outcome, Waiting):
+        if isinstance(outcome, AwaitsRuns):
             publisher.observation.left_as("waits")
             log.info("run_waits_for_runs", runs=len(outcome.seen))
             if outcome.next is not None:

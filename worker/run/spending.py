@@ -71,6 +71,6 @@ class BudgetService:
         over = self.budgets.run.exceeded_by(amount)
         if over is not None:
             raise BudgetExceeded(
-                f"the next call would bring the run, with those that it has started or was started by, to {over}, which "
-                "HOLDFAST_RUN_TOKEN_BUDGET and HOLDFAST_RUN_COST_BUDGET allow"
+                f"the next call would bring the run, together with the other runs of its tree, to {over}, which "
+                "HOLDFAST_RUN_TOKEN_BUDGET and HOLDFAST_RUN_COST_BUDGET allow one run"
             )

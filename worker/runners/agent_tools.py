@@ -129,19 +129,15 @@ class AgentToolRunner:
     ) -> tuple[list[Run], list[Reply]]:
         """Returns the runs of the call, and a reply for each agent that takes no message now. Starts what an earlier
         attempt has not started. Raises `InvalidRequest` if the tree would become too large."""
-        children, refused = await self.children.of_call(run.run.id, call.id), list[Reply]()
+        children, refused = await self.children.of_call(run.run, call.id), list[Reply]()
         missing = [agent for agent in asked.values() if all(child.agent_id != agent.id for child in children)]
         if missing:
             # One call of the run at a time, so that the count holds.
             async with run.writing():
                 parent = await self._parent(run, call, len(missing), awaited=name != TELLS_AGENT)
-                for agent in missing:
-                    started = replace(self._run(run, agent, name, parent), priority=run.run.priority)
-                    text = arguments["task"] if name == RUNS_AGENT else _signed(run.agent, name, arguments["message"])
-                    try:
-                        children.append(await self._start(started, text, name, f"{call.id}:{agent.id}"))
-                    except PendingApproval:
-                        refused.append(Reply(agent.id, [], WAITS_FOR_PERSON.format(name=agent.name)))
+                started = [await self._start(run, call, agent, name, parent, arguments) for agent in missing]
+            children += [one for one in started if isinstance(one, Run)]
+            refused = [one for one in started if isinstance(one, Reply)]
         for child in children:
             parent_call = child.options.parent
             awaited = parent_call is None or parent_call.awaited
@@ -153,7 +149,7 @@ class AgentToolRunner:
         depth, root_id = (1, run.run.id) if own is None else (own.depth + 1, own.root_id)
         if depth > self.limits.depth:
             raise InvalidRequest(TOO_DEEP.format(depth=self.limits.depth) + " (HOLDFAST_CHILD_DEPTH)")
-        if await self.children.count(root_id) + more > self.limits.runs:
+        if await self.children.count(run.run) + more > self.limits.runs:
             raise InvalidRequest(TOO_MANY.format(runs=self.limits.runs))
         return ParentCall(run_id=run.run.id, call_id=call.id, root_id=root_id, depth=depth, awaited=awaited)
 
@@ -169,10 +165,20 @@ class AgentToolRunner:
         thread_id = ThreadId(run_id if name == RUNS_AGENT else agent.id)
         return started_run(agent, options, run_id=run_id, thread_id=thread_id, now=self.clock.now())
 
-    async def _start(self, child: Run, text: str, name: str, key: str) -> Run:
-        role, place = ("user", Place(begins=True)) if name == RUNS_AGENT else ("system", ANYWHERE)
-        said = NewMessage(id=self.ids.message(), created_at=child.created_at, body=UserMessage(text, role=role))
-        return (await self.started.start(child, [said], key=key, place=place)).run
+    async def _start(
+        self, run: CallingRun, call: ToolCall, agent: Agent, name: str, parent: ParentCall, arguments: dict[str, Any]
+    ) -> Run | Reply:
+        """Starts a run of the agent. Returns a reply if the agent takes no message now."""
+        child = replace(self._run(run, agent, name, parent), priority=run.run.priority)
+        if name == RUNS_AGENT:
+            message, place = UserMessage(arguments["task"]), Place(begins=True)
+        else:
+            message, place = UserMessage(_signed(run.agent, name, arguments["message"]), role="system"), ANYWHERE
+        said = NewMessage(id=self.ids.message(), created_at=child.created_at, body=message)
+        try:
+            return (await self.started.start(child, [said], key=f"{call.id}:{agent.id}", place=place)).run
+        except PendingApproval:
+            return Reply(agent.id, [], WAITS_FOR_PERSON.format(name=agent.name))
 
     async def _reply(self, run: CallingRun, call: ToolCall, child: Run, asked: dict[AgentId, Agent]) -> Reply | None:
         """Returns the answer of a child; None while there is none."""
@@ -192,7 +198,7 @@ class AgentToolRunner:
 
     async def _taken_back(self, run: CallingRun, child: Run, name: str) -> Reply | None:
         """Cancels a child that would wait for this run, while this run waits for it."""
-        if not await self.children.waits_for_itself(run.run.id, [child]):
+        if not await self.children.waits_for_itself(run.run, [child]):
             return None
         try:
             await self.orphans.cancel(child, cause="user", mode=CancelMode.ROLLBACK, denial_reason="")

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import CancelRequested
-from shared.domain.ids import Fence, RunId, ThreadId
+from shared.domain.ids import RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.run_trees import SeenChild
-from shared.domain.runs import Dispatch, Run, RunOptions
+from shared.domain.runs import Dispatch, Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import next_dispatches
@@ -24,7 +24,6 @@ from shared.sql.paging import made_of
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
 from shared.sql.runs.rows import RUN_COLUMNS, run_of, status_of, update_owned
-from shared.sql.tables import from_json
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
 """The first is literally the condition of the index `ix_runs_waits_for_runs`. It stays so until the next claim, which
@@ -43,23 +42,21 @@ class ChildStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def of_call(self, parent_id: RunId, call_id: str) -> list[Run]:
+    async def of_call(self, parent: Run, call_id: str) -> list[Run]:
         """Returns the runs that a call has started, in their order. A run that was continued after a decision is
         replaced by the last run of its turn."""
-        return [run for run in await self.of_run(parent_id) if _is_of_call(run, call_id)]
+        is_last = (runs.c.parent_run_id == parent.id, runs.c.continued_by.is_(None))
+        found = await self._found(sa.select(*RUN_COLUMNS).where(*is_last).order_by(runs.c.number))
+        return [run for run in found if run.options.parent is not None and run.options.parent.call_id == call_id]
 
-    async def of_run(self, parent_id: RunId) -> list[Run]:
-        """Returns the children of a run, as `of_call` returns those of a call."""
-        is_last = (runs.c.parent_run_id == parent_id, runs.c.continued_by.is_(None))
-        return await self._found(sa.select(*RUN_COLUMNS).where(*is_last).order_by(runs.c.number))
-
-    async def active_of(self, parent_id: RunId) -> list[Run]:
+    async def active_of(self, parent: Run) -> list[Run]:
         """Returns the children of a run that have not ended."""
-        is_active = (runs.c.parent_run_id == parent_id, has_one_of(runs, ACTIVE))
+        is_active = (runs.c.parent_run_id == parent.id, has_one_of(runs, ACTIVE))
         return await self._found(sa.select(*RUN_COLUMNS).where(*is_active).order_by(runs.c.number))
 
-    async def count(self, root_id: RunId) -> int:
-        """Returns how many runs the tree has below its root; the turns of continued runs count once."""
+    async def count(self, run: Run) -> int:
+        """Returns how many runs the run's tree has below its root. A run and its continuation count once."""
+        root_id = run.id if run.options.parent is None else run.options.parent.root_id
         counted = sa.select(sa.func.count()).where(runs.c.root_run_id == root_id, runs.c.continues.is_(None))
         async with self._database.read() as connection:
             return (await connection.execute(counted)).scalar_one()
@@ -80,30 +77,29 @@ class ChildStore:
             waits = active == set(seen) or (_any_goes_on(active) and _parked(active) <= _parked(seen))
             values = {"last_seq": last_seq, "attempts_without_progress": 0, "owner": None, "waits_for": "runs"}
             update_owned(connection, run.id, now, {**values, "waits_until": until if waits else None})
-            return None if waits else await _next_dispatch(connection, run.id, run.dispatch, run.fence)
+            return None if waits else await _next_dispatch(connection, run.id)
 
-    async def wake(self, parent_id: RunId, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
-        """Ends the wait of a run, after a child has ended or, with `is_parked`, begun to wait for a person. Returns the
-        run's next dispatch; None if it does not wait for runs, or goes on waiting for another child's end."""
+    async def wake(self, child: Run, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
+        """Ends the wait of the run that has started this one, which has ended or, with `is_parked`, begun to wait for a
+        person. Returns the next dispatch of that run; None if it does not wait for runs, or goes on waiting for another
+        one's end."""
+        parent = child.options.parent
         async with self._database.write(CrashPoint.WAKE) as connection:
-            # First the lock: if the parent is about to wait, this sees it wait, or the parent sees the child's end.
-            await connection.execute(sa.select(runs.c.id).where(runs.c.id == parent_id).with_for_update())
-            waits = (runs.c.id == parent_id, runs.c.status == RunStatus.RUNNING, *_WAITS)
-            found = await connection.execute(sa.select(runs.c.dispatch, runs.c.fence).where(*waits))
-            row = found.one_or_none()
-            if row is None or not (is_parked or not _any_goes_on(await _awaited(connection, parent_id))):
-                return None
-            update_owned(connection, parent_id, now, {"waits_until": None})
-            return await _next_dispatch(connection, parent_id, row.dispatch, row.fence)
+            return None if parent is None else await _wake(connection, parent.run_id, now, is_parked=is_parked)
 
-    async def forgotten_parents(self, limit: int = AT_ONCE) -> list[RunId]:
-        """Returns runs that wait although none of their children is active: the process that ended the last of them
-        died before it woke the parent."""
+    async def wake_forgotten(self, now: datetime, limit: int = AT_ONCE) -> list[Dispatch]:
+        """Ends the waits of runs for whose children nobody works any more: the process that ended the last of them died
+        before it woke the parent. Returns their next dispatches."""
         child = runs.alias("child")
-        has_active = sa.exists().where(child.c.parent_run_id == runs.c.id, has_one_of(child, ACTIVE))
-        forgotten = sa.select(runs.c.id).where(*_WAITS, ~has_active).order_by(runs.c.number).limit(limit)
+        goes_on = sa.exists().where(child.c.parent_run_id == runs.c.id, has_one_of(child, ACTIVE), child.c.awaited)
+        forgotten = sa.select(runs.c.id).where(*_WAITS, ~goes_on).order_by(runs.c.number).limit(limit)
         async with self._database.read() as connection:
-            return list((await connection.execute(forgotten)).scalars())
+            found = (await connection.execute(forgotten)).scalars().all()
+        dispatches = list[Dispatch | None]()
+        for run_id in found:
+            async with self._database.write() as connection:
+                dispatches.append(await _wake(connection, run_id, now))
+        return [dispatch for dispatch in dispatches if dispatch is not None]
 
     async def left_behind(self, limit: int = AT_ONCE) -> list[Run]:
         """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet."""
@@ -119,7 +115,7 @@ class ChildStore:
         )
         return await self._found(query.order_by(runs.c.number).limit(limit))
 
-    async def waits_for_itself(self, run_id: RunId, children: Sequence[Run]) -> bool:
+    async def waits_for_itself(self, run: Run, children: Sequence[Run]) -> bool:
         """Returns whether one of these children, for which the run is about to wait, can begin only after the run has
         ended: because it is queued behind the run, or behind a run that waits, over any number of steps, for a run that
         is queued behind it.
@@ -135,7 +131,7 @@ class ChildStore:
                     *busy.scalars(),
                     *(child_id for child_id, _, status in children_of if status is not RunStatus.CREATED),
                 }
-                if run_id in found:
+                if run.id in found:
                     return True
                 children_of = await _awaited_children(connection, found - looked_at)
                 looked_at |= found
@@ -147,8 +143,17 @@ class ChildStore:
             return await made_of(found.mappings().all(), run_of, "options")
 
 
-def _is_of_call(run: Run, call_id: str) -> bool:
-    return run.options.parent is not None and run.options.parent.call_id == call_id
+async def _wake(connection: Connection, parent_id: RunId, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
+    # First the lock: if the parent is about to wait, this sees it wait, or the parent sees the child's end.
+    await connection.execute(sa.select(runs.c.id).where(runs.c.id == parent_id).with_for_update())
+    waits = (runs.c.id == parent_id, runs.c.status == RunStatus.RUNNING, *_WAITS)
+    found = await connection.execute(sa.select(runs.c.id).where(*waits))
+    if found.one_or_none() is None:
+        return None
+    if not is_parked and _any_goes_on(await _awaited(connection, parent_id)):
+        return None
+    update_owned(connection, parent_id, now, {"waits_until": None})
+    return await _next_dispatch(connection, parent_id)
 
 
 async def _awaited(connection: Connection, parent_id: RunId) -> set[SeenChild]:
@@ -172,8 +177,11 @@ def _any_goes_on(children: Collection[SeenChild]) -> bool:
     return any(not child.is_parked for child in children)
 
 
-async def _next_dispatch(connection: Connection, run_id: RunId, dispatch: int, fence: Fence) -> Dispatch | None:
-    dispatched = await next_dispatches(connection, [(run_id, dispatch, fence)])
+async def _next_dispatch(connection: Connection, run_id: RunId) -> Dispatch | None:
+    """Returns the next dispatch of a run whose row the caller has locked."""
+    found = await connection.execute(sa.select(runs.c.dispatch, runs.c.fence).where(runs.c.id == run_id))
+    row = found.one()
+    dispatched = await next_dispatches(connection, [(run_id, row.dispatch, row.fence)])
     return dispatched[0] if dispatched else None
 
 
@@ -185,13 +193,8 @@ async def _awaited_children(
 ) -> list[tuple[RunId, ThreadId, RunStatus]]:
     """Returns the active children whose answers these runs want."""
     found = await connection.execute(
-        sa.select(runs.c.id, runs.c.thread_id, runs.c.status, runs.c.options).where(
-            runs.c.parent_run_id.in_(parents), has_one_of(runs, ACTIVE)
+        sa.select(runs.c.id, runs.c.thread_id, runs.c.status).where(
+            runs.c.parent_run_id.in_(parents), has_one_of(runs, ACTIVE), runs.c.awaited
         )
     )
-    return [(row.id, row.thread_id, status_of(row.status)) for row in found if _is_awaited(row.options)]
-
-
-def _is_awaited(options: str) -> bool:
-    parent = from_json(options, RunOptions).parent
-    return parent is not None and parent.awaited
+    return [(row.id, row.thread_id, status_of(row.status)) for row in found]

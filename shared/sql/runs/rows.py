@@ -31,9 +31,9 @@ from shared.sql.history.thread_queue import lock_of, oldest_other_in_progress
 from shared.sql.run_tables import run_inputs, runs, submission_keys
 from shared.sql.tables import from_json, to_json
 
-RUN_COLUMNS = [
-    column for column in runs.c if column.name not in ("reservation", "body_state", "parent_run_id", "root_run_id")
-]
+_OF_PARENT = ("parent_run_id", "root_run_id", "awaited")
+
+RUN_COLUMNS = [column for column in runs.c if column.name not in ("reservation", "body_state", *_OF_PARENT)]
 """The columns that are read of a run. Only a write that locks the run reads the reservation for its call, and only the
 body reads the body's state. Queries find runs by the columns of the parent, which `RunOptions.parent` has as well."""
 
@@ -345,6 +345,7 @@ async def insert_run(
             "callback_url": run.callback_url,
             "parent_run_id": None if parent is None else parent.run_id,
             "root_run_id": None if parent is None else parent.root_id,
+            "awaited": None if parent is None else parent.awaited,
             "created_at": run.created_at,
             "updated_at": run.created_at,
             "of_thread": run.thread_id,

@@ -8,12 +8,12 @@ down_revision = "0004_mcp_servers"
 branch_labels = None
 depends_on = None
 
-COLUMNS = ("waits_for", "parent_run_id", "root_run_id")
+COLUMNS = {"waits_for": sa.Text, "parent_run_id": sa.Text, "root_run_id": sa.Text, "awaited": sa.Boolean}
 
 
 def upgrade() -> None:
-    for name in COLUMNS:
-        op.add_column("runs", sa.Column(name, sa.Text, nullable=True))
+    for name, kind in COLUMNS.items():
+        op.add_column("runs", sa.Column(name, kind, nullable=True))
     for name in ("parent_run_id", "root_run_id"):
         is_known = sa.text(f"{name} IS NOT NULL")
         op.create_index(f"ix_runs_{name}", "runs", [name, "number"], sqlite_where=is_known, postgresql_where=is_known)
