@@ -102,7 +102,15 @@ def test_the_first_program_does_what_it_says(base_url: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "document",
-    ["docs/callbacks.md", "docs/concepts.md", "docs/first-agent.md", "docs/mcp.md", "docs/memory.md", *DOCUMENTS],
+    [
+        "docs/callbacks.md",
+        "docs/concepts.md",
+        "docs/first-agent.md",
+        "docs/mcp.md",
+        "docs/memory.md",
+        "docs/sleeptime.md",
+        *DOCUMENTS,
+    ],
 )
 def test_python_examples_do_what_they_say(document: str, base_url: str, tmp_path: Path) -> None:
     _expect_success([sys.executable, "-W", "error", "-c"], _program(document, "python", base_url), tmp_path)

@@ -75,6 +75,7 @@ ELSEWHERE = (
     CrashPoint.SUBMIT_REFUSED,
     CrashPoint.RESULT,  # in `test_crash_beside_calls.py`
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
+    *(CrashPoint.COUNT_TURNS, CrashPoint.TURNS_TOLD),  # in `test_crash_between_turns.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )
 DIES = ("before", "after")

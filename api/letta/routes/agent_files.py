@@ -36,9 +36,10 @@ from shared.json_limits import flaw_of_document
 from shared.packages.environments import PackageEnvironments
 from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.history.messages import MessageStore
 
 AccessDep = Annotated[Access, served(Access)]
