@@ -79,7 +79,7 @@ async def tell(stores: Stores, group: Group) -> list[str]:
         (1, [["1"], ["2"], ["3"], ["4"]]),
         (2, [["1"], [], ["2", "3"], []]),
         (3, [["1"], [], [], ["2", "3", "4"]]),
-        (0, [[], [], [], []]),
+        (0, [list[str]()] * 4),
     ],
 )
 async def test_every_nth_turn_is_due_with_those_before_it(
