@@ -168,11 +168,6 @@ async def _refuse_members(connection: Connection, group: Group) -> None:
     `Conflict` for a manager that has another group, or for a chain of groups: runs of sleep-time agents start
     nothing."""
     refuse_group(group)
-    other = (await managed_groups(connection, [group.manager_agent_id])).get(group.manager_agent_id)
-    if other is not None and other.id != group.id:
-        raise Conflict(
-            f"agent {other.manager_agent_id} manages the group {other.id} already: change or delete that one"
-        )
     wanted = {group.manager_agent_id, *group.agent_ids}
     found = await connection.execute(
         sa.select(agents.c.id).where(agents.c.id.in_(wanted), agents.c.project_id == group.project_id)
@@ -180,6 +175,12 @@ async def _refuse_members(connection: Connection, group: Group) -> None:
     missing = wanted.difference(found.scalars())
     if missing:
         raise NotFound(f"Agent with ID {', '.join(sorted(missing))} not found")
+    # Of the project's own agents only: what another project's agents do is not to be told.
+    other = (await managed_groups(connection, [group.manager_agent_id])).get(group.manager_agent_id)
+    if other is not None and other.id != group.id:
+        raise Conflict(
+            f"agent {other.manager_agent_id} manages the group {other.id} already: change or delete that one"
+        )
     above = sa.select(agent_group_members.c.group_id).where(
         agent_group_members.c.agent_id == group.manager_agent_id, agent_group_members.c.group_id != group.id
     )

@@ -109,8 +109,8 @@ HEADERS_SAY_NOTHING = frozenset(
 
 ID_FIELDS = frozenset(
     {
-        "agent_id", "agent_ids", "approval_request_id", "archive_id", "block_ids", "conversation_id", "id", "otid",
-        "previous_response_id", "project_id", "run_id", "run_ids", "tool_ids",
+        "agent_id", "agent_ids", "approval_request_id", "archive_id", "block_ids", "conversation_id", "id",
+        "manager_agent_id", "otid", "previous_response_id", "project_id", "run_id", "run_ids", "tool_ids",
     }
 )  # fmt: skip
 """Fields of bodies that `BODIES` puts ids into."""
