@@ -358,3 +358,40 @@ async def test_a_sleep_time_agent_that_waits_for_a_person_hears_of_later_turns_a
 
 async def _waits(product: Product, run_id: str) -> bool:
     return (await product.run(run_id))["stop_reason"] == "requires_approval"
+
+
+async def test_an_agent_file_has_both_agents_and_their_group(product: Product) -> None:
+    agent = await agent_with_sleeper(product, frequency=3)
+    [run_id] = await say(product, agent["id"], "I am Ada.")
+    await product.ended(run_id)
+    file = await asked(product, "GET", f"/v1/agents/{agent['id']}/export")
+    assert [one["name"] for one in file["agents"]] == ["main", "main-sleeptime"]
+    [group] = file["groups"]
+    config = {"manager_type": "sleeptime", "manager_agent_id": "agent-0", "sleeptime_agent_frequency": 3}
+    assert (group["agent_ids"], group["manager_config"]) == (["agent-1"], config)
+    shared = [block["id"] for block in file["blocks"] if block["label"] == "human"]
+    assert [one["block_ids"].count(shared[0]) for one in file["agents"]] == [1, 1]
+
+    both = await imported(product, file)
+    copy = await asked(product, "GET", f"/v1/agents/{both[0]}")
+    assert (copy["enable_sleeptime"], copy["managed_group"]["agent_ids"]) == (True, both[1:])
+    assert copy["managed_group"]["sleeptime_agent_frequency"] == 3
+    assert "user: I am Ada." in (await product.history(both[1]))[1]["content"], "it has brought its history along"
+    [run_id] = await say(product, copy["id"], "I like tea.")
+    await product.ended(run_id)
+    assert thoughts(product)[-1].startswith("user: I like tea.")
+
+
+async def test_a_file_without_the_second_agent_makes_an_agent_that_claims_none(product: Product) -> None:
+    agent = await agent_with_sleeper(product)
+    file = await asked(product, "GET", f"/v1/agents/{agent['id']}/export")
+    chats = {"id": "group-1", "agent_ids": ["agent-0"], "manager_config": {"manager_type": "round_robin"}}
+    lacking = {**file["groups"][0], "agent_ids": ["agent-1"]}
+    [copied] = await imported(product, {**file, "agents": file["agents"][:1], "groups": [chats, lacking]})
+    copy = await asked(product, "GET", f"/v1/agents/{copied}")
+    assert (copy["enable_sleeptime"], copy["managed_group"], copy["not_acted_on"]) == (None, None, [])
+
+
+async def imported(product: Product, file: dict[str, Any]) -> list[str]:
+    sent = {"file": ("agent.af", json.dumps(file), "application/json")}
+    return (await asked(product, "POST", "/v1/agents/import", files=sent))["agent_ids"]

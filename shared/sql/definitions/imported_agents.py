@@ -18,6 +18,7 @@ from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import agent_values, begin_history, link_agent
 from shared.sql.definitions.agents import block_values, load_blocks, lock_definitions, tool_of, tool_values
+from shared.sql.definitions.groups import insert_group
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_brought_history
 from shared.sql.paging import made_of
@@ -51,6 +52,8 @@ class BroughtAgentStore:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
             for one in brought.agents:
                 await _store_agent(connection, one, met.present, self._secret_keys)
+            for group in brought.groups:
+                await insert_group(connection, group)
             missing = sorted(wanted.difference(met.present))
             return ImportReport([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
 
