@@ -15,9 +15,11 @@ from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
 from api.letta.routes import (
     absent_lists,
+    agent_archives,
     agent_files,
     agents,
     conversations,
+    groups,
     mcp_servers,
     memory,
     messages,
@@ -42,11 +44,11 @@ from shared.process.importing import VERSION
 from shared.process.settings import listed
 
 ROUTERS = (
-    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agents.archives_router,
+    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agent_archives.router,
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router, messages.router,
     project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
-    runs.router, runs.steps_router, approvals.router, absent_lists.router,
+    runs.router, runs.steps_router, approvals.router, groups.router, groups.agent_router, absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router,
     webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
@@ -111,7 +113,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     app.add_middleware(
         Gate,
         guard=BrowserGuard(keys=access.keys, names=listed(settings.allowed_hosts), origins=origins),
-        paths=LettaPaths(lists=absent_lists.router.routes),
+        paths=LettaPaths(lists=[*absent_lists.router.routes, *groups.router.routes, *groups.agent_router.routes]),
         authentication=Authentication(access=access, routes=app.router.routes),
         quotas=services.quotas,
     )

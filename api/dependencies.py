@@ -158,6 +158,7 @@ def _page_of(default_limit: int, default_order: Order) -> Callable[..., Awaitabl
     return page
 
 
+TenNewestFirst = Annotated[Page, Depends(_page_of(10, "desc"))]
 NewestFirst = Annotated[Page, Depends(_page_of(50, "desc"))]
 OldestFirst = Annotated[Page, Depends(_page_of(50, "asc"))]
 HundredOldestFirst = Annotated[Page, Depends(_page_of(100, "asc"))]

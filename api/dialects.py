@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+from api.base_tools import BaseToolSeeder
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
+from api.letta.groups import SleeperMaker
 from api.letta.model_settings import changed_by_settings
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
@@ -16,9 +18,14 @@ from api.runs.reader import RunWaiter
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
 from shared.process.context import ProcessContext
+from shared.runs.sleeptime_runs import SleeptimeRuns
+from shared.runs.started_runs import StartedRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.due_turns import GroupTurnStore
+from shared.sql.definitions.group_changes import GroupEditor
+from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 
@@ -32,6 +39,10 @@ class DialectServices(NamedTuple):
     chat: ChatService
     responses: ResponseService
     openai_conversations: ConversationService
+    sleeptime: SleeptimeRuns
+    group_turns: GroupTurnStore
+    groups: GroupEditor
+    sleepers: SleeperMaker
 
 
 def dialect_services(
@@ -50,13 +61,35 @@ def dialect_services(
         changed_by=changed_by_settings,
     )
     response_threads = _response_threads(process, threads, models, submissions)
+    sleeptime = _sleeptime(process, submissions)
     return DialectServices(
         models,
         threads,
-        answer_service(process, submissions, streaming, waiter),
+        answer_service(process, submissions, streaming, waiter, sleeptime),
         chat_service(process, submissions, streaming, waiter),
         response_service(process, submissions, streaming, waiter, response_threads, cancels),
         _conversations(process, response_threads),
+        sleeptime,
+        sleeptime.turns,
+        GroupEditor(process.database, process.secret_keys),
+        _sleepers(process),
+    )
+
+
+def _sleepers(process: ProcessContext) -> SleeperMaker:
+    tools = ToolStore(process.database)
+    base_tools = BaseToolSeeder(tools=tools, clock=process.clock, ids=process.ids)
+    return SleeperMaker(base_tools=base_tools, tools=tools, clock=process.clock, ids=process.ids)
+
+
+def _sleeptime(process: ProcessContext, submissions: SubmissionService) -> SleeptimeRuns:
+    return SleeptimeRuns(
+        turns=GroupTurnStore(process.database),
+        agents=AgentStore(process.database),
+        runs=submissions.runs,
+        started=StartedRuns(runs=submissions.runs, queue=submissions.queue),
+        clock=process.clock,
+        ids=process.ids,
     )
 
 
@@ -74,7 +107,11 @@ def chat_service(
 
 
 def answer_service(
-    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
+    process: ProcessContext,
+    submissions: SubmissionService,
+    streaming: StreamService,
+    waiter: RunWaiter,
+    sleeptime: SleeptimeRuns,
 ) -> AnswerService:
     """Answers senders on Letta's wire."""
     return AnswerService(
@@ -82,6 +119,7 @@ def answer_service(
         streaming=streaming,
         waiter=waiter,
         messages=MessageStore(process.database),
+        runs_of_turn=sleeptime.of_turn,
         input_limits=InputLimits.of(process.settings),
         clock=process.clock,
     )

@@ -22,7 +22,6 @@ from api.admission import Admission, CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
 from api.application import create_app
 from api.approvals import ApprovalDecisions
-from api.base_tools import BaseToolSeeder
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
 from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
@@ -63,10 +62,11 @@ from shared.sql.access.audit import AuditLog
 from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
-from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
@@ -398,7 +398,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         imported_agents=BroughtAgentStore(database, process.secret_keys),
         tools=tool_store,
         packages=clients.packages,
-        base_tools=BaseToolSeeder(tools=tool_store, clock=clock, ids=ids),
+        base_tools=dialects.sleepers.base_tools,
         blocks=BlockStore(database),
         tags=TagStore(database),
         archives=ArchiveStore(database),

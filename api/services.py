@@ -13,6 +13,7 @@ from api.base_tools import BaseToolSeeder
 from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
+from api.letta.groups import SleeperMaker
 from api.mcp_servers import McpServers
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
@@ -30,12 +31,16 @@ from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.process.service_answers import Readiness
 from shared.process.settings import Settings
+from shared.runs.sleeptime_runs import SleeptimeRuns
 from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
-from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.due_turns import GroupTurnStore
+from shared.sql.definitions.group_changes import GroupEditor
+from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
@@ -85,6 +90,10 @@ class Services:
     chat: ChatService
     responses: ResponseService
     openai_conversations: ConversationService
+    sleeptime: SleeptimeRuns
+    group_turns: GroupTurnStore
+    groups: GroupEditor
+    sleepers: SleeperMaker
     webhooks: WebhookEndpoints
     mcp_servers: McpServers
     compacting: CompactionService

@@ -51,6 +51,8 @@ class CrashPoint(StrEnum):
     TAKE_OVER = "take_over"
     INJECT = "inject"
     DISPATCH_AGAIN = "dispatch_again"
+    COUNT_TURNS = "count_turns"
+    TURNS_TOLD = "turns_told"
 
 
 SIDES = ("before", "after", "lost")

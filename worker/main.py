@@ -39,9 +39,12 @@ from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
 from shared.runs.run_trees import RunTrees
+from shared.runs.sleeptime_runs import LOOK_EVERY_S, SleeptimeRuns
+from shared.runs.started_runs import StartedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -108,6 +111,9 @@ async def upkeep(
         await stack.enter_async_context(
             intervals.repeating(embedding.embed_due, every_s=every_s, name="embed passages")
         )
+        await stack.enter_async_context(
+            intervals.repeating(_sleeptime(process).start_all_due, every_s=LOOK_EVERY_S, name="start sleep-time runs")
+        )
         for name, prune in _prunings(process):
             await stack.enter_async_context(intervals.repeating(prune, every_s=PRUNE_EVERY_S, name=name))
         yield
@@ -121,6 +127,18 @@ def _approvals(process: ProcessContext, orphans: OrphanedRuns) -> ApprovalServic
         orphans=orphans,
         queue=RunQueue(process.redis),
         clock=process.clock,
+    )
+
+
+def _sleeptime(process: ProcessContext) -> SleeptimeRuns:
+    runs = RunStore(process.database)
+    return SleeptimeRuns(
+        turns=GroupTurnStore(process.database),
+        agents=AgentStore(process.database),
+        runs=runs,
+        started=StartedRuns(runs=runs, queue=RunQueue(process.redis)),
+        clock=process.clock,
+        ids=process.ids,
     )
 
 

@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 _A = "/v1/agents/{agent_id}"
 _C = "/v1/conversations/{conversation_id}"
 _R = "/v1/runs/{run_id}"
-_ABSENT = ("folders", "groups", "identities", "sources")
+_ABSENT = ("folders", "identities", "sources")
 
 _M = "/v1/mcp-servers"
 _MS = f"{_M}/{{mcp_server_id}}"
@@ -72,7 +72,10 @@ _READ: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         f"GET {_A}",
         *(f"GET {_A}/{part}" for part in ("core-memory", "tools", "messages", "archival-memory")),
-        *(f"GET {_A}/{part}" for part in ("archival-memory/search", "files", "mcp-servers", "repositories", *_ABSENT)),
+        *(
+            f"GET {_A}/{part}"
+            for part in ("archival-memory/search", "files", "groups", "mcp-servers", "repositories", *_ABSENT)
+        ),
         *(f"GET {_A}/core-memory/blocks{part}" for part in ("", "/{block_label}")),
         *(f"GET {_C}{part}" for part in ("", "/messages")),
         f"POST {_C}/stream",
@@ -105,6 +108,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
         *(f"GET {path}" for path in (_M, f"{_M}/connect/{{mcp_server_id}}", _OLDER_M, f"{_OLDER_MS}/tools")),
         *(f"GET {_MS}{part}" for part in ("", "/tools", "/tools/{tool_id}")),
+        *(f"GET /v1/groups{part}" for part in ("", "/count", "/{group_id}", "/{group_id}/messages")),
     ),
 }
 
@@ -149,6 +153,8 @@ _WRITE: dict[Reach, Iterable[str]] = {
         "DELETE /v1/archives/{archive_id}/passages/{passage_id}",
         *(f"POST {_W}{part}" for part in ("", "/{webhook_id}", "/{webhook_id}/rotate_secret", "/{webhook_id}/test")),
         f"DELETE {_W}/{{webhook_id}}",
+        *(f"POST /v1/groups{part}" for part in ("", "/{group_id}/messages", "/{group_id}/messages/stream")),
+        *(f"{method} /v1/groups/{{group_id}}" for method in ("PATCH", "DELETE")),
         f"POST {_M}",
         *(f"{method} {path}" for method in ("PATCH", "DELETE") for path in (_MS, _OLDER_MS)),
         f"PATCH {_MS}/refresh",

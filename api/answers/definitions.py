@@ -145,6 +145,29 @@ class Secret(TypedDict):
     last_updated_by_id: Nothing
 
 
+class Group(TypedDict):
+    """An agent, and the sleep-time agents that think about its turns in the background."""
+
+    id: str
+    manager_type: Literal["sleeptime"]
+    agent_ids: list[str]
+    description: str
+    project_id: Nothing
+    template_id: Nothing
+    base_template_id: Nothing
+    deployment_id: Nothing
+    shared_block_ids: list[str]
+    manager_agent_id: str
+    termination_token: Nothing
+    max_turns: Nothing
+    sleeptime_agent_frequency: int | None
+    turns_counter: int | None
+    last_processed_message_id: str | None
+    max_message_buffer_length: Nothing
+    min_message_buffer_length: Nothing
+    hidden: bool | None
+
+
 class AgentState(TypedDict):
     """An agent."""
 
@@ -191,8 +214,8 @@ class AgentState(TypedDict):
     identities: list[Fields]
     message_buffer_autoclear: bool
     enable_sleeptime: bool | None
-    multi_agent_group: Nothing
-    managed_group: Nothing
+    multi_agent_group: Group | None
+    managed_group: Group | None
     max_files_open: int
     per_file_view_window_char_limit: int
     hidden: bool | None

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from api.bounded_fields import MOST_ENTRIES, Few, as_object
+from api.bounded_fields import MOST_ENTRIES, Description, Few, as_object
 from api.errors import place_of
 from api.letta.message_input import content_parts, tool_result
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
 from shared.domain.errors import InvalidRequest
+from shared.domain.groups import MOST_TURNS
 from shared.domain.ids import IdMaker
 from shared.domain.imported_agents import BroughtHistory, ImportedMessage
 from shared.domain.mcp_servers import MCP_TYPE, SOURCE
@@ -195,13 +196,31 @@ class FileSkill(FilePart):
         return self
 
 
+class FileGroupManager(FilePart):
+    """Which agent of the file manages a group, and how."""
+
+    manager_type: str = ""
+    manager_agent_id: str | None = None
+    sleeptime_agent_frequency: int | None = Field(default=None, ge=0, le=MOST_TURNS)
+
+
+class FileGroup(FilePart):
+    """An agent and its sleep-time agents, or a group of another kind."""
+
+    id: str = ""
+    agent_ids: list[str] = Field(default=[], max_length=MAX_AGENTS)
+    description: Description | None = None
+    manager_config: FileGroupManager = FileGroupManager()
+    hidden: bool | None = None
+
+
 class AgentFile(FilePart):
     """A whole file."""
 
     agents: list[FileAgent] = Field(min_length=1, max_length=MAX_AGENTS)
     blocks: list[FileBlock] = Field(default=[], max_length=MAX_AGENTS * MOST_ENTRIES)
     tools: list[FileTool] = Field(default=[], max_length=MAX_AGENTS * MOST_ENTRIES)
-    groups: list[Any] = []
+    groups: list[FileGroup] = Field(default=[], max_length=MAX_AGENTS)
     files: list[Any] = []
     sources: list[Any] = []
     mcp_servers: list[FileServer] = Field(default=[], max_length=MOST_ENTRIES)

@@ -6,7 +6,8 @@ Letta's schemas refuse fields that they do not know, so what is ours alone goes 
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
@@ -17,6 +18,7 @@ from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool
 from shared.domain.agents import Agent, Block
+from shared.domain.groups import SLEEPTIME, Group
 from shared.domain.mcp_servers import McpServer
 from shared.domain.messages import (
     ApprovalResponse,
@@ -58,41 +60,75 @@ _FALSE = (
 _LISTS = ("files_agents", "group_ids", "memory_blocks", "source_ids", "tools")
 
 
+class ExportedAgent(NamedTuple):
+    """An agent that a file is to have, and its history, which begins with its instructions."""
+
+    details: AgentDetails
+    history: Sequence[Message]
+
+
 def agent_file(
-    details: AgentDetails,
-    history: Sequence[Message],
+    exported: Sequence[ExportedAgent],
     *,
     servers: Sequence[McpServer],
     skills: Sequence[dict[str, Any]],
     generator: str,
     now: datetime,
 ) -> dict[str, Any]:
-    """The file of one agent with this history, which begins with its instructions."""
-    agent = details.agent
-    tool_ids = {tool.id: f"tool-{number}" for number, tool in enumerate(details.tools)}
-    block_ids = {block.id: f"block-{number}" for number, block in enumerate(details.blocks)}
-    messages = [
-        message | {"id": f"message-{number}"}
-        for number, message in enumerate(one for stored in history for one in _file_messages(agent, stored))
-    ]
-    links = {
-        "id": "agent-0",
-        "tool_ids": list(tool_ids.values()),
-        "block_ids": list(block_ids.values()),
-        "in_context_message_ids": [message["id"] for message in messages],
-        "messages": messages,
+    """The file of an agent; behind it those that its group has."""
+    tools = {tool.id: tool for one in exported for tool in one.details.tools}
+    blocks = {block.id: block for one in exported for block in one.details.blocks}
+    ids: dict[str, str] = {
+        **{one.details.agent.id: f"agent-{number}" for number, one in enumerate(exported)},
+        **{tool_id: f"tool-{number}" for number, tool_id in enumerate(tools)},
+        **{block_id: f"block-{number}" for number, block_id in enumerate(blocks)},
     }
+    numbers = count()
+    groups = [group for one in exported if (group := one.details.group) is not None]
     return {
-        "agents": [_settings(details) | links],
-        "groups": [],
-        "blocks": [_block(one, block_ids[one.id]) for one in sorted(details.blocks, key=lambda block: block.label)],
+        "agents": [_agent(one, ids, numbers) for one in exported],
+        "groups": [_group(group, number, ids) for number, group in enumerate(groups)],
+        "blocks": [_block(one, ids[one.id]) for one in sorted(blocks.values(), key=lambda block: block.label)],
         "files": [],
         "sources": [],
-        "tools": [_tool(tool, tool_ids[tool.id]) for tool in sorted(details.tools, key=lambda tool: tool.name)],
+        "tools": [_tool(tool, ids[tool.id]) for tool in sorted(tools.values(), key=lambda tool: tool.name)],
         "mcp_servers": [_server(server, number) for number, server in enumerate(servers)],
         "skills": list(skills),
         "metadata": {"generator": generator},
         "created_at": now.isoformat(),
+    }
+
+
+def _agent(exported: ExportedAgent, ids: Mapping[str, str], numbers: Iterator[int]) -> dict[str, Any]:
+    details = exported.details
+    messages = [
+        message | {"id": f"message-{next(numbers)}"}
+        for stored in exported.history
+        for message in _file_messages(details.agent, stored)
+    ]
+    return _settings(details) | {
+        "id": ids[details.agent.id],
+        "tool_ids": [ids[tool.id] for tool in details.tools],
+        "block_ids": [ids[block.id] for block in details.blocks],
+        "group_ids": [] if details.group is None else ["group-0"],
+        "in_context_message_ids": [message["id"] for message in messages],
+        "messages": messages,
+    }
+
+
+def _group(group: Group, number: int, ids: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "id": f"group-{number}",
+        "agent_ids": [ids[agent_id] for agent_id in group.agent_ids],
+        "description": group.description,
+        "manager_config": {
+            "manager_type": SLEEPTIME,
+            "manager_agent_id": ids[group.manager_agent_id],
+            "sleeptime_agent_frequency": group.frequency,
+        },
+        "project_id": None,
+        "shared_block_ids": [],
+        "hidden": group.hidden,
     }
 
 

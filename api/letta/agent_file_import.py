@@ -1,6 +1,6 @@
 """What an agent file makes: agents, tools and memory blocks with ids of our own, and what does not come along."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileHistory, FileTool, checked
+from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileGroup, FileHistory, FileTool, checked
 from api.letta.agent_file_export import OURS, OURS_OF_AGENTS, OURS_OF_TOOLS
 from api.letta.agents import AgentCreate, new_agent
 from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
@@ -16,7 +16,8 @@ from api.letta.tools import ToolCreate, blank_tool, refuse_network
 from api.offered_models import OfferedModels
 from shared.domain.agents import Block
 from shared.domain.errors import InvalidRequest, InvalidToolSource
-from shared.domain.ids import BlockId, IdMaker, ProjectId
+from shared.domain.groups import ENABLED, SLEEPTIME, Group, with_group_flag
+from shared.domain.ids import AgentId, BlockId, IdMaker, ProjectId
 from shared.domain.imported_agents import BroughtAgent, BroughtTool, ImportedAgents
 from shared.domain.models import context_window_of, leaves_choice, split_handle
 from shared.domain.tools import CUSTOM, ToolPackages
@@ -81,7 +82,6 @@ class FileImport:
         """None: the tool is left out."""
         self._block_ids: dict[str, BlockId] = {}
         not_ours = (
-            (file.groups, "groups of agents are left out: here agents do not work in groups"),
             (file.files, "files are left out: Holdfast keeps none"),
             (file.sources, "folders (sources) are left out: Holdfast keeps none"),
             (file.skills, "skills are left out: clients keep them"),
@@ -96,8 +96,12 @@ class FileImport:
         agents = [self._agent(agent, number) for number, agent in enumerate(self._file.agents)]
         own = [block for _, of_agent in agents for block in of_agent]
         self._say_secrets()
+        made = {one.id: agent for one, (agent, _) in zip(self._file.agents, agents, strict=True)}
+        groups = [group for one in self._file.groups if (group := self._group(one, made)) is not None]
+        managers = {group.manager_agent_id for group in groups}
         return ImportedAgents(
-            agents=[agent for agent, _ in agents],
+            agents=[self._with_true_flag(agent, managers) for agent, _ in agents],
+            groups=groups,
             blocks=[*blocks, *own],
             tools=tools,
             replace_tools=self._options.override_existing_tools,
@@ -207,6 +211,40 @@ class FileImport:
             history=placed,
         )
         return brought, own
+
+    def _group(self, group: FileGroup, made: Mapping[str, BroughtAgent]) -> Group | None:
+        """A sleep-time group of agents that the file has."""
+        config, origin = group.manager_config, self._origin
+        if config.manager_type != SLEEPTIME:
+            self.left_out.append(f"the group {group.id!r} is left out: here agents do not chat in groups")
+            return None
+        manager = made.get(config.manager_agent_id or "")
+        if manager is None or any(agent_id not in made for agent_id in group.agent_ids):
+            self.left_out.append(f"the group {group.id!r} is left out: the file lacks some of its agents")
+            return None
+        return Group(
+            id=origin.ids.group(),
+            project_id=origin.project_id,
+            manager_agent_id=manager.agent.id,
+            agent_ids=[made[agent_id].agent.id for agent_id in dict.fromkeys(group.agent_ids)],
+            description=group.description or "",
+            frequency=config.sleeptime_agent_frequency,
+            is_on=bool(manager.agent.extra.get(ENABLED)),
+            hidden=group.hidden,
+            created_at=origin.now,
+            updated_at=origin.now,
+        )
+
+    def _with_true_flag(self, brought: BroughtAgent, managers: Collection[AgentId]) -> BroughtAgent:
+        """The agent, which says that it has a sleep-time agent only if it has one."""
+        agent = brought.agent
+        if agent.id in managers or not agent.extra.get(ENABLED):
+            return brought
+        self.left_out.append(
+            f"enable_sleeptime of {agent.name!r} is left out: the file has no sleep-time agent for it; a PATCH of the "
+            "agent with enable_sleeptime true makes one"
+        )
+        return replace(brought, agent=with_group_flag(agent, is_on=None))
 
     def _request(self, agent: FileAgent, place: str) -> dict[str, Any]:
         """The request that would make this agent here."""

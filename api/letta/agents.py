@@ -22,6 +22,7 @@ from api.bounded_fields import (
 from api.letta.blocks import BlockCreate, filled_in, wire_block
 from api.letta.context import SETTINGS as COMPACTION
 from api.letta.context import CompactionSettings, changed_settings, when_full, wire_settings
+from api.letta.groups import wire_group
 from api.letta.message_input import MessageIn, user_messages
 from api.letta.messages import wire_stop_reason, wire_time
 from api.letta.model_settings import (
@@ -42,6 +43,7 @@ from api.letta.model_settings import (
 from api.letta.runs import Waiting
 from api.letta.tools import wire_tool, without_source
 from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, WindowRules, changed_secrets, with_tool_rules
+from shared.domain.groups import ENABLED, SLEEPTIME_AGENT, SYSTEM
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.models import DEFAULT_HANDLE, PROVIDERS, can_embed, split_handle
@@ -316,7 +318,7 @@ def new_agent(
         project_id=project_id,
         name=f"agent-{agent_id.split('-')[1]}",
         model=body.handle() or DEFAULT_HANDLE,
-        system=DEFAULT_SYSTEM,
+        system=SYSTEM if body.agent_type == SLEEPTIME_AGENT else DEFAULT_SYSTEM,
         agent_type=body.agent_type,
         created_at=now,
         updated_at=now,
@@ -376,6 +378,7 @@ def wire_agent(
     agent, last = details.agent, details.last_run
     blocks = [wire_block(block) for block in details.blocks]
     variables = [_variable(agent, secret) for secret in secrets]
+    group = None if details.group is None else wire_group(details.group)
     return {
         "created_by_id": None,
         "last_updated_by_id": None,
@@ -416,7 +419,9 @@ def wire_agent(
         "timezone": agent.timezone,
         "approval_expires_s": agent.approval_expires_s,
         "on_approval_expiry": agent.on_approval_expiry,
-        "not_acted_on": list(_notes_on(agent, environment)),
+        "not_acted_on": list(_notes_on(details, environment)),
+        "multi_agent_group": group,
+        "managed_group": group,
         **_echoed(agent.extra),
     }
 
@@ -448,8 +453,6 @@ def _echoed(extra: Mapping[str, Any]) -> dict[str, Any]:
         "identities": [],
         "message_buffer_autoclear": bool(extra.get("message_buffer_autoclear")),
         "enable_sleeptime": extra.get("enable_sleeptime"),
-        "multi_agent_group": None,
-        "managed_group": None,
         "max_files_open": extra.get("max_files_open") or 10,
         "per_file_view_window_char_limit": extra.get("per_file_view_window_char_limit") or 25_000,
         "hidden": extra.get("hidden"),
@@ -472,11 +475,12 @@ def _variable(agent: Agent, secret: ShownSecret) -> dict[str, Any]:
     }
 
 
-def _notes_on(agent: Agent, environment: Mapping[str, str]) -> Iterator[str]:
+def _notes_on(details: AgentDetails, environment: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each field of the agent that is kept and not acted on, with the field's name before it. A request
     with one is answered with a `Warning` header, too, which clients drop."""
-    if agent.extra.get("enable_sleeptime"):
-        yield "enable_sleeptime: no agent works while this one sleeps"
+    agent = details.agent
+    if agent.extra.get(ENABLED) and details.group is None:
+        yield "enable_sleeptime: the agent has no sleep-time agent; a PATCH with enable_sleeptime true makes one"
     for name in agent.extra.get(NOTED, ()):
         if name in SHAPES_NOTHING:
             yield f"{name}: {SHAPES_NOTHING[name]}"

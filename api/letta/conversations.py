@@ -1,6 +1,8 @@
 """Conversations on Letta's wire, and the three forms in which senders of messages are answered: a stream, the whole
 answer, or the run."""
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -25,9 +27,11 @@ from api.runs.reader import RunWaiter, elsewhere
 from api.runs.streaming import StreamService, cursor_of
 from api.runs.submission import SubmissionService
 from shared.concurrency import Clock, beside
+from shared.domain.agents import Agent
 from shared.domain.conversations import Conversation
-from shared.domain.errors import ErrorCode, PendingApproval
-from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, ProjectId, Seq
+from shared.domain.errors import ErrorCode, PendingApproval, Unavailable
+from shared.domain.groups import ENABLED
+from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, ProjectId, RunId, Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run, RunError, RunOptions
 from shared.sql.definitions.conversations import ConversationDetails
@@ -156,6 +160,8 @@ class AnswerService:
     streaming: StreamService
     waiter: RunWaiter
     messages: MessageStore
+    runs_of_turn: Callable[[ProjectId, AgentId, RunId], Awaitable[list[RunId]]]
+    """The runs of sleep-time agents that a run of an agent has started, when it ended."""
     input_limits: InputLimits
     clock: Clock
 
@@ -172,7 +178,7 @@ class AnswerService:
             options = frame_options(request, status_events=run.options.status_events)
             return self.streaming.stream(run, Seq(0), FrameStream(run.id, options))
         ended = run_or_refusal(run, await self.waiter.ended(run))
-        return ended if isinstance(ended, Response) else await self._whole_answer(ended)
+        return ended if isinstance(ended, Response) else await self._whole_answer(thread.agent, ended)
 
     async def send_later(self, thread: AgentThread, request: MessagesRequest, sending: SendOptions) -> Response:
         """Submits and answers with the run."""
@@ -222,9 +228,14 @@ class AnswerService:
             callback_url=request.callback_url,
         )
 
-    async def _whole_answer(self, run: Run) -> Response:
+    async def _whole_answer(self, agent: Agent, run: Run) -> Response:
         said = await self.messages.list_of_run(run)
-        return await json_answer(await beside(partial(wire_answer, run, said), CHARACTERS_OF_A_VALUE * parts_of(said)))
+        started: list[RunId] = []
+        if agent.extra.get(ENABLED):
+            with suppress(Unavailable):  # the answer need not wait for that, and a worker starts them as well
+                started = await self.runs_of_turn(run.project_id, agent.id, run.id)
+        shown = partial(wire_answer, run, said, started=started)
+        return await json_answer(await beside(shown, CHARACTERS_OF_A_VALUE * parts_of(said)))
 
 
 def run_or_refusal(submitted: Run, ended: Run | None) -> Run | Response:

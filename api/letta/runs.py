@@ -1,7 +1,7 @@
 """Runs and steps on Letta's wire, and what a client asks of a run that exists: cancel it, or show its stream again.
 A run that waits for a person is `completed` there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -85,8 +85,11 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
     }
 
 
-def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = False) -> dict[str, Any]:
-    """What a run has brought: its messages, why it stopped, what it used."""
+def wire_answer(
+    run: Run, messages: Iterable[Message], *, with_input: bool = False, started: Sequence[RunId] = ()
+) -> dict[str, Any]:
+    """What a run has brought: its messages, why it stopped, what it used, and which runs of sleep-time agents it has
+    started."""
     wanted = run.options.shown_types
     left_out = NOT_ANSWERS - {"summary_message"} if run.options.compaction_messages else NOT_ANSWERS
     shown = [
@@ -95,7 +98,7 @@ def wire_answer(run: Run, messages: Iterable[Message], *, with_input: bool = Fal
     return {
         "messages": shown,
         "stop_reason": {"message_type": "stop_reason", "stop_reason": wire_stop_reason(run.stop_reason)},
-        "usage": {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": None},
+        "usage": {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": list(started) or None},
         "logprobs": None,
         "turns": None,
     }

@@ -29,7 +29,6 @@ class Unused(NamedTuple):
 
 
 NOT_ACTED_ON = (
-    Unused("agent", (AgentFields,), ("enable_sleeptime",), "given back; no agent works while another sleeps"),
     Unused("agent", (AgentFields,), ("base_template_id", "template_id"), "given back; there are no templates"),
     Unused(
         "agent", (AgentFields,), ("max_files_open", "per_file_view_window_char_limit"), "given back; there are no files"

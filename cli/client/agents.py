@@ -26,7 +26,7 @@ MOST_NAMES = 100
 
 SHOWN = (
     *("id", "name", "model", "description", "tags", "created_at"),
-    *("last_run_completion", "last_stop_reason", "system", "tools", "memory"),
+    *("last_run_completion", "last_stop_reason", "sleep_time", "system", "tools", "memory"),
 )
 
 
@@ -75,17 +75,31 @@ def list_agents(
 
 @commands.command(epilog="Example: holdfast agents show first")
 def show(agent: AgentArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Show an agent: its model, instructions, tools and memory."""
+    """Show an agent: its model, instructions, tools, memory, and who works in the background for it."""
     with server_at(url) as server:
         found = agent_of(server, agent)
+        sleep_time = None if as_json else list(_sleep_time_of(server, found))
     if as_json:
         print_json(found)
         return
     tools: list[Record] = found["tools"]
     blocks: list[Record] = found["memory"]["blocks"]
-    shown: Record = {"tools": [tool["name"] for tool in tools] or None}
+    shown: Record = {"tools": [tool["name"] for tool in tools] or None, "sleep_time": sleep_time or None}
     shown["memory"] = {str(block["label"]): block["value"] for block in blocks} or None
     print_fields(found | shown, SHOWN)
+
+
+def _sleep_time_of(server: Server, agent: Record) -> Iterator[str]:
+    """Says which agents think about this one's turns and when they last did, and about whose turns it thinks."""
+    for group in server.get(f"/v1/agents/{agent['id']}/groups"):
+        if group["manager_agent_id"] != agent["id"]:
+            manager = str(group["manager_agent_id"])
+            yield f"works in the background for {_name_of(server, manager)} ({manager})"
+            continue
+        for sleeper in map(str, group["agent_ids"]):
+            last: list[Record] = server.get("/v1/runs", agent_id=sleeper, limit=1)
+            thought = f"last thought at {last[0]['created_at']}, {last[0]['id']}" if last else "has not thought yet"
+            yield f"{_name_of(server, sleeper)} ({sleeper}) {thought}"
 
 
 @commands.command(epilog="Example: holdfast agents create first --model builtin/slow")

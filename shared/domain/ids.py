@@ -11,6 +11,7 @@ ArchiveId = NewType("ArchiveId", str)
 AuditEventId = NewType("AuditEventId", str)
 BlockId = NewType("BlockId", str)
 ConversationId = NewType("ConversationId", str)
+GroupId = NewType("GroupId", str)
 McpServerId = NewType("McpServerId", str)
 KeyId = NewType("KeyId", str)
 MessageId = NewType("MessageId", str)
@@ -70,6 +71,9 @@ class IdMaker:
 
     def conversation(self) -> ConversationId:
         return ConversationId(self._make("conv"))
+
+    def group(self) -> GroupId:
+        return GroupId(self._make("group"))
 
     def key(self) -> KeyId:
         return KeyId(self._make("key"))

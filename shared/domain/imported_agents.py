@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.domain.agents import Agent, Block
+from shared.domain.groups import Group
 from shared.domain.ids import IdMaker, MessageId
 from shared.domain.messages import (
     ApprovalResponse,
@@ -64,6 +65,8 @@ class ImportedAgents(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of an import that one transaction stores."""
 
     agents: list[BroughtAgent]
+    groups: list[Group] = []
+    """Sleep-time groups of these agents."""
     blocks: list[Block]
     tools: list[BroughtTool]
     replace_tools: bool

@@ -323,6 +323,62 @@ mcp_servers = sa.Table(
 )
 
 
+agent_groups = sa.Table(
+    "agent_groups",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("manager_agent_id", sa.Text, nullable=False, unique=True),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("frequency", sa.Integer),
+    sa.Column("turns_counter", sa.Integer),
+    sa.Column("last_message_id", sa.Text),
+    sa.Column("is_on", sa.Boolean, nullable=False),
+    sa.Column("hidden", sa.Boolean),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("updated_at", UtcMoment, nullable=False),
+    sa.Index("ix_agent_groups_project_id_number", "project_id", "number"),
+)
+
+agent_group_members = sa.Table(
+    "agent_group_members",
+    metadata,
+    # In the order of `number`. The manager is no member.
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("group_id", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Text, nullable=False, index=True),
+    sa.UniqueConstraint("group_id", "agent_id"),
+)
+
+group_turns = sa.Table(
+    "group_turns",
+    metadata,
+    # Turns of a group's manager that its agents have not been told of (`EndedTurn`).
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("group_id", sa.Text, nullable=False),
+    sa.Column("thread_id", sa.Text, nullable=False),
+    sa.Column("turn", sa.Integer, nullable=False),
+    sa.Column("cause_id", sa.Text, nullable=False),
+    sa.Column("submitted_by", sa.Text),
+    sa.Column("counts", sa.Boolean, nullable=False),
+    # `new`; `counted`; and of those that the group's agents are to be told of now, `due` is the one that made them so,
+    # and `told` are the others.
+    sa.Column("state", sa.Text, nullable=False),
+    # When to look at it next: it is to be counted, or to start runs. NULL: it waits for later turns.
+    sa.Column("look_at", UtcMoment),
+    sa.Index("ix_group_turns_group_id_number", "group_id", "number"),
+    sa.Index(
+        "ix_group_turns_look_at",
+        "look_at",
+        sqlite_where=sa.text("look_at IS NOT NULL"),
+        postgresql_where=sa.text("look_at IS NOT NULL"),
+    ),
+)
+
+
 # The tables of API keys and of the audit log.
 
 

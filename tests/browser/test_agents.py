@@ -51,6 +51,27 @@ async def test_an_agent_that_does_not_exist_is_said(viewer: Viewer) -> None:
     viewer.forgive("404")
 
 
+async def test_an_agent_and_its_sleep_time_agent_lead_to_each_other(viewer: Viewer, product: Product) -> None:
+    agent = await product.client.agents.create(name="butler", model="builtin/echo", enable_sleeptime=True)
+    page = viewer.page
+    await viewer.open(f"/agents/{agent.id}")
+    sleep = page.get_by_label("Sleep time")
+    await expect(sleep).to_contain_text("thinks after every 5 turns")
+    await expect(sleep).to_contain_text("has not thought yet")
+    answer = await product.client.agents.messages.create(agent_id=agent.id, input="Hello")
+    [run_id] = answer.usage.run_ids or []
+    await product.ended(run_id)
+    await viewer.open("/agents")
+    await viewer.open(f"/agents/{agent.id}")
+    await expect(sleep).to_contain_text("last thought")
+    await viewer.expect_accessible()
+    await sleep.get_by_role("link", name="butler-sleeptime").click()
+    await expect(page.get_by_role("heading", name="butler-sleeptime")).to_be_visible()
+    await expect(sleep).to_contain_text("Works in the background for")
+    await sleep.get_by_role("link", name="butler").click()
+    await expect(page.get_by_role("heading", name="butler", exact=True)).to_be_visible()
+
+
 async def test_the_prompt_is_shown_as_the_model_is_told_it(viewer: Viewer, product: Product) -> None:
     block = {"label": "human", "value": "Ada <img src=x onerror=\"window.wasRun = 'block'\">"}
     agent = await product.agent(model="builtin/echo", system="Be brief.", memory_blocks=[block])

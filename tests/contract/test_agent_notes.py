@@ -27,13 +27,13 @@ async def test_an_agent_that_does_nothing_special_has_no_notes(http: httpx.Async
 
 
 async def test_what_is_kept_and_not_acted_on_was_said_in_a_header_that_no_client_shows(http: httpx.AsyncClient) -> None:
-    agent = await made(http, enable_sleeptime=True)
-    assert agent["not_acted_on"] == ["enable_sleeptime: no agent works while this one sleeps"]
+    agent = await made(http, template=True)
+    assert agent["not_acted_on"] == ["template: there are no templates here"]
     path = f"/v1/agents/{agent['id']}"
     assert (await http.get(path)).json()["not_acted_on"] == agent["not_acted_on"]
     [listed] = (await http.get("/v1/agents/")).json()
     assert listed["not_acted_on"] == agent["not_acted_on"]
-    changed = await http.patch(path, json={"enable_sleeptime": False})
+    changed = await http.patch(path, json={"template": False})
     assert changed.json()["not_acted_on"] == []
 
 
@@ -49,8 +49,8 @@ async def test_what_is_kept_and_not_acted_on_was_said_in_a_header_that_no_client
 async def test_an_agent_that_was_asked_for_more_said_so_in_a_header_alone(
     http: httpx.AsyncClient, field: str, asked: Any, nothing: Any
 ) -> None:
-    agent = await made(http, **{field: asked, "enable_sleeptime": True})
-    assert [note.partition(":")[0] for note in agent["not_acted_on"]] == ["enable_sleeptime", field]
+    agent = await made(http, **{field: asked, "embedding": "nonsense"})
+    assert [note.partition(":")[0] for note in agent["not_acted_on"]] == [field, "embedding"]
     path = f"/v1/agents/{agent['id']}"
     renamed = (await http.patch(path, json={"name": "renamed"})).json()
     assert renamed["not_acted_on"] == (await http.get(path)).json()["not_acted_on"] == agent["not_acted_on"]

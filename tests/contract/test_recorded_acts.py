@@ -62,6 +62,9 @@ ACTS = {
     f"POST {_OLDER_M}/{{mcp_server_name}}/{{mcp_tool_name}}": "tool.created",
     f"POST {_MS}/tools/{{tool_id}}/run": "tool.called",
     f"POST {_OLDER_M}/{{mcp_server_name}}/tools/{{mcp_tool_name}}/execute": "tool.called",
+    "POST /v1/groups": "group.created",
+    "PATCH /v1/groups/{group_id}": "group.changed",
+    "DELETE /v1/groups/{group_id}": "group.deleted",
     f"POST {_W}": "webhook.created",
     f"POST {_W}/{{webhook_id}}": "webhook.changed",
     f"POST {_W}/{{webhook_id}}/rotate_secret": "webhook.rotated",
@@ -76,6 +79,7 @@ REASONS = {
     **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize", f"POST {_A}/generate"), _RUN),
     **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
     **dict.fromkeys((f"POST {path}{part}" for path in RESPONSES for part in ("", "/compact")), _RUN),
+    **dict.fromkeys((f"POST /v1/groups/{{group_id}}/messages{part}" for part in ("", "/stream")), _RUN),
     f"POST {_A}/messages/capture": _CONTEXT,
     "POST /v1/runs/{run_id}/inject": "the message is in the run's history",
     **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),
@@ -182,6 +186,30 @@ async def test_who_changed_a_webhook_endpoint_is_recorded(http: httpx.AsyncClien
         (act, made["id"]) for act in ("webhook.created", "webhook.changed", "webhook.rotated", "webhook.deleted")
     ]
     assert made["signing_secret"] not in str(events)
+
+
+async def test_who_lets_an_agent_work_in_the_background_is_recorded(http: httpx.AsyncClient) -> None:
+    made = (await http.post("/v1/agents", json={"model": "builtin/echo"})).json()["id"]
+    sleeper = (await http.post("/v1/agents", json={"model": "builtin/echo"})).json()["id"]
+    config = {"manager_type": "sleeptime", "manager_agent_id": made}
+    body = {"description": "", "agent_ids": [sleeper], "manager_config": config}
+    group = (await http.post("/v1/groups", json=body)).json()["id"]
+    for _ in range(2):
+        assert (await http.patch(f"/v1/groups/{group}", json={"description": "new"})).is_success
+    assert (await http.delete(f"/v1/groups/{group}")).is_success
+    for enabled in (True, True, False):
+        assert (await http.patch(f"/v1/agents/{made}", json={"enable_sleeptime": enabled})).is_success
+    second = (await http.get(f"/v1/agents/{made}")).json()["managed_group"]["id"]
+
+    events = (await http.get("/v1/admin/audit", params={"order": "asc"})).json()
+
+    assert [(event["action"], event["object_id"]) for event in events] == [
+        ("group.created", group),
+        ("group.changed", group),
+        ("group.deleted", group),
+        ("group.created", second),
+        ("group.changed", second),
+    ]
 
 
 async def test_who_made_an_mcp_server_and_what_became_of_its_tools_is_recorded(http: httpx.AsyncClient) -> None:

@@ -86,7 +86,7 @@ async def test_one_that_could_break_a_line_is_replaced(product: Product, given: 
 async def test_the_id_is_in_the_audit_log_and_in_what_is_logged_on_the_way(product: Product) -> None:
     asked = {"X-Request-Id": "of-a-proxy"}
     with log_events() as logged:
-        await product.http.post("/v1/agents/", json={"model": "builtin/echo", "enable_sleeptime": True}, headers=asked)
+        await product.http.post("/v1/agents/", json={"model": "builtin/echo", "max_files_open": 3}, headers=asked)
     assert [one["request_id"] for one in logged.all("input_not_acted_on")] == ["of-a-proxy"]
     made = await product.http.post("/v1/admin/keys", json={"name": "one", "scopes": ["read"]}, headers=asked)
     assert made.is_success, made.text

@@ -18,7 +18,8 @@ from shared.domain.imported_agents import BroughtAgent, ImportedAgents
 from shared.domain.webhooks import FORMER_SECRET, SECRET
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
 from shared.sql.access.webhooks import WebhookEndpointStore
-from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database

@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
         "memory_blocks[1].limt",
         "did you mean 'limit'?",
     ),
-    ("POST", "/v1/agents", {**AGENT, "enable_sleeptime": True}, "enable_sleeptime", "is not acted on"),
+    ("POST", "/v1/agents", {**AGENT, "max_files_open": 3}, "max_files_open", "is not acted on"),
     ("POST", "/v1/agents?inclde=x", AGENT, "query.inclde", "did you mean 'include'?"),
     ("GET", "/v1/runs?status=failed", {}, "query.status", "did you mean 'statuses'?"),
     ("GET", "/v1/agents/?limit=1&colour=red", {}, "query.colour", "there is no parameter 'colour'"),

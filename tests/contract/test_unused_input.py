@@ -61,7 +61,7 @@ async def test_an_accepted_request_is_told_what_of_it_is_not_acted_on(http: http
     body: dict[str, Any] = {
         "model": "builtin/echo",
         "name": "quiet",
-        "enable_sleeptime": True,
+        "max_files_open": 3,
         "identity_ids": [],
         "hidden": None,
         "no such field": 1,
@@ -72,7 +72,7 @@ async def test_an_accepted_request_is_told_what_of_it_is_not_acted_on(http: http
     made = await http.post("/v1/agents/", json=body, params={"colour": "red"})
 
     assert sorted(warned(made)) == [
-        "a name that cannot be shown", "enable_sleeptime", "memory_blocks[].project_id", "model_settings.strict",
+        "a name that cannot be shown", "max_files_open", "memory_blocks[].project_id", "model_settings.strict",
         "query.colour",
     ]  # fmt: skip
     path = f"/v1/agents/{made.json()['id']}"
@@ -125,7 +125,7 @@ async def test_it_is_logged_once_for_each_agent(http: httpx.AsyncClient) -> None
 
 
 async def test_a_refused_request_gets_no_warning(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/agents/", json={"enable_sleeptime": True})
+    answer = await http.post("/v1/agents/", json={"max_files_open": 3})
     assert (answer.status_code, "warning" in answer.headers) == (400, False)
 
 

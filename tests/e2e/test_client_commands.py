@@ -96,6 +96,25 @@ def rows(said: Said) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.output.splitlines()]
 
 
+async def test_an_agent_is_shown_with_who_works_in_the_background_for_it(holdfast: Holdfast, url: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        made = {"name": "butler", "model": "builtin/echo", "enable_sleeptime": True}
+        agent = (await http.post("/v1/agents/", json=made)).json()
+        [sleeper] = agent["managed_group"]["agent_ids"]
+        assert (
+            f"butler-sleeptime ({sleeper}) has not thought yet"
+            in (await holdfast("agents", "show", agent["id"])).output
+        )
+        sent = (await http.post(f"/v1/agents/{agent['id']}/messages", json={"input": "Hello"})).json()
+        [run_id] = sent["usage"]["run_ids"]
+        thought = (await holdfast("agents", "show", agent["id"])).output
+        assert f"butler-sleeptime ({sleeper}) last thought at " in thought
+        assert run_id in thought
+        back = (await holdfast("agents", "show", sleeper)).output
+        assert f"works in the background for butler ({agent['id']})" in back
+        assert (await http.delete(f"/v1/agents/{agent['id']}")).is_success
+
+
 async def test_agents_are_made_shown_listed_and_deleted(holdfast: Holdfast, agent: str) -> None:
     [shown] = rows(await holdfast("agents", "show", agent, "--json"))
     assert (shown["id"], shown["model"]) == (agent, "builtin/scripted")

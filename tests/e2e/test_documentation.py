@@ -109,6 +109,7 @@ def test_the_first_program_does_what_it_says(base_url: str, tmp_path: Path) -> N
         "docs/first-agent.md",
         "docs/mcp.md",
         "docs/memory.md",
+        "docs/sleeptime.md",
         *DOCUMENTS,
     ],
 )

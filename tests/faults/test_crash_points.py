@@ -77,6 +77,7 @@ ELSEWHERE = (
     CrashPoint.LET_WAIT,  # in `test_crash_in_run_trees.py`, as the next
     CrashPoint.WAKE,
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
+    *(CrashPoint.COUNT_TURNS, CrashPoint.TURNS_TOLD),  # in `test_crash_between_turns.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )
 DIES = ("before", "after")

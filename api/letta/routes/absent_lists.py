@@ -20,9 +20,9 @@ async def any_filter(
 
 router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)], route_class=LateRoute)
 
-KINDS = ("folders", "groups", "identities", "jobs", "jobs/active", "providers", "sources")
-COUNTED = ("folders", "groups", "identities", "sources")
-OF_AGENTS = ("folders", "groups", "identities", "sources")
+KINDS = ("folders", "identities", "jobs", "jobs/active", "providers", "sources")
+COUNTED = ("folders", "identities", "sources")
+OF_AGENTS = ("folders", "identities", "sources")
 
 
 async def no_items(_project_id: ProjectDep) -> list[Any]:

@@ -21,7 +21,7 @@ from api.event_stream import in_pieces
 from api.every_answer import warning_of
 from api.input_limits import InputLimits
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
-from api.letta.agent_file_export import agent_file
+from api.letta.agent_file_export import ExportedAgent, agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin, ServersHere
 from api.mcp_servers import McpServers
 from api.offered_models import OfferedModels
@@ -36,9 +36,10 @@ from shared.json_limits import flaw_of_document
 from shared.packages.environments import PackageEnvironments
 from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.sql.definitions.agent_changes import AgentEditor, BroughtAgentStore
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
 from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.history.messages import MessageStore
 
 AccessDep = Annotated[Access, served(Access)]
@@ -295,25 +296,29 @@ async def _exported(
     wanted: ExportRequest,
 ) -> Response:
     [details] = await editor.details([await editor.get(project_id, agent_id)])
+    sleepers = [await editor.get(project_id, sleeper) for sleeper in (details.group.agent_ids if details.group else ())]
     # Stored before it is shown: there is no export without its event.
-    await access.audit.add(project_id, "agent.exported", agent_id)
+    await access.audit.add(project_id, "agent.exported", agent_id, *(sleeper.id for sleeper in sleepers))
     history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
-    servers = await mcp_servers.of_tools(project_id, details.tools)
-    body = await asyncio.to_thread(_written_file, details, history, servers, wanted, clock.now())
+    exported = [ExportedAgent(details, history)]
+    for of_sleeper in await editor.details(sleepers):
+        said = await message_store.context(project_id, ThreadId(of_sleeper.agent.id))
+        # Of what else it may manage the file says nothing: that belongs to another agent.
+        exported.append(ExportedAgent(msgspec.structs.replace(of_sleeper, group=None), said))
+    servers = await mcp_servers.of_tools(project_id, [tool for one in exported for tool in one.details.tools])
+    body = await asyncio.to_thread(_written_file, exported, servers, wanted, clock.now())
     return Response(body, media_type="application/json")
 
 
 def _written_file(
-    details: AgentDetails,
-    history: list[Message],
+    exported: Sequence[ExportedAgent],
     servers: Sequence[McpServer],
     wanted: ExportRequest,
     now: datetime,
 ) -> bytes:
     """The file: one that a person may read is written for people, with each value in a line of its own."""
     file = agent_file(
-        details,
-        [] if wanted.scrub_messages else history,
+        [one._replace(history=[]) for one in exported] if wanted.scrub_messages else exported,
         servers=servers,
         skills=[skill.model_dump() for skill in wanted.skills],
         generator=f"holdfast {VERSION}",

@@ -2,9 +2,9 @@
 
 import asyncio
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Query, Response
+from fastapi import APIRouter, Body, Depends, Response
 from pydantic import BaseModel
 
 from api.access.callers import may_see_instructions, may_see_secrets
@@ -12,11 +12,8 @@ from api.agent_answers import AgentAnswers
 from api.base_tools import BaseToolSeeder
 from api.dependencies import (
     AgentIdPath,
-    ArchiveIdPath,
     BlockIdPath,
     CallerDep,
-    EnvironmentDep,
-    Limit,
     NewestFirst,
     ProjectDep,
     SubmissionHeadersDep,
@@ -32,7 +29,7 @@ from api.letta.agents import SECRETS, AgentCreate, AgentUpdate, first_messages, 
 from api.letta.blocks import BlockUpdate, new_block, wire_block
 from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
-from api.letta.passages import PassageCreate, aware, wire_memories, wire_passage, wire_passages
+from api.letta.groups import SleeperMaker
 from api.letta.tools import (
     ToolRunRequest,
     refuse_tool_of_clients,
@@ -48,11 +45,10 @@ from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock, beside
 from shared.domain.agents import Agent, Block, characters_of_memory, render_system
 from shared.domain.errors import ErrorCode, InvalidRequest
-from shared.domain.ids import IdMaker, PassageId, ThreadId
+from shared.domain.ids import IdMaker, ThreadId
 from shared.domain.runs import TOOL_RUN
-from shared.domain.searches import DEFAULT_FOUND, LONGEST_QUERY, MOST_FOUND, MOST_TAGS, PassageQuery, moment_of
 from shared.sql.archival.archives import ArchiveStore
-from shared.sql.archival.passages import PassagePage, PassageStore
+from shared.sql.archival.passages import PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
@@ -71,6 +67,7 @@ InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
 MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 PassageStoreDep = Annotated[PassageStore, served(PassageStore)]
+SleeperMakerDep = Annotated[SleeperMaker, served(SleeperMaker)]
 ToolRunServiceDep = Annotated[ToolRunService, served(ToolRunService)]
 ToolStoreDep = Annotated[ToolStore, served(ToolStore)]
 
@@ -113,10 +110,11 @@ async def create_agent(
     editor: AgentEditorDep,
     ids: IdMakerDep,
     agent_answers: AgentAnswersDep,
+    sleepers: SleeperMakerDep,
     caller: CallerDep,
     include: Texts = None,
 ) -> dict[str, Any]:
-    """Makes an agent, and the memory blocks that come with it."""
+    """Makes an agent, the memory blocks that come with it, and its sleep-time agent if it is to have one."""
     body = with_served_model(body, offered, response)
     body = body.model_copy(update={"model": offered.needed(body.handle())})
     first = body.initial_message_sequence or ()
@@ -130,6 +128,7 @@ async def create_agent(
         system_message_id=ids.message(),
         new_blocks=[new_block(block, project_id, ids, now) for block in body.filled_blocks()],
         first_messages=first_messages(body.initial_message_sequence or (), ids, now),
+        sleeper=await sleepers.maker(project_id) if body.enable_sleeptime else None,
     )
     return await agent_answers.new(created, include, caller)
 
@@ -179,19 +178,21 @@ async def update_agent(
     editor: AgentEditorDep,
     clock: ClockDep,
     agent_answers: AgentAnswersDep,
+    sleepers: SleeperMakerDep,
     caller: CallerDep,
     include: Texts = None,
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress goes on as it began until its next step."""
     body = with_served_model(body, offered, response)
     change = partial(body.apply, sees_secrets=may_see_secrets(caller))
-    agent = await editor.update(caller.project_id, agent_id, change, clock.now())
+    sleeper = await sleepers.maker(caller.project_id) if body.enable_sleeptime else None
+    agent = await editor.update(caller.project_id, agent_id, change, clock.now(), sleeper=sleeper)
     return await agent_answers.changed(agent, include, caller)
 
 
 @router.delete("/{agent_id}")
 async def delete_agent(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, str]:
-    """Deletes an agent with its histories and runs."""
+    """Deletes an agent with its histories and runs, and its sleep-time agent."""
     await editor.delete(project_id, agent_id)
     return {"message": f"Agent id={agent_id} successfully deleted"}
 
@@ -407,94 +408,3 @@ async def update_block_of_agent(
 
     block = await block_store.with_label(caller.project_id, agent_id, block_label)
     return wire_block(await block_store.update(caller.project_id, block.id, change, clock.now()))
-
-
-archives_router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], route_class=LateRoute)
-
-
-@archives_router.get("/archival-memory")
-async def list_memories(
-    agent_id: AgentIdPath,
-    passage_store: PassageStoreDep,
-    environment: EnvironmentDep,
-    project_id: ProjectDep,
-    limit: Limit = 100,
-    after: str | None = None,
-    before: str | None = None,
-    search: str | None = None,
-    ascending: bool = True,
-) -> list[dict[str, Any]]:
-    """The passages in the agent's archives."""
-    page = PassagePage(limit, after or None, before or None, ascending, search)
-    found = await passage_store.list_of_agent(project_id, agent_id, page)
-    return await wire_passages(found, environment)
-
-
-@archives_router.post("/archival-memory")
-async def create_memory(
-    agent_id: AgentIdPath,
-    body: PassageCreate,
-    archival_memory: ArchivalMemoryDep,
-    environment: EnvironmentDep,
-    project_id: ProjectDep,
-) -> list[dict[str, Any]]:
-    """Stores a passage in the agent's archive, which is made with the first one."""
-    passage = await archival_memory.insert(
-        project_id, agent_id, body.text, body.tags or (), created_at=aware(body.created_at)
-    )
-    return [wire_passage(passage, environment)]
-
-
-@archives_router.get("/archival-memory/search")
-async def search_memories(
-    agent_id: AgentIdPath,
-    editor: AgentEditorDep,
-    archival_memory: ArchivalMemoryDep,
-    project_id: ProjectDep,
-    query: Annotated[str, Query(max_length=LONGEST_QUERY)],
-    tags: Annotated[list[str] | None, Query(max_length=MOST_TAGS)] = None,
-    tag_match_mode: Literal["any", "all"] = "any",
-    top_k: Annotated[int, Query(ge=1, le=MOST_FOUND)] = DEFAULT_FOUND,
-    start_datetime: str | None = None,
-    end_datetime: str | None = None,
-) -> dict[str, Any]:
-    """Finds passages by words and by meaning, as the agent's own tool does."""
-    agent = await editor.get(project_id, agent_id)
-    found = await archival_memory.search(
-        project_id,
-        PassageQuery(
-            text=query,
-            agent_id=agent_id,
-            tags=tags or (),
-            match_all_tags=tag_match_mode == "all",
-            start=moment_of(start_datetime, agent.timezone, "start_datetime") if start_datetime else None,
-            end=moment_of(end_datetime, agent.timezone, "end_datetime", is_end=True) if end_datetime else None,
-            limit=top_k,
-        ),
-    )
-    return wire_memories(found, agent.timezone)
-
-
-@archives_router.delete("/archival-memory/{memory_id}")
-async def delete_memory(
-    agent_id: AgentIdPath, memory_id: str, passage_store: PassageStoreDep, project_id: ProjectDep
-) -> dict[str, str]:
-    """Deletes a passage of the agent's."""
-    await passage_store.delete_from_agent(project_id, agent_id, PassageId(memory_id))
-    return {"message": f"Memory id={memory_id} successfully deleted"}
-
-
-@archives_router.patch("/archives/attach/{archive_id}")
-async def attach_archive(
-    agent_id: AgentIdPath, archive_id: ArchiveIdPath, archive_store: ArchiveStoreDep, project_id: ProjectDep
-) -> None:
-    """Gives the agent an archive."""
-    await archive_store.attach(project_id, agent_id, archive_id)
-
-
-@archives_router.patch("/archives/detach/{archive_id}")
-async def detach_archive(
-    agent_id: AgentIdPath, archive_id: ArchiveIdPath, archive_store: ArchiveStoreDep, project_id: ProjectDep
-) -> None:
-    """Takes an archive from the agent; the archive stays."""
-    await archive_store.detach(project_id, agent_id, archive_id)

@@ -1,5 +1,6 @@
 """Messages of agents: send and list them, empty the context, cancel runs."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -25,11 +26,13 @@ from api.runs.cancel import CancelService
 from api.runs.command import AgentThread, AgentThreads, keys_of
 from api.runs.single_runs import GenerationService, text_of_answer
 from shared.concurrency import Clock
-from shared.domain.errors import NotFound
-from shared.domain.ids import IdMaker, ThreadId
+from shared.domain.errors import NotFound, Unavailable
+from shared.domain.ids import IdMaker, RunId, ThreadId
 from shared.domain.models import split_handle
 from shared.domain.runs import GENERATE
+from shared.runs.sleeptime_runs import SleeptimeRuns
 from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.history.messages import MessageStore
 
@@ -40,11 +43,13 @@ AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
 CancelServiceDep = Annotated[CancelService, served(CancelService)]
 ClockDep = Annotated[Clock, served(Clock)]
 GenerationServiceDep = Annotated[GenerationService, served(GenerationService)]
+GroupTurnStoreDep = Annotated[GroupTurnStore, served(GroupTurnStore)]
 IdMakerDep = Annotated[IdMaker, served(IdMaker)]
 InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
 MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
 MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
+SleeptimeRunsDep = Annotated[SleeptimeRuns, served(SleeptimeRuns)]
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_class=DirectRoute)
 
@@ -100,17 +105,23 @@ async def capture_messages(
     input_limits: InputLimitsDep,
     ids: IdMakerDep,
     clock: ClockDep,
-    message_store: MessageStoreDep,
-    project_id: ProjectDep,
+    group_turns: GroupTurnStoreDep,
+    sleeptime: SleeptimeRunsDep,
+    caller: CallerDep,
 ) -> dict[str, Any]:
-    """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. No run is
-    made; the agent's next run knows of it."""
+    """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. The agent
+    has no run of it; its next run knows of it. The answer names the runs of sleep-time agents that the turn starts."""
     limits = input_limits
     limits.refuse_long_messages([message.texts() for message in request.users_messages()], "request_messages")
     limits.refuse_long_messages([request.answer()], "response_dict.content")
-    captured = captured_messages(request, ids, clock.now())
-    await message_store.append(project_id, agent_id, captured)
-    return {"success": True, "messages_created": len(captured), "run_ids": []}
+    now, project_id = clock.now(), caller.project_id
+    captured = captured_messages(request, ids, now)
+    await group_turns.capture(project_id, agent_id, captured, submitted_by=caller.key_id, now=now)
+    started: list[RunId] = []
+    if captured:
+        with suppress(Unavailable):  # the turn is stored, and a worker starts them as well
+            started = await sleeptime.of_turn(project_id, agent_id, captured[-1].id)
+    return {"success": True, "messages_created": len(captured), "run_ids": started}
 
 
 @router.post("/generate", response_model=None)

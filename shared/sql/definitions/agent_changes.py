@@ -1,9 +1,8 @@
 """Changes of agents, of their tools and blocks, and of the system message that heads their history."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from msgspec.structs import replace
@@ -19,12 +18,10 @@ from shared.domain.agents import (
 )
 from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
+from shared.domain.groups import ENABLED, SLEEPTIME_AGENT, Group, Sleeper, with_group_flag
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
-from shared.domain.imported_agents import BroughtAgent, ImportedAgents, ImportReport, without_missing
-from shared.domain.mcp_servers import MCP_TYPE
 from shared.domain.messages import NewMessage, SystemMessage
-from shared.domain.tool_catalog import is_base_tool
-from shared.domain.tools import Tool, refuse_foreign_rules
+from shared.domain.tools import refuse_foreign_rules
 from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record
 from shared.sql.archival.archives import forget_agent
@@ -41,12 +38,20 @@ from shared.sql.definitions.agents import (
     load_tools,
     lock_definitions,
     set_links,
-    tool_of,
-    tool_values,
+)
+from shared.sql.definitions.groups import (
+    delete_group,
+    groups_of_member,
+    insert_group,
+    managed_groups,
+    members_of_no_other,
+    remove_member,
+    share_blocks,
+    turn_group,
 )
 from shared.sql.engine import Database
-from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_of, insert_brought_history, insert_into_thread
-from shared.sql.paging import made_of, remember_place
+from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_of, insert_into_thread
+from shared.sql.paging import remember_place
 from shared.sql.runs.listing import delete_histories
 from shared.sql.tables import (
     agent_blocks,
@@ -58,8 +63,10 @@ from shared.sql.tables import (
     document_of,
     messages,
     to_json,
-    tools,
 )
+
+MakeSleeper = Callable[[Agent], Sleeper]
+"""Makes the sleep-time agent for an agent; quick and pure."""
 
 
 class AgentEditor(AgentStore):
@@ -77,15 +84,18 @@ class AgentEditor(AgentStore):
         system_message_id: MessageId,
         new_blocks: Sequence[Block] = (),
         first_messages: Sequence[NewMessage] = (),
+        sleeper: MakeSleeper | None = None,
     ) -> AgentDetails:
-        """Stores an agent, the blocks that are made with it, its system message and the history's first messages.
-        Returns the agent as stored, with its tools and blocks.
+        """Stores an agent, the blocks that are made with it, its system message and the history's first messages; and
+        its sleep-time agent, if `sleeper` makes one. Returns the agent as stored, with its tools and blocks.
 
         Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
         `InvalidRequest` for a rule about a tool that the agent does not have.
         """
         async with self._database.write() as connection:
-            if agent.tool_ids or agent.block_ids:  # no other transaction can see or change blocks that this one makes
+            if (
+                agent.tool_ids or agent.block_ids or sleeper
+            ):  # no other transaction can see or change blocks that this one makes
                 await lock_definitions(connection, agent.project_id)
             if new_blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in new_blocks])
@@ -97,8 +107,9 @@ class AgentEditor(AgentStore):
             await connection.execute(_INSERT_AGENT, agent_values(agent, self._secret_keys))
             await link_new_agent(connection, agent)
             begin_history(connection, agent, attached, system_message_id, first_messages)
+            group = None if sleeper is None else await self._add_sleeper(connection, sleeper(agent), attached)
         ids = [system_message_id, *ids_of(first_messages)]
-        return AgentDetails(agent, [*{tool.id: tool for tool in tools}.values()], attached, ids)
+        return AgentDetails(agent, [*{tool.id: tool for tool in tools}.values()], attached, ids, group=group)
 
     async def ensure(self, agent: Agent, *, system_message_id: MessageId) -> Agent:
         """Stores an agent without tools and blocks unless it is there already; the agent as it is stored."""
@@ -111,9 +122,16 @@ class AgentEditor(AgentStore):
             return await load_agent(connection, agent.project_id, agent.id)
 
     async def update(
-        self, project_id: ProjectId, agent_id: AgentId, change: Callable[[Agent], Agent], now: datetime
+        self,
+        project_id: ProjectId,
+        agent_id: AgentId,
+        change: Callable[[Agent], Agent],
+        now: datetime,
+        *,
+        sleeper: MakeSleeper | None = None,
     ) -> Agent:
         """Changes the stored agent in one transaction and returns the changed agent. `change` must be quick and pure.
+        `sleeper` makes its sleep-time agent, if it is to have one and has none.
 
         The agent gets the default approval rules of tools that are new to it. Raises `NotFound` and `Conflict` as
         `create` does.
@@ -123,7 +141,7 @@ class AgentEditor(AgentStore):
             before = await load_agent(connection, project_id, agent_id)
             agent = replace(change(before), updated_at=now)
             tools = await load_tools(connection, project_id, agent.tool_ids)
-            await load_blocks(connection, project_id, agent.block_ids)
+            attached = await load_blocks(connection, project_id, agent.block_ids)
             # A rule stays when its tool is detached: attached again, the tool must not get more rights.
             new_rules = [rule for rule in agent.tool_rules if rule not in before.tool_rules]
             refuse_foreign_rules(new_rules, [tool.name for tool in tools])
@@ -131,7 +149,10 @@ class AgentEditor(AgentStore):
             values = agent_values(agent, self._secret_keys)
             await connection.execute(sa.update(agents).where(agents.c.id == agent_id).values(values))
             await link_agent(connection, agent)
-            await render_again(connection, [agent])
+            new_blocks = [block for block in attached if block.id not in before.block_ids]
+            sleepers = await share_blocks(connection, agent_id, new_blocks)
+            await render_agents(connection, [agent_id, *sleepers])
+            await self._follow_flag(connection, before, agent, attached, sleeper)
             for action, object_ids in _acts(before, agent):
                 await record(connection, project_id, action, *object_ids)
             return agent
@@ -185,17 +206,88 @@ class AgentEditor(AgentStore):
 
     async def delete(self, project_id: ProjectId, agent_id: AgentId) -> None:
         """Deletes the agent with its histories, its runs and the archive that was made for it alone. Its tools, blocks
-        and other archives stay. Raises `NotFound`."""
+        and other archives stay. Raises `NotFound`.
+
+        The sleep-time agents of an agent's group are deleted with it, and the group of a sleep-time agent with the last
+        one that it has."""
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             await load_agent(connection, project_id, agent_id)
-            await delete_histories(connection, "agent_id", agent_id)
-            await forget_agent(connection, project_id, agent_id)
-            for table in (agent_tools, agent_blocks, agent_tags, conversations):
-                await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
-            await remember_place(connection, agents, agent_id)
-            await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
-            await record(connection, project_id, "agent.deleted", agent_id)
+            sleepers = await leave_groups(connection, agent_id, self._secret_keys)
+            for gone in (agent_id, *sleepers):
+                await _delete_agent(connection, project_id, gone)
+
+    async def _add_sleeper(self, connection: Connection, made: Sleeper, shared: Sequence[Block]) -> Group:
+        """Stores a sleep-time agent with the blocks that it shares, its own block and its group. One of the shared
+        blocks may have the label of its own: then it has no other."""
+        own = [] if any(block.label == made.persona.label for block in shared) else [made.persona]
+        if own:
+            await connection.execute(sa.insert(blocks), [block_values(block) for block in own])
+        attached = [*shared, *own]
+        tools = await load_tools(connection, made.agent.project_id, made.agent.tool_ids)
+        agent = with_default_approvals(replace(made.agent, block_ids=[block.id for block in attached]), tools)
+        await connection.execute(_INSERT_AGENT, agent_values(agent, self._secret_keys))
+        await link_new_agent(connection, agent)
+        begin_history(connection, agent, attached, made.system_message_id)
+        return await insert_group(connection, made.group)
+
+    async def _follow_flag(
+        self,
+        connection: Connection,
+        before: Agent,
+        agent: Agent,
+        attached: Sequence[Block],
+        sleeper: MakeSleeper | None,
+    ) -> None:
+        """Makes, stops or resumes the agent's sleep-time agent after a change of its word about that."""
+        is_on = bool(agent.extra.get(ENABLED))
+        if sleeper is None and is_on == bool(before.extra.get(ENABLED)):
+            return
+        group = (await managed_groups(connection, [agent.id])).get(agent.id)
+        if group is None and sleeper is not None:
+            made = await self._add_sleeper(connection, sleeper(agent), attached)
+            await record(connection, agent.project_id, "group.created", made.id)
+        elif group is not None and group.is_on != is_on:
+            await turn_group(connection, group, is_on=is_on, now=agent.updated_at)
+            await record(connection, agent.project_id, "group.changed", group.id)
+
+
+async def _delete_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> None:
+    await delete_histories(connection, "agent_id", agent_id)
+    await forget_agent(connection, project_id, agent_id)
+    for table in (agent_tools, agent_blocks, agent_tags, conversations):
+        await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
+    await remember_place(connection, agents, agent_id)
+    await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
+    await record(connection, project_id, "agent.deleted", agent_id)
+
+
+async def leave_groups(connection: Connection, agent_id: AgentId, secret_keys: SecretKeys) -> list[AgentId]:
+    """Takes an agent out of all groups. Returns the sleep-time agents that only it had: they are to be deleted with
+    it."""
+    group = (await managed_groups(connection, [agent_id])).get(agent_id)
+    only_its = [] if group is None else await members_of_no_other(connection, group, SLEEPTIME_AGENT)
+    if group is not None:
+        await delete_group(connection, group)
+    for other in await groups_of_member(connection, agent_id):
+        if other.agent_ids == [agent_id]:
+            await end_group(connection, other, secret_keys)
+        else:
+            await remove_member(connection, other, agent_id)
+    return only_its
+
+
+async def end_group(connection: Connection, group: Group, secret_keys: SecretKeys) -> None:
+    """Deletes a group whose manager stays: that one no longer says that it has a sleep-time agent."""
+    await delete_group(connection, group)
+    await set_group_flag(connection, group, secret_keys, is_on=None)
+
+
+async def set_group_flag(connection: Connection, group: Group, secret_keys: SecretKeys, *, is_on: bool | None) -> None:
+    """Writes into the manager of a group what its clients see of `enable_sleeptime`."""
+    manager = await load_agent(connection, group.project_id, group.manager_agent_id)
+    values = agent_values(with_group_flag(manager, is_on=is_on), secret_keys)
+    await connection.execute(sa.update(agents).where(agents.c.id == manager.id).values(values))
 
 
 def _acts(before: Agent, after: Agent) -> Iterator[tuple[str, Sequence[str]]]:
@@ -318,100 +410,3 @@ def system_message(
         if labels.count(label) > 1:
             raise Conflict(f"Agent {agent.id} would have two memory blocks labelled {label!r}: rename or detach one")
     return SystemMessage(render_system(agent, blocks, conversation_id))
-
-
-# Imported agents. One transaction stores all of them with their tools, blocks and histories, or nothing.
-
-
-TOOLS_AT_ONCE = 100
-"""Rows of one statement: a tool's source may be long."""
-
-
-class BroughtAgentStore:
-    """Stores imported agents."""
-
-    def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
-        self._database = database
-        self._secret_keys = secret_keys
-
-    async def store(self, project_id: ProjectId, brought: ImportedAgents) -> ImportReport:
-        """Stores tools, blocks, agents and their histories in one transaction. Returns the outcome for each tool.
-
-        A base tool of the project is never replaced, and neither is one of an MCP server. Raises `Conflict`
-        for an agent with two blocks of one label, and `InvalidRequest` for a text that cannot be stored.
-        """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
-            wanted = {one.new.name for one in brought.tools}.union(*(one.tool_names for one in brought.agents))
-            own = await _tools_by_name(connection, project_id, wanted)
-            # Each tool is compared with the project's by the source of both, and a file may have thousands.
-            met = await asyncio.to_thread(_met, brought, own)
-            await _store_tools(connection, project_id, met)
-            if brought.blocks:
-                await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
-            for one in brought.agents:
-                await _store_agent(connection, one, met.present, self._secret_keys)
-            missing = sorted(wanted.difference(met.present))
-            return ImportReport([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
-
-
-async def _tools_by_name(connection: Connection, project_id: ProjectId, names: set[str]) -> dict[str, Tool]:
-    found = await connection.execute(sa.select(tools).where(tools.c.project_id == project_id, tools.c.name.in_(names)))
-    return {tool.name: tool for tool in await made_of(found.mappings().all(), tool_of, "document")}
-
-
-class _Met(NamedTuple):
-    """The project's tools merged with those of a file."""
-
-    present: dict[str, Tool]
-    """The project's tools after the import, by name."""
-    created: list[Tool]
-    replaced: list[Tool]
-    guarded: list[str]
-    kept: list[str]
-    """Names of the project's tools that stay although the file's differ."""
-
-
-def _met(brought: ImportedAgents, own: Mapping[str, Tool]) -> _Met:
-    met = _Met(dict(own), [], [], [], [])
-    for one in brought.tools:
-        name = one.new.name
-        before = met.present.get(name)
-        if before is None:
-            met.present[name] = one.new
-            met.created.append(one.new)
-            continue
-        is_fixed = is_base_tool(before) or before.tool_type == MCP_TYPE
-        changed = before if is_fixed else one.in_place_of(before)
-        if is_fixed or (changed != before and not brought.replace_tools):
-            met.kept.append(name)
-        elif changed != before:
-            met.present[name] = replace(changed, updated_at=one.new.updated_at)
-            met.replaced.append(met.present[name])
-        if name in own and not is_fixed and one.opens(own[name]):
-            met.guarded.append(name)
-    return met
-
-
-async def _store_tools(connection: Connection, project_id: ProjectId, met: _Met) -> None:
-    for start in range(0, len(met.created), TOOLS_AT_ONCE):
-        some = met.created[start : start + TOOLS_AT_ONCE]
-        await connection.execute(sa.insert(tools), [tool_values(tool) for tool in some])
-        await record(connection, project_id, "tool.created", *(tool.id for tool in some))
-    for tool in met.replaced:
-        await connection.execute(sa.update(tools).where(tools.c.id == tool.id).values(tool_values(tool)))
-        await record(connection, project_id, "tool.changed", tool.id)
-
-
-async def _store_agent(
-    connection: Connection, brought: BroughtAgent, present: dict[str, Tool], secret_keys: SecretKeys
-) -> None:
-    given = [present[name] for name in dict.fromkeys(brought.tool_names) if name in present]
-    rules = without_missing(brought.agent.tool_rules, [tool.name for tool in given])
-    agent = replace(brought.agent, tool_ids=[tool.id for tool in given], tool_rules=rules)
-    agent = with_default_approvals(agent, given)
-    attached = await load_blocks(connection, agent.project_id, agent.block_ids)
-    await connection.execute(sa.insert(agents).values(agent_values(agent, secret_keys)))
-    await link_agent(connection, agent)
-    begin_history(connection, agent, attached, brought.system_message_id, [])
-    await insert_brought_history(connection, agent.id, brought.history)

@@ -14,9 +14,11 @@ from sqlalchemy import RowMapping
 from shared.concurrency import beside
 from shared.domain.agents import Agent, Block
 from shared.domain.errors import NotFound
+from shared.domain.groups import ENABLED, Group
 from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId, ToolId
 from shared.domain.tools import Tool, ToolLimits, ToolPackages
 from shared.sql.connection import Connection
+from shared.sql.definitions.groups import managed_groups
 from shared.sql.engine import Database
 from shared.sql.history.messages import ids_in_context
 from shared.sql.paging import (
@@ -359,6 +361,8 @@ class AgentDetails(msgspec.Struct, frozen=True):
     message_ids: list[MessageId]
     """The ids of the messages in its default context, as clients see them."""
     last_run: LastRun | None = None
+    group: Group | None = None
+    """The group that the agent manages."""
 
 
 class AgentStore:
@@ -414,6 +418,7 @@ class AgentStore:
             attached = await blocks_of_agents(connection, [agent.id for agent in some if agent.block_ids])
             message_ids = await ids_in_context(connection, ids)
             last = await last_runs(connection, ids)
+            groups = await managed_groups(connection, [agent.id for agent in some if ENABLED in agent.extra])
         return [
             AgentDetails(
                 agent,
@@ -421,6 +426,7 @@ class AgentStore:
                 attached.get(agent.id, []),
                 message_ids.get(agent.id, []),
                 last.get(agent.id),
+                groups.get(agent.id),
             )
             for agent in some
         ]

@@ -28,6 +28,7 @@ from shared.sql.definitions.agents import (
     load_blocks,
     lock_definitions,
 )
+from shared.sql.definitions.groups import share_blocks
 from shared.sql.engine import Database
 from shared.sql.paging import Page, contains, count_rows, field_of_document, made_of, remember_place, rows_of_page
 from shared.sql.portable import PositionOf
@@ -233,11 +234,12 @@ async def _store(connection: Connection, agent_id: AgentId, edited: EditedMemory
     for block in edited.made:
         await connection.execute(sa.insert(blocks).values(block_values(block)))
         await connection.execute(sa.insert(agent_blocks).values(agent_id=agent_id, block_id=block.id))
+    sleepers = await share_blocks(connection, agent_id, edited.made)
     # This check comes after all writes, because between two of them two blocks may share a label.
     for block in edited.changed:
         await render_agents_of(connection, block.id)
     if edited.made or edited.detached:
-        await render_agents(connection, [agent_id])
+        await render_agents(connection, [agent_id, *sleepers])
 
 
 # The tags of a project: those of its agents and of its blocks.

@@ -252,18 +252,6 @@ class MessageStore:
             found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
             return await made_of(found.mappings().all(), message_of, "body")
 
-    async def append(self, project_id: ProjectId, agent_id: AgentId, new: Sequence[NewMessage]) -> None:
-        """Stores a turn that no run has had, behind all others of the agent's default history. A run that is at work
-        does not see it; the next one does. Raises `NotFound`."""
-        thread_id = ThreadId(agent_id)
-        async with self._database.write(None, thread_lock(thread_id)) as connection:
-            known = await connection.execute(
-                sa.select(agents.c.id).where(agents.c.id == agent_id, agents.c.project_id == project_id)
-            )
-            if known.one_or_none() is None:
-                raise NotFound(f"Agent {agent_id} not found")
-            await append_turn(connection, new, agent_id, thread_id, None)
-
     async def take_out(self, project_id: ProjectId, thread_id: ThreadId, message_id: MessageId) -> None:
         """Takes one message out of the context of one of the project's threads. The caller knows that no call, and no
         result of one, is in it."""
@@ -296,9 +284,9 @@ async def append_turn(
     agent_id: AgentId,
     thread_id: ThreadId,
     conversation_id: ConversationId | None,
-) -> None:
-    """Stores a turn of no run behind all others of a thread, deferred. Inside a caller's transaction, which has the
-    thread's lock."""
+) -> int:
+    """Stores a turn of no run behind all others of a thread, deferred. Returns its place. Inside a caller's
+    transaction, which has the thread's lock."""
     turn = await next_turn(connection, thread_id)
     insert_into_thread(
         connection,
@@ -310,6 +298,7 @@ async def append_turn(
         turn=turn,
         after=0,
     )
+    return turn
 
 
 def is_listed() -> sa.ColumnElement[bool]:

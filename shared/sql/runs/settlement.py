@@ -53,6 +53,7 @@ from shared.sql.run_tables import approvals, callbacks, webhook_deliveries
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage, has_accounts
 from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
+from shared.sql.runs.group_turns import enqueue_turn_of
 from shared.sql.runs.rows import (
     LockedRun,
     apply,
@@ -301,6 +302,7 @@ class SettlementStore:
             upsert_step(connection, run, settlement.step)
         if has_begun:
             set_last_stop_reason(connection, run, end.stop_reason)
+            enqueue_turn_of(connection, run, end.trigger, now)
         settled = await apply(connection, run.id, end.trigger, fence=run.fence, now=now, values=values)
         if run.status is RunStatus.AWAITING_APPROVAL:
             await deny_pending(connection, run, reason=settlement.denial_reason, cause=end.cause, now=settlement.now)

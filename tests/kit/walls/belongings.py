@@ -100,6 +100,10 @@ async def one_of_everything(client: httpx.AsyncClient, project: str, secret: str
     webhook = await made.post("/openai/v1/webhook_endpoints", json=hears)
     place = {"mcp_server_type": "streamable_http", "server_url": f"http://127.0.0.1:60999/{secret}"}
     mcp_server = await made.post("/v1/mcp-servers", json={"server_name": f"server_{secret}", "config": place})
+    config = {"manager_type": "sleeptime", "manager_agent_id": agent, "sleeptime_agent_frequency": 0}
+    group = await made.post(
+        "/v1/groups", json={"description": f"for {secret}", "agent_ids": [asking], "manager_config": config}
+    )
     approvals = (await client.get("/v1/approvals")).json()
     assert approvals, "no call waits for a person"
     agent_file = (await client.get(f"/v1/agents/{agent}/export")).text
@@ -129,6 +133,7 @@ async def one_of_everything(client: httpx.AsyncClient, project: str, secret: str
         "keys": made.keys,
         "tokens": [token],
         "webhooks": [webhook],
+        "groups": [group],
         "mcp_servers": [mcp_server],
         "mcp_server_names": [f"server_{secret}"],
         "files": [agent_file],

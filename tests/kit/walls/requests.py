@@ -20,6 +20,7 @@ IN_PATHS = {
     "block_id": "blocks",
     "block_label": "labels",
     "conversation_id": "threads",
+    "group_id": "groups",
     "item_id": "messages",
     "key_id": "api_keys",
     "mcp_server_id": "mcp_servers",
@@ -46,6 +47,7 @@ LISTED = {
     "audit": "audit_events",
     "blocks": "blocks",
     "conversations": "conversations",
+    "groups": "groups",
     "input_items": "messages",
     "items": "messages",
     "keys": "api_keys",
@@ -85,9 +87,11 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
         "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "full",
         "has_feedback",
-        "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "match_all_tags",
+        "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "manager_type",
+        "match_all_tags",
         "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
-        "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "since", "sort_by", "start_date",
+        "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "show_hidden_groups", "since", "sort_by",
+        "start_date",
         "start_datetime", "starting_after", "statuses", "stop_reason", "stream", "tag_match_mode", "templates_only",
         "tool_types", "top_k", "until", "use_legacy_format",
     }
@@ -105,8 +109,8 @@ HEADERS_SAY_NOTHING = frozenset(
 
 ID_FIELDS = frozenset(
     {
-        "agent_id", "approval_request_id", "archive_id", "block_ids", "conversation_id", "id", "otid",
-        "previous_response_id", "project_id", "run_id", "run_ids", "tool_ids",
+        "agent_id", "agent_ids", "approval_request_id", "archive_id", "block_ids", "conversation_id", "id",
+        "manager_agent_id", "otid", "previous_response_id", "project_id", "run_id", "run_ids", "tool_ids",
     }
 )  # fmt: skip
 """Fields of bodies that `BODIES` puts ids into."""
@@ -220,6 +224,13 @@ _COMPACTIONS: list[Body] = [
     lambda _, other: {"model": other["agents"], "input": HELLO},
     lambda _, other: {"model": None, "previous_response_id": other["runs"]},
 ]
+
+
+def _group(manager: str, sleeper: str) -> dict[str, Any]:
+    config = {"manager_type": "sleeptime", "manager_agent_id": manager, "sleeptime_agent_frequency": 0}
+    return {"description": "", "agent_ids": [sleeper], "manager_config": config}
+
+
 _TOOL: list[Body] = [
     lambda _, other: {"source_code": f"def {other['tool_names']}(x: str) -> str:\n    '''Says.'''\n    return x\n"}
 ]
@@ -293,6 +304,16 @@ BODIES: Mapping[str, list[Body]] = {
         lambda _, __: {"keep_old_secret_active_for_24_hours": True}
     ],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/test": [lambda _, __: {"event_type": "response.completed"}],
+    "POST /v1/groups": [
+        lambda own, other: _group(own["agents"], other["agents"]),
+        lambda own, other: _group(other["agents"], own["agents"]),
+    ],
+    "PATCH /v1/groups/{group_id}": [
+        lambda _, __: {"description": "new"},
+        lambda _, other: {"agent_ids": [other["agents"]]},
+        lambda _, other: {"manager_config": {"manager_type": "sleeptime", "manager_agent_id": other["agents"]}},
+    ],
+    **{f"POST /v1/groups/{{group_id}}/messages{part}": _MESSAGES for part in ("", "/stream")},
     "POST /v1/mcp-servers": [lambda _, __: {"server_name": "mine", "config": _SERVER}],
     "PATCH /v1/mcp-servers/{mcp_server_id}": [
         lambda _, __: {"config": _SERVER},

@@ -4,6 +4,7 @@ import { html } from "../html.js";
 import { AgentConversations } from "../components/agent_conversations.js";
 import { AgentPrompt } from "../components/agent_prompt.js";
 import { AgentSettings } from "../components/agent_settings.js";
+import { AgentSleep } from "../components/agent_sleep.js";
 import { AgentTools } from "../components/agent_tools.js";
 import { Failure, Id } from "../components/basics.js";
 import { Talk } from "../components/talk.js";
@@ -44,6 +45,7 @@ export function AgentPage({ params, query }) {
       <a href=${href("/approvals", { agent: agent.id })}>Its approvals</a>
     </p>
     ${agent.description && html`<p class="description" title=${agent.description}>${agent.description}</p>`}
+    <${AgentSleep} key=${agent.id} agent=${agent} />
     <${Failure} error=${error.value} retry=${reload} />
     <nav class="tabs" aria-label="Parts of the agent">
       ${PARTS.map(([show, title]) => {

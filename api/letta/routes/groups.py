@@ -1,0 +1,153 @@
+"""Sleep-time groups: an agent and those who think about its turns in the background. Messages of a group are those of
+the agent that manages it."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+
+from api.agent_answers import MessageAnswers
+from api.dependencies import (
+    AgentIdPath,
+    HundredNewestFirst,
+    MessageTypes,
+    OldestFirst,
+    ProjectDep,
+    SubmissionHeadersDep,
+    TenNewestFirst,
+    served,
+)
+from api.direct_route import LateRoute
+from api.letta.conversations import AnswerService, SendOptions
+from api.letta.groups import GroupCreate, GroupUpdate, ManagerType, wire_group
+from api.letta.message_input import MessagesRequest
+from api.runs.command import AgentThread
+from shared.concurrency import Clock
+from shared.domain.groups import SLEEPTIME
+from shared.domain.ids import UUID4_PATTERN, GroupId, IdMaker
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.group_changes import GroupEditor
+from shared.sql.history.message_lists import MessageFilter
+
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
+ClockDep = Annotated[Clock, served(Clock)]
+GroupEditorDep = Annotated[GroupEditor, served(GroupEditor)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+GroupIdPath = Annotated[GroupId, Path(pattern=f"^group-{UUID4_PATTERN}$")]
+
+router = APIRouter(prefix="/v1/groups", tags=["groups"], route_class=LateRoute)
+
+
+@router.get("")
+async def list_groups(
+    groups: GroupEditorDep,
+    project_id: ProjectDep,
+    page: OldestFirst,
+    manager_type: ManagerType | None = None,
+    show_hidden_groups: bool = False,
+) -> list[dict[str, Any]]:
+    """The project's groups."""
+    if manager_type not in (None, SLEEPTIME):
+        return []
+    return [wire_group(group) for group in await groups.list(project_id, page, show_hidden=show_hidden_groups)]
+
+
+@router.get("/count")
+async def count_groups(groups: GroupEditorDep, project_id: ProjectDep) -> int:
+    """How many groups the project has."""
+    return await groups.count(project_id)
+
+
+@router.post("")
+async def create_group(
+    body: GroupCreate, groups: GroupEditorDep, clock: ClockDep, ids: IdMakerDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Makes a group of agents that there are. Blocks are shared as far as the agents have them in common."""
+    return wire_group(await groups.create(body.group(project_id, ids, clock.now())))
+
+
+@router.get("/{group_id}")
+async def retrieve_group(group_id: GroupIdPath, groups: GroupEditorDep, project_id: ProjectDep) -> dict[str, Any]:
+    """One group."""
+    return wire_group(await groups.get(project_id, group_id))
+
+
+@router.patch("/{group_id}")
+async def update_group(
+    group_id: GroupIdPath, body: GroupUpdate, groups: GroupEditorDep, clock: ClockDep, project_id: ProjectDep
+) -> dict[str, Any]:
+    """Changes a group."""
+    return wire_group(await groups.update(project_id, group_id, body.apply, clock.now()))
+
+
+@router.delete("/{group_id}")
+async def delete_group(group_id: GroupIdPath, groups: GroupEditorDep, project_id: ProjectDep) -> dict[str, str]:
+    """Deletes a group. Its agents stay."""
+    await groups.delete(project_id, group_id)
+    return {"message": f"Group id={group_id} successfully deleted"}
+
+
+@router.get("/{group_id}/messages")
+async def list_group_messages(
+    group_id: GroupIdPath,
+    groups: GroupEditorDep,
+    message_answers: MessageAnswersDep,
+    project_id: ProjectDep,
+    page: TenNewestFirst,
+    types: MessageTypes,
+) -> list[dict[str, Any]]:
+    """The messages of the agent that manages the group, listed oldest first."""
+    group = await groups.get(project_id, group_id)
+    return await message_answers.page(MessageFilter(project_id, agent_id=group.manager_agent_id), page, types)
+
+
+@router.post("/{group_id}/messages", response_model=None)
+async def send_group_messages(
+    group_id: GroupIdPath,
+    request: MessagesRequest,
+    groups: GroupEditorDep,
+    editor: AgentEditorDep,
+    answer_service: AnswerServiceDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+) -> Response:
+    """Sends messages to the agent that manages the group."""
+    group = await groups.get(project_id, group_id)
+    thread = AgentThread(await editor.without_links(project_id, group.manager_agent_id))
+    return await answer_service.send(thread, request, SendOptions(headers))
+
+
+@router.post("/{group_id}/messages/stream", response_model=None)
+async def stream_group_messages(
+    group_id: GroupIdPath,
+    request: MessagesRequest,
+    groups: GroupEditorDep,
+    editor: AgentEditorDep,
+    answer_service: AnswerServiceDep,
+    project_id: ProjectDep,
+    headers: SubmissionHeadersDep,
+) -> Response:
+    """Sends messages to the agent that manages the group, and streams the answer."""
+    streamed = request.model_copy(update={"streaming": True})
+    return await send_group_messages(group_id, streamed, groups, editor, answer_service, project_id, headers)
+
+
+agent_router = APIRouter(prefix="/v1/agents/{agent_id}/groups", tags=["agents"], route_class=LateRoute)
+
+
+@agent_router.get("")
+async def list_groups_of_agent(
+    agent_id: AgentIdPath,
+    groups: GroupEditorDep,
+    editor: AgentEditorDep,
+    project_id: ProjectDep,
+    page: HundredNewestFirst,
+    manager_type: ManagerType | None = None,
+) -> list[dict[str, Any]]:
+    """The groups that have the agent, as the one that manages them or as one that works in the background."""
+    await editor.get(project_id, agent_id)
+    if manager_type not in (None, SLEEPTIME):
+        return []
+    found = await groups.list(project_id, page, agent_id=agent_id, show_hidden=True)
+    return [wire_group(group) for group in found]

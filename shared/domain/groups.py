@@ -1,0 +1,255 @@
+"""Sleep-time groups: an agent, its sleep-time agents that think about its turns in the background, and when they do.
+
+Both read the same memory blocks. The sleep-time agent gets a transcript of what the agent has heard and said since the
+last time, in a run of its own, and edits the blocks by its memory tools. Pure.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from shared.domain.agents import Agent, Block
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import AgentId, GroupId, MessageId, ProjectId, RunId, ThreadId
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    ContentPart,
+    Message,
+    MessageBody,
+    TextContent,
+    ToolReturns,
+    UserMessage,
+)
+
+SLEEPTIME: Literal["sleeptime"] = "sleeptime"
+"""The only kind of group: what a group's manager does with its agents."""
+SLEEPTIME_AGENT = "sleeptime_agent"
+"""The type of an agent that thinks while another one sleeps."""
+ENABLED = "enable_sleeptime"
+"""Key of `Agent.extra`: whether sleep-time agents think about the agent's turns."""
+RUN_TYPE = "sleeptime_agent_send_message_async"
+"""The type of a sleep-time agent's run, as clients see it."""
+
+DEFAULT_FREQUENCY = 5
+MOST_TURNS = 1000
+"""The largest frequency: so many turns wait for one transcript."""
+MOST_SLEEPERS = 10
+"""Sleep-time agents of one group."""
+BEFORE_FIRST = -1
+"""The counter of a group that has counted no turn: the first turn starts its sleep-time agents."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A sleep-time group, as stored."""
+
+    id: GroupId
+    project_id: ProjectId
+    manager_agent_id: AgentId
+    """The agent whose turns the others think about. It manages one group at most."""
+    agent_ids: list[AgentId] = []
+    """The sleep-time agents, in the order in which they start."""
+    description: str = ""
+    frequency: int | None = DEFAULT_FREQUENCY
+    """They start after every n-th turn; None: after every one; 0: never."""
+    turns_counter: int | None = None
+    """The number of the last turn that was counted, modulo `frequency`: 0 has started them. None: turns are not
+    counted."""
+    last_message_id: MessageId | None = None
+    """The last message that they were given."""
+    is_on: bool = True
+    """Whether they start at all."""
+    hidden: bool | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+def first_counter(frequency: int | None) -> int | None:
+    """The counter of a new group."""
+    return BEFORE_FIRST if frequency else None
+
+
+def refuse_group(group: Group) -> None:
+    """Raises `InvalidRequest` for a group that could not work, whatever agents there are."""
+    if group.manager_agent_id in group.agent_ids:
+        raise InvalidRequest(
+            f"agent_ids: agent {group.manager_agent_id} manages the group, so it cannot be one of its agents",
+            field="agent_ids",
+        )
+    if len(group.agent_ids) > MOST_SLEEPERS:
+        raise InvalidRequest(f"agent_ids: a group has {MOST_SLEEPERS} agents at most", field="agent_ids")
+
+
+class Counted(NamedTuple):
+    """A group's counter after a turn, and whether the turn starts its sleep-time agents."""
+
+    counter: int | None
+    is_due: bool
+
+
+def count_turn(frequency: int | None, counter: int | None) -> Counted:
+    """Counts one turn."""
+    if frequency is None:
+        return Counted(counter, is_due=True)
+    if frequency == 0:
+        return Counted(counter, is_due=False)
+    now = ((BEFORE_FIRST if counter is None else counter) + 1) % frequency
+    return Counted(now, is_due=now == 0)
+
+
+class Sleeper(NamedTuple):
+    """A sleep-time agent that is to be made for an agent, and what is made with it."""
+
+    agent: Agent
+    """Without blocks: it gets its agent's, and `persona`."""
+    persona: Block
+    system_message_id: MessageId
+    group: Group
+
+
+def with_group_flag(agent: Agent, *, is_on: bool | None) -> Agent:
+    """The agent with its word about sleep-time agents changed."""
+    return replace(agent, extra=agent.extra | {ENABLED: is_on})
+
+
+# What a new sleep-time agent knows and is told.
+
+
+PERSONA_LABEL = "memory_persona"
+PERSONA = (
+    "I look after the memory of a conversation. I bring scattered notes together, keep what will matter later, notice "
+    "habits and preferences, and draw careful conclusions. Whoever reads the memory blocks after me should know "
+    "everything important about the conversation."
+)
+PERSONA_DESCRIPTION = "How I work on the memory, and the rules that I follow there. I may refine it."
+
+SYSTEM = """\
+You keep the memory of an assistant in order. You work in the background, after the assistant has talked with its user.
+Neither of them waits for you or reads your answers: what counts is what stands in the memory blocks when you stop.
+
+The blocks below are shared with the assistant, which sees them in full before each of its answers. Each block has a
+label, a description of its purpose, and a limit of characters. Blocks that are marked as read-only cannot be changed.
+
+How to edit:
+- Use memory_insert and memory_replace for small changes, and memory_rethink to write a block anew when it has become
+  long, repetitive or contradictory.
+- Replace what is no longer true instead of adding the opposite below it. Say a thing once, in the block where the
+  assistant would look for it.
+- Write dates and times in full. "Today" or "last week" means nothing to whoever reads the block later.
+- Line numbers may be shown to you for orientation. They are not part of a block's text.
+
+Edit until the blocks are complete, readable and up to date; then call memory_finish_edits. If the conversation has
+nothing worth remembering, call memory_finish_edits at once: not every exchange needs a note, but do not miss a fact
+that the assistant will want to know.
+"""
+
+INTRODUCTION = """\
+<system-reminder>
+You are the sleep-time agent: you work on the memory in the background, after a conversation has taken place.
+
+The transcript below is not a conversation with you. It took place between the primary agent, which shares your memory \
+blocks, and its user:
+- lines that begin with "assistant:" are the primary agent's, not yours
+- lines that begin with "user:" are its user's
+
+Read it, and use your memory tools to bring the memory blocks up to date with what is worth keeping. The block \
+memory_persona says how you are to do that.
+</system-reminder>
+
+Transcript:
+"""
+
+LONGEST_LINE = 20_000
+"""Characters of one message in a transcript."""
+LONGEST_TRANSCRIPT = 200_000
+LEFT_OUT = "[The beginning of the transcript is left out: it is too long.]"
+
+
+def transcript(said: Sequence[Message]) -> str:
+    """The message to a sleep-time agent: what was said, as text. The oldest parts are left out if it is too long."""
+    lines, room = list[str](), LONGEST_TRANSCRIPT
+    for line in reversed([line for message in said for line in _lines(message.body)]):
+        room -= len(line) + 1
+        if room < 0:
+            lines.append(LEFT_OUT)
+            break
+        lines.append(line)
+    return INTRODUCTION + "\n".join(reversed(lines))
+
+
+def _lines(body: MessageBody) -> Iterator[str]:
+    match body:
+        case UserMessage(role="user"):
+            yield from (_line(body.name or "user", text) for text in _texts(body.content))
+        case AssistantMessage():
+            yield from _lines_of_answer(body)
+        case ToolReturns():
+            shown = [result for result in body.returns if not result.of_speech]
+            yield from (_line("assistant", f"Tool {result.tool_name} returned: {result.text}") for result in shown)
+        case ApprovalResponse():
+            decided = [decision for decision in body.decisions if decision.kind == "approval"]
+            yield from (_decision(approve=decision.approve, reason=decision.reason) for decision in decided)
+        case _:
+            pass  # instructions and summaries: nobody has said them in these turns
+
+
+def _lines_of_answer(answer: AssistantMessage) -> Iterator[str]:
+    if answer.reasoning is not None and answer.reasoning.text:
+        yield _line("assistant", f"<thinking>{answer.reasoning.text}</thinking>")
+    if answer.text:
+        yield _line("assistant", answer.text)
+    for call in answer.tool_calls:
+        yield _line("assistant", call.speech if call.speech is not None else f"Calling tool {call.name}")
+
+
+def _decision(*, approve: bool, reason: str | None) -> str:
+    decided = "approved a call" if approve else "denied a call"
+    return _line("user", f"[{decided}{f': {reason}' if reason else ''}]")
+
+
+def _texts(content: str | list[ContentPart]) -> Iterable[str]:
+    parts: list[ContentPart] = [TextContent(content)] if isinstance(content, str) else content
+    return [part.text if isinstance(part, TextContent) else "[image]" for part in parts]
+
+
+def _line(speaker: str, text: str) -> str:
+    cut = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]} [{len(text) - LONGEST_LINE} characters more]"
+    return f"{speaker}: {cut}"
+
+
+class EndedTurn(NamedTuple):
+    """A turn of an agent that has ended, as it is stored for the agent's group."""
+
+    agent_id: AgentId
+    project_id: ProjectId
+    thread_id: ThreadId
+    turn: int
+    cause_id: RunId | MessageId
+    """The run that has ended; the last message of a turn that no run has had."""
+    submitted_by: str | None
+    """The API key whose budget pays for what the turn starts."""
+    counts: bool
+    """Whether it is one of the turns of which every n-th one starts the sleep-time agents. Others are only told of."""
+
+
+class DueTurns(NamedTuple):
+    """The turns of a group about which its sleep-time agents are to think next."""
+
+    group: Group
+    cause_id: RunId | MessageId
+    """Of the turn that made them due."""
+    submitted_by: str | None
+    places: Sequence[tuple[ThreadId, int]]
+    """The turns, in the order in which they ended."""
+
+    def key(self, agent_id: AgentId) -> str:
+        """Names the run that one of the agents has for these turns."""
+        return start_key(self.group.id, self.cause_id, agent_id)
+
+
+def start_key(group_id: GroupId, cause_id: RunId | MessageId, agent_id: AgentId) -> str:
+    """Names the run of a sleep-time agent that a turn has started: there is one."""
+    return f"sleep:{group_id}:{cause_id}:{agent_id}"

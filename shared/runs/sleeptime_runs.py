@@ -1,0 +1,107 @@
+"""Starts the runs of sleep-time agents that are due.
+
+A worker does so once a second, for all groups. An API process does it for the one agent whose answer it is about to
+send, so that the answer can name the runs. Both may do it at once: each run has a key.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+
+from shared.concurrency import Clock
+from shared.domain.agents import Agent
+from shared.domain.errors import HoldfastError, NotFound, PendingApproval, Unavailable
+from shared.domain.groups import RUN_TYPE, DueTurns, start_key, transcript
+from shared.domain.ids import AgentId, GroupId, IdMaker, MessageId, ProjectId, RunId, ThreadId, is_id
+from shared.domain.messages import NewMessage, UserMessage
+from shared.domain.runs import RunOptions, SubmissionKeys
+from shared.runs.started_runs import STARTED, StartedRuns, started_run
+from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.due_turns import GroupTurnStore
+from shared.sql.runs.run_store import RunStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+LOOK_EVERY_S = 1.0
+GROUPS_AT_ONCE = 100
+"""Groups that one look takes up; the next look takes others."""
+LATER = timedelta(seconds=30)
+"""When a group is looked at again whose agents could not start, as because one of them waits for a person."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleeptimeRuns:
+    """Starts what is due."""
+
+    turns: GroupTurnStore
+    agents: AgentStore
+    runs: RunStore
+    started: StartedRuns
+    clock: Clock
+    ids: IdMaker
+
+    async def start_all_due(self) -> None:
+        """Starts the runs that are due now, of any project. Raises `Unavailable`."""
+        for group_id in await self.turns.to_look_at(self.clock.now(), GROUPS_AT_ONCE):
+            await self._start_of_group(group_id)
+
+    async def of_turn(self, project_id: ProjectId, agent_id: AgentId, cause_id: RunId | MessageId) -> list[RunId]:
+        """Starts what the agent's turns have made due, and returns the runs that this turn has started."""
+        group = await self.turns.managed_by(project_id, agent_id)
+        if group is None:
+            return []
+        await self._start_of_group(group.id)
+        names = {sleeper: STARTED + start_key(group.id, cause_id, sleeper) for sleeper in group.agent_ids}
+        found = [
+            await self.runs.of_keys(project_id, ThreadId(sleeper), SubmissionKeys(names=[name]))
+            for sleeper, name in names.items()
+        ]
+        return [run.id for run in found if run is not None]
+
+    async def _start_of_group(self, group_id: GroupId) -> None:
+        """Starts what is due in one group. What cannot start now stays due."""
+        try:
+            while (due := await self.turns.due(group_id, self.clock.now())) is not None:
+                await self._start(due)
+        except Unavailable:
+            raise
+        except HoldfastError as error:
+            waits = isinstance(error, PendingApproval)
+            log_as = log.info if waits else log.warning
+            log_as("sleeptime_left_for_later", group_id=group_id, reason=type(error).__name__)
+            await self.turns.postpone(group_id, self.clock.now() + LATER)
+
+    async def _start(self, due: DueTurns) -> None:
+        said = await self.turns.said_in(due)
+        if said:
+            options = await self._options(due)
+            for agent_id in due.group.agent_ids:
+                try:
+                    agent = await self.agents.without_links(due.group.project_id, agent_id)
+                except NotFound:
+                    continue  # it was deleted a moment ago
+                await self._start_one(agent, due, options, transcript(said))
+        await self.turns.told(due, said[-1] if said else None)
+
+    async def _start_one(self, agent: Agent, due: DueTurns, options: RunOptions, text: str) -> None:
+        now = self.clock.now()
+        run = started_run(agent, options, run_id=self.ids.run(), thread_id=ThreadId(agent.id), now=now)
+        heard = NewMessage(id=self.ids.message(), created_at=now, body=UserMessage(content=text))
+        submitted = await self.started.start(run, [heard], key=due.key(agent.id))
+        if submitted.is_new:
+            log.info("sleeptime_run_started", run_id=submitted.run.id, agent_id=agent.id, cause=due.cause_id)
+
+    async def _options(self, due: DueTurns) -> RunOptions:
+        """The run is paid for by the key that has sent the turn, and continues the turn's trace."""
+        return RunOptions(
+            run_type=RUN_TYPE, submitted_by=due.submitted_by, traceparent=await self._trace_of(due.cause_id)
+        )
+
+    async def _trace_of(self, cause_id: RunId | MessageId) -> str | None:
+        if not is_id(cause_id, "run"):
+            return None
+        try:
+            return (await self.runs.look_up(RunId(cause_id))).options.traceparent
+        except NotFound:
+            return None

@@ -1,0 +1,180 @@
+"""What sleep-time agents are to be told of, and when.
+
+Some process counts the new turns of a group and finds out whether its sleep-time agents are to start. It marks the
+turns that they are to be told of, starts their runs by keys, and deletes the marked rows. A crash in between leaves the
+marked rows, and the next process starts the same runs by the same keys.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy import RowMapping
+
+from shared.crash_points import CrashPoint
+from shared.domain.errors import NotFound
+from shared.domain.groups import DueTurns, EndedTurn, Group, count_turn
+from shared.domain.ids import AgentId, GroupId, ProjectId, ThreadId
+from shared.domain.messages import Message, NewMessage
+from shared.sql.connection import Connection
+from shared.sql.definitions.groups import groups_of, managed_groups
+from shared.sql.engine import Database
+from shared.sql.history.messages import append_turn, is_listed, is_of, message_of
+from shared.sql.history.thread_queue import thread_lock
+from shared.sql.paging import made_of
+from shared.sql.runs.group_turns import enqueue_turn
+from shared.sql.tables import agent_groups, agents, group_turns, messages
+
+AT_ONCE = 500
+"""Turns of one group that one transaction counts, and turns whose messages one query reads."""
+
+
+class GroupTurnStore:
+    """Counts turns, and says what is due."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def to_look_at(self, now: datetime, limit: int) -> Sequence[GroupId]:
+        """Groups with turns that are to be counted or that are due: those that have waited longest."""
+        query = (
+            sa.select(group_turns.c.group_id)
+            .where(group_turns.c.look_at <= now)
+            .group_by(group_turns.c.group_id)
+            .order_by(sa.func.min(group_turns.c.look_at))
+            .limit(limit)
+        )
+        async with self._database.read() as connection:
+            return [GroupId(group_id) for group_id in (await connection.execute(query)).scalars()]
+
+    async def managed_by(self, project_id: ProjectId, agent_id: AgentId) -> Group | None:
+        """The group that one of the project's agents manages."""
+        async with self._database.read() as connection:
+            group = (await managed_groups(connection, [agent_id])).get(agent_id)
+        return group if group is not None and group.project_id == project_id else None
+
+    async def capture(
+        self,
+        project_id: ProjectId,
+        agent_id: AgentId,
+        new: Sequence[NewMessage],
+        *,
+        submitted_by: str | None,
+        now: datetime,
+    ) -> None:
+        """Stores a turn that no run has had, behind all others of the agent's default history, and tells the agent's
+        group. A run that is at work does not see it; the next one does. Raises `NotFound`."""
+        thread_id = ThreadId(agent_id)
+        async with self._database.write(None, thread_lock(thread_id)) as connection:
+            known = await connection.execute(
+                sa.select(agents.c.id).where(agents.c.id == agent_id, agents.c.project_id == project_id)
+            )
+            if known.one_or_none() is None:
+                raise NotFound(f"Agent {agent_id} not found")
+            if not new:
+                return
+            turn = await append_turn(connection, new, agent_id, thread_id, None)
+            ended = EndedTurn(agent_id, project_id, thread_id, turn, new[-1].id, submitted_by, counts=True)
+            enqueue_turn(connection, ended, now)
+
+    async def due(self, group_id: GroupId, now: datetime) -> DueTurns | None:
+        """Counts the group's new turns up to the first that starts its agents; returns what they are to be told of.
+        Those that are due stay so until `told` or `postpone`, and no further turn is counted until then. None if
+        nothing is due."""
+        async with self._database.write(CrashPoint.COUNT_TURNS) as connection:
+            found = await connection.execute(
+                sa.select(agent_groups).where(agent_groups.c.id == group_id).with_for_update()
+            )
+            groups = await groups_of(connection, found.mappings().all())
+            if not groups:
+                return None
+            [group] = groups
+            due = await _marked(connection, group)
+            return due or await _marked(connection, await _count(connection, group, now))
+
+    async def told(self, due: DueTurns, last: Message | None) -> None:
+        """The group's agents have their runs: forgets the turns. `last`: the last message that they were given."""
+        async with self._database.write(CrashPoint.TURNS_TOLD) as connection:
+            now_due = group_turns.alias("now_due")
+            is_still_due = (now_due.c.group_id == due.group.id, now_due.c.cause_id == due.cause_id)
+            gone = await connection.execute(
+                sa.delete(group_turns).where(
+                    *_is_marked(due.group.id), sa.exists().where(*is_still_due, now_due.c.state == "due")
+                )
+            )
+            if gone.rowcount and last is not None:
+                is_it = agent_groups.c.id == due.group.id
+                await connection.execute(sa.update(agent_groups).where(is_it).values(last_message_id=last.id))
+
+    async def postpone(self, group_id: GroupId, until: datetime) -> None:
+        """Looks at the group again at that time, and not before."""
+        waits = (group_turns.c.group_id == group_id, group_turns.c.look_at.is_not(None))
+        async with self._database.write() as connection:
+            await connection.execute(sa.update(group_turns).where(*waits).values(look_at=until))
+
+    async def said_in(self, due: DueTurns) -> Sequence[Message]:
+        """The messages of the turns, in the order in which the turns ended. Not those that were rolled back."""
+        places = {place: number for number, place in enumerate(due.places)}
+        found: list[RowMapping] = []
+        async with self._database.read() as connection:
+            for thread_id in dict.fromkeys(thread_id for thread_id, _ in due.places):
+                turns = [turn for of_thread, turn in due.places if of_thread == thread_id]
+                for start in range(0, len(turns), AT_ONCE):
+                    found += await _messages_of(connection, due.group, thread_id, turns[start : start + AT_ONCE])
+        said = await made_of(found, message_of, "body")
+        return sorted(said, key=lambda message: (places[message.thread_id, message.turn], message.position))
+
+
+async def _messages_of(
+    connection: Connection, group: Group, thread_id: ThreadId, turns: Sequence[int]
+) -> Sequence[RowMapping]:
+    is_there = (messages.c.thread_id == thread_id, messages.c.turn.in_(turns), is_listed())
+    return (await connection.execute(sa.select(messages).where(*is_there, is_of(group.project_id)))).mappings().all()
+
+
+def _is_marked(group_id: GroupId) -> tuple[sa.ColumnElement[bool], ...]:
+    return group_turns.c.group_id == group_id, group_turns.c.state.in_(("told", "due"))
+
+
+async def _marked(connection: Connection, group: Group) -> DueTurns | None:
+    found = await connection.execute(sa.select(group_turns).where(*_is_marked(group.id)).order_by(group_turns.c.number))
+    rows = found.all()
+    last = next((row for row in rows if row.state == "due"), None)
+    if last is None:
+        return None
+    return DueTurns(group, last.cause_id, last.submitted_by, [(row.thread_id, row.turn) for row in rows])
+
+
+async def _count(connection: Connection, group: Group, now: datetime) -> Group:
+    """Counts new turns, up to one that makes all that were counted due; marks those. The caller has locked the
+    group."""
+    is_of_group = group_turns.c.group_id == group.id
+    found = await connection.execute(
+        sa.select(group_turns.c.number, group_turns.c.counts)
+        .where(is_of_group, group_turns.c.state == "new")
+        .order_by(group_turns.c.number)
+        .limit(AT_ONCE)
+    )
+    counter, seen, is_due = group.turns_counter, list[int](), False
+    for number, counts in found:
+        seen.append(number)
+        if counts:
+            counter, is_due = count_turn(group.frequency, counter)
+        if is_due:
+            break
+    # Turns that were stored meanwhile, with whatever number, stay new.
+    await _set(connection, group_turns.c.number.in_(seen), state="counted", look_at=None)
+    if counter != group.turns_counter:
+        await connection.execute(
+            sa.update(agent_groups).where(agent_groups.c.id == group.id).values(turns_counter=counter)
+        )
+    if is_due:
+        await _set(connection, is_of_group & (group_turns.c.state == "counted"), state="told")
+        await _set(connection, group_turns.c.number == seen[-1], state="due", look_at=now)
+    return replace(group, turns_counter=counter)
+
+
+async def _set(connection: Connection, which: sa.ColumnElement[bool], **values: Any) -> None:
+    await connection.execute(sa.update(group_turns).where(which).values(values))
