@@ -14,6 +14,7 @@ from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.mcp_servers import McpServers
+from api.mcp_sign_in import McpSignIns
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
@@ -87,6 +88,7 @@ class Services:
     openai_conversations: ConversationService
     webhooks: WebhookEndpoints
     mcp_servers: McpServers
+    mcp_sign_ins: McpSignIns
     compacting: CompactionService
     tool_runs: ToolRunService
     generation: GenerationService

@@ -12,6 +12,7 @@ AuditEventId = NewType("AuditEventId", str)
 BlockId = NewType("BlockId", str)
 ConversationId = NewType("ConversationId", str)
 McpServerId = NewType("McpServerId", str)
+McpSignInId = NewType("McpSignInId", str)
 KeyId = NewType("KeyId", str)
 MessageId = NewType("MessageId", str)
 PassageId = NewType("PassageId", str)
@@ -95,6 +96,9 @@ class IdMaker:
 
     def mcp_server(self) -> McpServerId:
         return McpServerId(self._make("mcp_server"))
+
+    def mcp_sign_in(self) -> McpSignInId:
+        return McpSignInId(self._make("mcp_oauth"))
 
     def webhook(self) -> WebhookId:
         return WebhookId(self._make("webhook"))

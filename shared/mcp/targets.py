@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 
+import msgspec
+from msgspec.structs import replace
+
 from shared.domain.errors import InvalidRequest
-from shared.domain.mcp_servers import McpServer, McpTarget
+from shared.domain.mcp_servers import THE_GRANT, Grant, McpServer, McpTarget, SignIn
 from shared.secret_keys import SecretKeys
 
 THE_TOKEN, HEADER, VARIABLE = "token", "header:", "env:"
@@ -29,9 +32,10 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
     be sent."""
     values = secret_keys.open_all(server.id, server.secrets)
     headers = _behind(HEADER, values)
-    token = values.get(THE_TOKEN, "").strip()
+    grant = _decoded(values[THE_GRANT]) if THE_GRANT in values else None
+    token = values.get(THE_TOKEN, "").strip() if grant is None else grant.access_token
     if token:
-        name = server.auth_header or _AUTHORIZATION
+        name = (server.auth_header if grant is None else None) or _AUTHORIZATION
         headers = {kept: value for kept, value in headers.items() if kept.lower() != name.lower()}
         headers[name] = _credentials(name, token)
     refuse_headers(headers)
@@ -45,6 +49,23 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
         args=server.args,
         env=_behind(VARIABLE, values),
     )
+
+
+def grant_of(server: McpServer, secret_keys: SecretKeys) -> Grant | None:
+    """Returns what a sign-in at the server has granted. Raises `UnreadableSecret`."""
+    stored = server.secrets.get(THE_GRANT)
+    return None if stored is None else _decoded(secret_keys.open(server.id, THE_GRANT, stored))
+
+
+def with_grant(server: McpServer, grant: Grant, sign_in: SignIn, secret_keys: SecretKeys) -> McpServer:
+    """Returns the server with what a sign-in has granted, which takes the place of its token."""
+    sealed = secret_keys.seal(server.id, THE_GRANT, msgspec.json.encode(grant).decode())
+    kept = {name: value for name, value in server.secrets.items() if name != THE_TOKEN}
+    return replace(server, auth_header=None, secrets={**kept, THE_GRANT: sealed}, sign_in=sign_in)
+
+
+def _decoded(stored: str) -> Grant:
+    return msgspec.json.decode(stored, type=Grant)
 
 
 def refuse_headers(headers: Mapping[str, str]) -> None:
