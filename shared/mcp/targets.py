@@ -25,6 +25,8 @@ _OURS = re.compile(
     re.IGNORECASE,
 )
 """Headers that the protocol itself sets."""
+_SAID_ANYWAY = frozenset({"accept", "content-type"})
+"""Those of them that many programs give. They are stored and shown, and the protocol's own are sent."""
 
 
 def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
@@ -39,6 +41,7 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
         headers = {kept: value for kept, value in headers.items() if kept.lower() != name.lower()}
         headers[name] = _credentials(name, token)
     refuse_headers(headers)
+    headers = {name: value for name, value in headers.items() if name.lower() not in _SAID_ANYWAY}
     return McpTarget(
         server_id=server.id,
         server_name=server.name,
@@ -85,7 +88,8 @@ def _refuse_header_names(names: Iterable[str]) -> None:
     if len(given) > MOST_HEADERS:
         raise InvalidRequest(f"headers: {len(given)} headers; {MOST_HEADERS} are the most", field="custom_headers")
     for name in given:
-        if not _TOKEN_OF_HTTP.fullmatch(name) or _OURS.fullmatch(name):
+        is_ours = _OURS.fullmatch(name) and name.lower() not in _SAID_ANYWAY
+        if is_ours or not _TOKEN_OF_HTTP.fullmatch(name):
             raise InvalidRequest(
                 f"headers: {name[:100]!r} is no header that can be set: the protocol sets it itself, or it is no "
                 "header's name",

@@ -135,18 +135,16 @@ async def test_a_person_signs_in_at_an_mcp_server(holdfast: Holdfast, tmp_path: 
         printed = (tmp_path / "output").read_text()
         return printed.strip() if "/authorize" in printed and printed.endswith("\n") else ""
 
-    async def sign_in() -> "Said":
+    async def sign_in() -> Said:
         return await holdfast("mcp", "sign-in", "notes")
 
     async with authorizing_server() as notes:
         assert (await holdfast("mcp", "add", "notes", notes.url)).status == 0
         async with asyncio.TaskGroup() as group:
-            signing_in = group.create_task(holdfast("mcp", "sign-in", "notes"))
-            await wait_until(
-                lambda: "/authorize" in address() and address().endswith("\n"), description="the address to be printed"
-            )
+            signing_in = group.create_task(sign_in())
+            url = await wait_until(address, description="the address to be printed")
             async with httpx.AsyncClient() as browser:
-                await browser.get(await consented(address().strip()))
+                await browser.get(await consented(url))
         done = signing_in.result()
         assert (done.status, "signed in at notes; its tools: note" in done.output) == (0, True), done.errors
         assert "/authorize?response_type=code" in done.output
