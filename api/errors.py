@@ -203,6 +203,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.ShutdownRequested: _NEVER_HERE,
     domain.ModelError: _NEVER_HERE,  # `model_error_answer` decides by its type
     domain.McpServerUnavailable: ErrorAnswer(502, ErrorCode.MCP_SERVER_UNAVAILABLE, "MCP_SERVER_UNAVAILABLE"),
+    domain.McpSignInNeeded: ErrorAnswer(502, ErrorCode.MCP_SIGN_IN_NEEDED, "MCP_SIGN_IN_NEEDED"),
     domain.UnreadableSecret: _NEVER_HERE,
     domain.Unavailable: ErrorAnswer(503, ErrorCode.SERVICE_UNAVAILABLE, _AWAY, passes=True),
     domain.Unusable: ErrorAnswer(503, ErrorCode.SERVICE_UNAVAILABLE, _AWAY, passes=True),

@@ -184,7 +184,7 @@ _NOT_OURS = re.compile(
     r"|messages/batches(?:/.*)?"
     r"|models/catalog"
     r"|steps/[^/]+/transaction/.*"
-    r"|tools/(?:composio.*|generate-schema|generate-tool|mcp/oauth/.*|run|search)"
+    r"|tools/(?:composio.*|generate-schema|generate-tool|mcp/oauth/(?!callback$).*|run|search)"
     r")"
 )
 

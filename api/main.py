@@ -29,7 +29,7 @@ from api.callbacks.signing import signing_key
 from api.dialects import dialect_services
 from api.input_limits import InputLimits
 from api.letta.runs import wire_callback
-from api.mcp_servers import McpServers
+from api.mcp_services import McpParts, mcp_parts, mcp_services
 from api.openai.response_object import DIALECT as RESPONSES
 from api.openai.response_object import own_id_of
 from api.openai.webhook_endpoints import response_event
@@ -42,8 +42,6 @@ from api.runs.submission import QueuedRuns, SubmissionService, SubmissionTraces
 from api.services import Services
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.errors import Unavailable
-from shared.mcp.client import McpClient
-from shared.mcp.commands import AllowedCommands
 from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments, package_environments
@@ -67,7 +65,6 @@ from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.imported_agents import BroughtAgentStore
-from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
@@ -250,7 +247,7 @@ class _Clients(NamedTuple):
     http: CallersHttp
     embeddings: EmbeddingClient
     lists: ServerModels
-    mcp: McpClient
+    mcp: McpParts
     packages: PackageEnvironments
 
 
@@ -274,8 +271,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         stack.push_async_callback(server_models.aclose)
         # As the workers reach them: what callbacks may do is no rule for these.
         reachable = NetworkRules.of(settings.reachable_networks, settings.ca_file)
-        mcp = McpClient(reachable, AllowedCommands.parse(settings.mcp_commands))
-        stack.push_async_callback(mcp.aclose)
+        callers = await _for_callers(process)
+        mcp = await stack.enter_async_context(mcp_parts(callers, reachable))
         await stack.enter_async_context(feed.running())
         await stack.enter_async_context(quotas.counting())
         await stack.enter_async_context(_callbacks(process, http).delivering())
@@ -283,7 +280,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         await stack.enter_async_context(showing_process(process, name, quotas))
         process.metrics.api.watch_readers(lambda: quotas.open_streams)
         clients = _Clients(feed, http, embeddings, server_models, mcp, packages)
-        services = _services(await _for_callers(process), process, clients, quotas)
+        services = _services(callers, process, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
@@ -353,22 +350,6 @@ def _webhooks(process: ProcessContext, http: CallersHttp) -> WebhookEndpoints:
     )
 
 
-def _mcp_servers(process: ProcessContext, client: McpClient) -> McpServers:
-    settings = process.settings
-    return McpServers(
-        store=McpServerStore(process.database),
-        tools=ToolStore(process.database),
-        client=client,
-        secret_keys=process.secret_keys,
-        audit=AuditLog(process.database),
-        clock=process.clock,
-        ids=process.ids,
-        commands=AllowedCommands.parse(settings.mcp_commands),
-        asks_always=settings.mcp_always_ask,
-        call_s=settings.mcp_timeout,
-    )
-
-
 def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
     """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
@@ -415,7 +396,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         inbox=InboxStore(database),
         **dialects._asdict(),
         webhooks=_webhooks(process, clients.http),
-        mcp_servers=_mcp_servers(process, clients.mcp),
+        **mcp_services(process, everybodys, clients.mcp)._asdict(),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),

@@ -4,7 +4,7 @@ No answer shows a secret. A client that sends back what it was shown keeps what 
 address changes: who may write an address must not be able to send a token there that they cannot read.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,21 @@ from msgspec.structs import replace
 
 from shared.concurrency import Clock
 from shared.domain.agents import SEALED, is_sealed
-from shared.domain.errors import Conflict, InvalidRequest, McpServerUnavailable, NotFound, Unavailable, UnreadableSecret
+from shared.domain.errors import (
+    Conflict,
+    InvalidRequest,
+    McpServerUnavailable,
+    McpSignInNeeded,
+    NotFound,
+    Unavailable,
+    UnreadableSecret,
+)
 from shared.domain.ids import AgentId, IdMaker, McpServerId, ProjectId, ToolId
-from shared.domain.mcp_servers import McpServer, McpTarget, RemoteResult, RemoteTool, Transport, tool_source
+from shared.domain.mcp_servers import THE_GRANT, McpServer, McpTarget, RemoteResult, RemoteTool, Transport, tool_source
 from shared.domain.tools import Tool
 from shared.mcp.client import McpClient
 from shared.mcp.commands import AllowedCommands
+from shared.mcp.signed_in import SignedIn
 from shared.mcp.targets import HEADER, THE_TOKEN, VARIABLE, target_of
 from shared.mcp_tools import MOST_TOOLS, TakeOver, ToolChanges
 from shared.network.addresses import flaw_of_url
@@ -57,6 +66,8 @@ class ServerChange:
         """The server after the change, its new secrets as they were sent. Raises `InvalidRequest`."""
         transport = self.transport or before.transport
         secrets = self._secrets(before.secrets)
+        if not self._keeps_sign_in():
+            secrets.pop(THE_GRANT, None)
         is_command = transport == "stdio"
         mine = {name: value for name, value in secrets.items() if name.startswith(VARIABLE) is is_command}
         after = replace(
@@ -69,12 +80,24 @@ class ServerChange:
             args=[] if not is_command else before.args if self.args is None else list(self.args),
             secrets=mine,
         )
+        if _place(before) != _place(after):
+            # A token of a sign-in goes nowhere but where it was granted for.
+            mine.pop(THE_GRANT, None)
+        if THE_TOKEN in mine or (THE_GRANT in before.secrets and THE_GRANT not in mine):
+            after = replace(after, sign_in=None)
         self._refuse_secrets_elsewhere(before, after)
         return after
 
+    def _keeps_sign_in(self) -> bool:
+        """Whether a sign-in stays: its token is shown as a token is, and a client may send the mask back."""
+        return isinstance(self.token, UnsetType) or (self.token is not None and _is_mask(self.token))
+
     def _secrets(self, stored: Texts) -> dict[str, str]:
         token = self.token if isinstance(self.token, UnsetType) else {"": self.token} if self.token else {}
+        if THE_GRANT in stored and self.token and _is_mask(self.token):
+            token = UNSET
         return {
+            **{name: value for name, value in stored.items() if name == THE_GRANT},
             **_merged(stored, THE_TOKEN, token, "auth_token"),
             **_merged(stored, HEADER, self.headers, "custom_headers"),
             **_merged(stored, VARIABLE, self.env, "env"),
@@ -103,9 +126,13 @@ def _merged(stored: Texts, kind: str, given: Texts | UnsetType | None, field: st
     return {f"{kind}{name}": value for name, value in after.items()}
 
 
+def _is_mask(given: str) -> bool:
+    return given.removeprefix("Bearer ") == MASK
+
+
 def _value(name: str, given: str, before: Texts, field: str) -> str:
     place = f"{field}.{name}" if name else field
-    if given.removeprefix("Bearer ") == MASK:
+    if _is_mask(given):
         if name not in before:
             raise InvalidRequest(
                 f"{place}: {MASK} stands for a stored secret, and none is stored: send it", field=place
@@ -127,8 +154,13 @@ def _place(server: McpServer) -> tuple[str, ...]:
 
 
 def masked_token(server: McpServer) -> str | None:
-    """The mask, if the server has a token."""
-    return MASK if THE_TOKEN in server.secrets else None
+    """The mask, if the server has a token, its own or a sign-in's."""
+    return MASK if THE_TOKEN in server.secrets or THE_GRANT in server.secrets else None
+
+
+def shown_header(server: McpServer) -> str | None:
+    """The name of the header that carries the token."""
+    return DEFAULT_HEADER if THE_GRANT in server.secrets else server.auth_header
 
 
 def masked_headers(server: McpServer) -> dict[str, str] | None:
@@ -156,13 +188,25 @@ class TakenServer:
 
 
 @contextmanager
-def _asking() -> Generator[None]:
+def _asking(server: McpServer) -> Generator[None]:
     """Turns what a client raises into one error, which Letta's SDKs do not answer with the same request: the first one
     may have had its effect."""
     try:
         yield
     except (InvalidRequest, Unavailable) as error:
         raise McpServerUnavailable(error.message) from error
+    except UnreadableSecret as error:
+        raise McpServerUnavailable(
+            f"The MCP server {server.name!r} cannot be asked: {error.message}. Send the secret anew"
+        ) from error
+
+
+def _bounded(server: McpServer, listed: list[RemoteTool]) -> list[RemoteTool]:
+    if len(listed) > MOST_TOOLS:
+        raise McpServerUnavailable(
+            f"The MCP server {server.name!r} lists {len(listed)} tools, and {MOST_TOOLS} are the most"
+        )
+    return listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +216,7 @@ class McpServers:
     store: McpServerStore
     tools: ToolStore
     client: McpClient
+    signed_in: SignedIn
     secret_keys: SecretKeys
     audit: AuditLog
     clock: Clock
@@ -185,15 +230,15 @@ class McpServers:
     async def create(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
         """Stores a server and takes its tools over. It is stored, too, when it cannot be reached: its tools come with
         the next refresh. Raises `InvalidRequest` and `Conflict`."""
-        server = await self.store.create(self._sealed(self._made(project_id, wanted)))
-        return await self._taken(server)
+        server = await self.store.create(self.sealed(self.made(project_id, wanted)))
+        return await self.taken(server)
 
     async def put(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
         """Stores a server, or changes the one of its name, and takes its tools over. Raises `InvalidRequest`."""
         before = None if wanted.name is None else await self.store.named(project_id, wanted.name)
         if before is None:
             return await self.create(project_id, wanted)
-        return await self._taken(await self.change(project_id, before.id, wanted))
+        return await self.taken(await self.change(project_id, before.id, wanted))
 
     async def change(self, project_id: ProjectId, server_id: McpServerId, wanted: ServerChange) -> McpServer:
         """Changes what is given. Raises `NotFound`, `InvalidRequest` and `Conflict`."""
@@ -201,16 +246,18 @@ class McpServers:
         def changed(before: McpServer) -> McpServer:
             after = wanted.applied(before)
             self._refuse_flaws(after)
-            return self._sealed(after)
+            return self.sealed(after)
 
         return await self.store.update(project_id, server_id, changed, now=self.clock.now())
 
     async def refresh(self, project_id: ProjectId, server_id: McpServerId) -> ToolChanges:
-        """Takes over what the server lists now. Raises `NotFound`, and `McpServerUnavailable` when it was not reached:
-        the project's tools stay as they are then."""
-        taken = await self._taken(await self.store.get(project_id, server_id))
+        """Takes over what the server lists now. Raises `NotFound`, and `McpServerUnavailable` or `McpSignInNeeded` when
+        it was not reached: the project's tools stay as they are then."""
+        taken = await self.taken(await self.store.get(project_id, server_id))
         if taken.changes is None:
-            raise McpServerUnavailable(taken.server.problem)
+            sign_in = taken.server.sign_in
+            is_asking = sign_in is not None and sign_in.state == "needed"
+            raise (McpSignInNeeded if is_asking else McpServerUnavailable)(taken.server.problem)
         return taken.changes
 
     async def add_tool(self, project_id: ProjectId, name: str, tool_name: str) -> Tool:
@@ -236,18 +283,19 @@ class McpServers:
         return server
 
     async def listed(self, server: McpServer) -> list[RemoteTool]:
-        """What the server lists now. Raises `McpServerUnavailable`."""
-        with _asking():
-            listed = await self.client.list_tools(self._target(server))
-        if len(listed) > MOST_TOOLS:
-            raise McpServerUnavailable(
-                f"The MCP server {server.name!r} lists {len(listed)} tools, and {MOST_TOOLS} are the most"
-            )
-        return listed
+        """What the server lists now. Raises `McpServerUnavailable` and `McpSignInNeeded`."""
+        with _asking(server):
+            return _bounded(server, await self.signed_in.asked(server, self.client.list_tools))
 
     async def try_out(self, project_id: ProjectId, wanted: ServerChange) -> list[RemoteTool]:
-        """What a server lists that is not stored. Raises `InvalidRequest` and `McpServerUnavailable`."""
-        return await self.listed(self._made(project_id, wanted))
+        """What a server lists that is not stored. Raises `InvalidRequest`, `McpServerUnavailable` and
+        `McpSignInNeeded`."""
+        return await self.listed_once(self.made(project_id, wanted))
+
+    async def listed_once(self, server: McpServer) -> list[RemoteTool]:
+        """What a server lists that is not stored, so that nothing is noted of it."""
+        with _asking(server):
+            return _bounded(server, await self.client.list_tools(target_of(server, self.secret_keys)))
 
     async def tool(self, project_id: ProjectId, server_id: McpServerId, tool_id: ToolId) -> Tool:
         """One of the server's tools. Raises `NotFound`."""
@@ -273,8 +321,12 @@ class McpServers:
         server = await self.store.get(tool.project_id, source.server_id)
         # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
         await self.audit.add(tool.project_id, "tool.called", tool.id)
-        with _asking():
-            return await self.client.call_tool(self._target(server), source.tool_name, arguments, timeout_s=self.call_s)
+
+        def call(target: McpTarget) -> Awaitable[RemoteResult]:
+            return self.client.call_tool(target, source.tool_name, arguments, timeout_s=self.call_s)
+
+        with _asking(server):
+            return await self.signed_in.asked(server, call)
 
     async def of_agent(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[McpServer]:
         """The servers that run some of the agent's tools. Raises `NotFound`."""
@@ -285,16 +337,17 @@ class McpServers:
         ids = {source.server_id for tool in own if (source := tool_source(tool)) is not None}
         return [server for server in await self.store.list(project_id) if server.id in ids] if ids else []
 
-    async def _taken(self, server: McpServer) -> TakenServer:
+    async def taken(self, server: McpServer) -> TakenServer:
+        """Takes over what the server lists now, or notes why that was not possible."""
         try:
             listed = await self.listed(server)
-        except McpServerUnavailable as error:
+        except (McpServerUnavailable, McpSignInNeeded) as error:
             problem, now = error.message[:LONGEST_PROBLEM], self.clock.now()
 
             def noted(before: McpServer) -> McpServer:
                 return replace(before, problem=problem)
 
-            stored = await self.store.update(server.project_id, server.id, noted, now=now, act=False)
+            stored = await self.store.update(server.project_id, server.id, noted, now=now, action="")
             return TakenServer(stored, None)
         changes = await self.store.take_over(server, self._taking(listed))
         return TakenServer(await self.store.get(server.project_id, server.id), changes)
@@ -308,15 +361,8 @@ class McpServers:
             deletes=deletes,
         )
 
-    def _target(self, server: McpServer) -> McpTarget:
-        try:
-            return target_of(server, self.secret_keys)
-        except UnreadableSecret as error:
-            raise McpServerUnavailable(
-                f"The MCP server {server.name!r} cannot be asked: {error.message}. Send the secret anew"
-            ) from error
-
-    def _made(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
+    def made(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
+        """The server that a request describes, before it is stored and encrypted. Raises `InvalidRequest`."""
         now = self.clock.now()
         blank = McpServer(
             id=self.ids.mcp_server(),
@@ -330,7 +376,8 @@ class McpServers:
         self._refuse_flaws(server)
         return server
 
-    def _sealed(self, server: McpServer) -> McpServer:
+    def sealed(self, server: McpServer) -> McpServer:
+        """The server with its secrets encrypted, as it is stored."""
         return replace(server, secrets=self.secret_keys.seal_all(server.id, server.secrets))
 
     def _refuse_flaws(self, server: McpServer) -> None:

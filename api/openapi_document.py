@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
+from api.access.authentication import SIGN_IN_RETURN, needs_key
 from api.request_log import is_of_api
 from shared.domain.errors import ErrorCode
 
@@ -34,6 +35,8 @@ TYPES = "api.answers.operations"
 """Where the types of answers are. Only the document needs them, and a process begins without making them."""
 REF = "#/components/schemas/{model}"
 FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
+FRAMES_OF_SIGN_IN = "Server-sent events: the `data` of each is one of these as JSON. `success` or `error` is the last."
+SIGN_IN = ("/v1/mcp-servers/connect/{mcp_server_id}", "/v1/tools/mcp/servers/connect")
 
 KEY, STREAM_TOKEN = "key", "stream_token"
 SECURITY_SCHEMES: Json = {
@@ -64,7 +67,6 @@ REFUSALS: Mapping[str, str] = {
     "429": "Too much at once, here or at the model's provider.",
     "431": "The head is longer than this server takes.",
     "500": "A fault of ours, or of the model's provider.",
-    "501": "The server does not do this.",
     "503": "A service behind this server is away. `Retry-After` says when to come back.",
     "502": "The model's provider refuses the key that the server has for it.",
     "504": "The model's provider did not answer in time.",
@@ -74,8 +76,6 @@ OF_THE_HEAD = ("414", "431")
 """What the server says before anybody knows whom the request is for."""
 OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
-NOT_DONE = "501"
-SIGN_IN = ("/v1/mcp-servers/connect/{mcp_server_id}", "/v1/tools/mcp/servers/connect")
 READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)
 """What is wrong with a body is a 400 there."""
@@ -194,7 +194,7 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
         if (method, path) in types.names:
             operation["operationId"] = types.names[method, path]
             _describe_answers(method, path, operation, types)
-        if is_of_api(path):
+        if needs_key(path):
             ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
             # An empty one stands for a request without any.
             operation["security"] = [*({} for _ in range(not keys_are_required)), *({way: []} for way in ways)]
@@ -248,7 +248,8 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
     answer, frame = types.answers.get((method, path)), types.frames.get((method, path))
     if answer is not None or frame is not None:
         content = {} if answer is None else {"application/json": {"schema": answer}}
-        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": FRAMES, **frame}}}
+        said = FRAMES_OF_SIGN_IN if path in SIGN_IN else FRAMES
+        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": said, **frame}}}
         responses["200"]["content"] = content | stream
     if (method, path) == BROWSERS_STREAM:
         responses["204"] = {"description": "The stream has ended, and the client has all of it."}
@@ -262,12 +263,12 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
 
 
 def _may_be(status: str, method: str, path: str) -> bool:
+    if path == SIGN_IN_RETURN:
+        return status in ("400", "403", "404", "409", "422", "500", "503", *OF_THE_HEAD)
     if not is_of_api(path):
         return status in ("403", "422", "500", "503", *OF_THE_HEAD)
     if status == BODY_NOT_IN_TIME:
         return method != "get"
-    if status == NOT_DONE:
-        return path in SIGN_IN
     if status in OF_A_FORM:
         return (method, path) in READ_FORMS
     if status in OF_A_MODEL:

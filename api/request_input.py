@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access.authentication import SIGN_IN_RETURN
 from api.access.callers import acting_for
 from api.access.route_rules import AgentReach, caller_within_reach
 from api.admission import Admission, ClientLeft, is_submission
@@ -57,6 +58,8 @@ class StrictRequests:
     def refusal(self, scope: Scope, body: bytes) -> Response | None:
         """The 422 that names what is not acted on; None where nothing is, or nobody asked."""
         said = next((value for name, value in scope["headers"] if name == STRICT), None)
+        if said is None and scope["path"] == SIGN_IN_RETURN:
+            return None  # authorization servers add parameters of their own
         wanted = self._by_default if said is None else _SAID.get(said.decode("latin-1").lower())
         if wanted is None:
             return input_refusal([_flaw(("header", "X-Holdfast-Strict"), "it must be true or false")])

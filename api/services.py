@@ -15,6 +15,7 @@ from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
 from api.mcp_servers import McpServers
+from api.mcp_sign_in import McpSignIns
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
@@ -96,6 +97,7 @@ class Services:
     sleepers: SleeperMaker
     webhooks: WebhookEndpoints
     mcp_servers: McpServers
+    mcp_sign_ins: McpSignIns
     compacting: CompactionService
     tool_runs: ToolRunService
     generation: GenerationService

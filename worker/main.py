@@ -23,6 +23,7 @@ from shared.domain.runs import AttemptLimits
 from shared.domain.tools import SandboxTier
 from shared.mcp.client import McpClient
 from shared.mcp.commands import AllowedCommands
+from shared.mcp.signed_in import AuthorizationServers
 from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments, package_environments
@@ -76,7 +77,7 @@ from worker.run.settle import RunFinisher
 from worker.run.spending import BudgetService
 from worker.runners.tool_runner import ToolRunners
 from worker.sweeper import Sweeper
-from worker.tool_runners import tool_runners
+from worker.tool_runners import servers_signed_in, tool_runners
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
@@ -284,6 +285,10 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         services = _run_services(process, logs)
         mcp = McpClient(network, AllowedCommands.parse(settings.mcp_commands))
         stack.push_async_callback(mcp.aclose)
+        authorization = AuthorizationServers(network)
+        stack.push_async_callback(authorization.aclose)
+        signed_in = servers_signed_in(process, authorization)
+        stack.push_async_callback(signed_in.aclose)
         active_runs = ActiveRuns(
             signal=CancelSignal(process.redis),
             runs=services.runs,
@@ -292,7 +297,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         )
         trees = _trees(process, services, active_runs.signal)
         orphans = _orphans(process, services, trees)
-        runners = tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp, orphans)
+        runners = tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp, orphans, signed_in)
         bodies = _bodies(process, models, runners, tools.sandbox)
         executor = _executor(process, name, active_runs, services, bodies, trees)
         queue_worker = _queue_worker(process, name, executor, active_runs)

@@ -1,10 +1,13 @@
 """The runners of a worker, and which tools each is for."""
 
+from secrets import token_hex
+
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.mcp_servers import MCP_TYPE
 from shared.domain.tool_catalog import CALLS_AGENTS, RUNS_CODE, RUNS_CODE_WITH_TOOLS
 from shared.domain.tools import BASE_TYPES
 from shared.mcp.client import McpClient
+from shared.mcp.signed_in import AuthorizationServers, SignedIn
 from shared.packages.environments import PackageEnvironments
 from shared.process.context import ProcessContext
 from shared.runs.orphans import OrphanedRuns
@@ -25,6 +28,13 @@ from worker.runners.tool_runner import RunnerRow, ToolRunners
 from worker.tools.outcomes import ToolSandbox
 
 
+def servers_signed_in(process: ProcessContext, authorization: AuthorizationServers) -> SignedIn:
+    """The tokens of people's sign-ins at MCP servers, for this worker."""
+    patience, methods = process.patience(), (McpServerStore.claim_renewal, McpServerStore.settle_renewal)
+    store = patience.applied_to(McpServerStore(process.database), *methods)
+    return SignedIn(store, authorization, process.secret_keys, process.clock, new_holder=lambda: token_hex(8))
+
+
 def tool_runners(
     process: ProcessContext,
     sandbox: ToolSandbox,
@@ -32,6 +42,7 @@ def tool_runners(
     embeddings: EmbeddingClient,
     mcp: McpClient,
     orphans: OrphanedRuns,
+    signed_in: SignedIn,
 ) -> ToolRunners:
     """Returns the runners and the tools that each is for. The last row fits every tool."""
     settings, database = process.settings, process.database
@@ -55,8 +66,8 @@ def tool_runners(
     functions = SandboxRunner(sandbox=sandbox, packages=packages, timeout_s=settings.tool_timeout)
     of_servers = McpToolRunner(
         client=mcp,
+        signed_in=signed_in,
         servers=patience.applied_to(McpServerStore(database), McpServerStore.get),
-        secret_keys=process.secret_keys,
         timeout_s=settings.mcp_timeout,
         traits=ALWAYS_ASKING if settings.mcp_always_ask else OF_A_SERVER,
     )

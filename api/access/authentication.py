@@ -148,6 +148,10 @@ class Authentication:
         )
 
 
+SIGN_IN_RETURN = "/v1/tools/mcp/oauth/callback"
+"""Where the browser of a person who has signed in at an MCP server comes back. It has no key, but what is known to it
+alone."""
+
 METRICS = "/metrics"
 """The path of the metrics. It is no route of the API, but needs a key of an administrator, too."""
 
@@ -178,7 +182,7 @@ class StreamToken:
 
 def needs_key(path: str) -> bool:
     """Returns whether a request to this path needs a caller."""
-    return is_of_api(path) or path == METRICS
+    return (is_of_api(path) and path.rstrip("/") != SIGN_IN_RETURN) or path == METRICS
 
 
 def stream_token_of(scope: Scope) -> StreamToken | None:

@@ -7,8 +7,8 @@ from msgspec import UNSET
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.letta.messages import wire_time
-from api.mcp_servers import ServerChange, TakenServer, masked_headers, masked_token, masked_variables
-from shared.domain.mcp_servers import McpServer, RemoteResult, RemoteTool, Transport
+from api.mcp_servers import ServerChange, TakenServer, masked_headers, masked_token, masked_variables, shown_header
+from shared.domain.mcp_servers import McpServer, RemoteResult, RemoteTool, SignIn, Transport
 from shared.mcp_tools import ToolChanges
 
 MOST_ARGUMENTS, MOST_SECRETS = 100, 50
@@ -131,14 +131,14 @@ def _reached(server: McpServer) -> dict[str, Any]:
         return {"command": server.command, "args": server.args, "env": masked_variables(server)}
     return {
         "server_url": server.url,
-        "auth_header": server.auth_header,
+        "auth_header": shown_header(server),
         "auth_token": masked_token(server),
         "custom_headers": masked_headers(server),
     }
 
 
 def wire_server(server: McpServer) -> dict[str, Any]:
-    """The wire's server. The last two fields are Holdfast's own."""
+    """The wire's server. The last three fields are Holdfast's own."""
     return {
         "id": server.id,
         "server_name": server.name,
@@ -146,6 +146,18 @@ def wire_server(server: McpServer) -> dict[str, Any]:
         **_reached(server),
         "refreshed_at": None if server.refreshed_at is None else wire_time(server.refreshed_at),
         "problem": server.problem or None,
+        "sign_in": None if server.sign_in is None else wire_sign_in(server.sign_in),
+    }
+
+
+def wire_sign_in(sign_in: SignIn) -> dict[str, Any]:
+    """What may be shown of a sign-in."""
+    return {
+        "state": sign_in.state,
+        "authorization_server": sign_in.authorization_server,
+        "scope": sign_in.scope,
+        "since": wire_time(sign_in.since),
+        "expires_at": None if sign_in.expires_at is None else wire_time(sign_in.expires_at),
     }
 
 

@@ -9,16 +9,16 @@ import typer
 from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, segment, server_at
 from cli.client.terminal import hint, is_interactive, print_all, print_fields, print_json
 from cli.printable import JsonOption, printable
-from shared.domain.errors import InvalidRequest, NotFound
+from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import is_id
 
-commands = typer.Typer(help="List, show, add, refresh and delete MCP servers.")
+commands = typer.Typer(help="List, show, add, refresh and delete MCP servers, and sign in at them.")
 
 ServerArgument = Annotated[str, typer.Argument(metavar="SERVER", help="The server's id, or its name.")]
 
 SHOWN = (
     *("id", "server_name", "mcp_server_type", "server_url", "command", "args", "auth_header", "auth_token"),
-    *("custom_headers", "env", "refreshed_at", "problem", "tools"),
+    *("custom_headers", "env", "refreshed_at", "problem", "sign_in", "tools"),
 )
 
 
@@ -61,7 +61,8 @@ def show(server: ServerArgument, as_json: JsonOption = False, url: UrlOption = D
         print_json(found | {"tools": tools})
         return
     shown = [f"{tool['name']}{' (asks first)' if tool['default_requires_approval'] else ''}" for tool in tools]
-    print_fields(found | {"tools": shown or None}, SHOWN)
+    sign_in_state = (found["sign_in"] or {}).get("state")
+    print_fields(found | {"tools": shown or None, "sign_in": sign_in_state}, SHOWN)
 
 
 @commands.command(epilog="Example: holdfast mcp add buses https://buses.example/mcp --token-env TOKEN")
@@ -118,6 +119,34 @@ def _words(command: str) -> list[str]:
     if not words:
         raise InvalidRequest("--command is empty: give the command line that starts the server")
     return words
+
+
+@commands.command("sign-in", epilog="Example: holdfast mcp sign-in notes")
+def sign_in(server: ServerArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Sign in at an MCP server (OAuth): print the address to open in a browser, and wait until that is done."""
+    with server_at(url) as asked:
+        found = mcp_server_of(asked, server)
+        last = _signed_in(asked, found, as_json=as_json)
+    name = found["server_name"]
+    if last["event"] == "error":
+        raise InvalidRequest(str(last["message"]))
+    if last["event"] != "success":
+        raise Unavailable(f"the server ended the stream. The sign-in goes on: see `holdfast mcp show {name}`")
+    if not as_json:
+        tools = ", ".join(str(tool["name"]) for tool in last["tools"]) or "none"
+        print(printable(f"holdfast mcp: signed in at {name}; its tools: {tools}"))
+
+
+def _signed_in(asked: Server, found: Record, *, as_json: bool) -> Record:
+    """Returns the last event of the sign-in."""
+    last: Record = {"event": ""}
+    for last in asked.events(f"/v1/mcp-servers/connect/{segment(str(found['id']))}"):
+        if as_json:
+            print_json(last)
+        elif last["event"] == "authorization_url":
+            hint("Open this in a browser and sign in:")
+            print(printable(str(last["url"])), flush=True)
+    return last
 
 
 @commands.command(epilog="Example: holdfast mcp refresh buses")

@@ -73,20 +73,26 @@ class Server:
         """Yields the frames of a stream to its end. Raises `ConnectionLost` if it breaks before that, and `Silence`
         after `silence_s` seconds without data. `named` are headers, with underscores for dashes."""
         headers = {"X-Holdfast-Status-Events": "true", **_headers(named)}
+        for data in self._data("POST", path, silence_s, json=body, headers=headers):
+            if data == "[DONE]":
+                return
+            yield _decoded(data)
+        raise ConnectionLost("the stream broke off")
+
+    def events(self, path: str, *, silence_s: float = SILENCE_S) -> Generator[Record]:
+        """Yields the events of a stream that is only read, as far as it goes. Raises as `frames` does."""
+        for data in self._data("GET", path, silence_s):
+            yield _decoded(data)
+
+    def _data(self, method: str, path: str, silence_s: float, **request: Any) -> Generator[str]:
         timeout = httpx2.Timeout(ANSWER_S, read=silence_s)
-        with (
-            self._errors(),
-            self._http.stream("POST", path, json=body, headers=headers, timeout=timeout) as answer,
-        ):
+        with self._errors(), self._http.stream(method, path, timeout=timeout, **request) as answer:
             if not answer.is_success:
                 answer.read()
             _refuse(answer)
             for line in _lines(answer.iter_bytes()):
-                if line == "data: [DONE]":
-                    return
                 if line.startswith("data: "):
-                    yield _decoded(line.removeprefix("data: "))
-        raise ConnectionLost("the stream broke off")
+                    yield line.removeprefix("data: ")
 
     def _asked(
         self,

@@ -105,6 +105,7 @@ class ErrorCode(StrEnum):
     # This server, and what it needs.
     INTERNAL_ERROR = "internal_error", "Look into the server's log for the request's id, which is in X-Request-Id."
     MCP_SERVER_UNAVAILABLE = "mcp_server_unavailable", "Correct the MCP server's address or secrets, or wait for it."
+    MCP_SIGN_IN_NEEDED = "mcp_sign_in_needed", "Sign in: `holdfast mcp sign-in SERVER`, or what docs/mcp.md says."
     SERVICE_UNAVAILABLE = "service_unavailable", "Send the request again when Retry-After has passed."
     SERVER_ENDING = "server_ending", "Ask again: another process, or this one's successor, answers."
     LOG_GAP = "log_gap", "Read what the run has brought: GET /v1/runs/{run_id}/messages."
@@ -420,6 +421,10 @@ class ModelError(HoldfastError):
 
 class McpServerUnavailable(HoldfastError):
     """The MCP server cannot be reached."""
+
+
+class McpSignInNeeded(HoldfastError):
+    """The MCP server refuses requests until a person signs in at it."""
 
 
 class UnreadableSecret(HoldfastError):

@@ -13,6 +13,7 @@ BlockId = NewType("BlockId", str)
 ConversationId = NewType("ConversationId", str)
 GroupId = NewType("GroupId", str)
 McpServerId = NewType("McpServerId", str)
+McpSignInId = NewType("McpSignInId", str)
 KeyId = NewType("KeyId", str)
 MessageId = NewType("MessageId", str)
 PassageId = NewType("PassageId", str)
@@ -99,6 +100,9 @@ class IdMaker:
 
     def mcp_server(self) -> McpServerId:
         return McpServerId(self._make("mcp_server"))
+
+    def mcp_sign_in(self) -> McpSignInId:
+        return McpSignInId(self._make("mcp_oauth"))
 
     def webhook(self) -> WebhookId:
         return WebhookId(self._make("webhook"))

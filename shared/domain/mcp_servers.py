@@ -10,16 +10,95 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from shared.domain.ids import McpServerId, ProjectId
+from shared.domain.ids import McpServerId, McpSignInId, ProjectId
 from shared.domain.tools import Tool
 
 MCP_TYPE = "external_mcp"
 """The type of a tool that an MCP server runs."""
 Transport = Literal["streamable_http", "sse", "stdio"]
+THE_GRANT = "oauth"
+"""The name of the secret that is a sign-in's `Grant`."""
 SOURCE = "mcp"
 """The key of a tool's metadata that has the tool's place at its server."""
 HINTS = "mcp_hints"
 """The key of a tool's metadata that has the hints which the server gave with it last."""
+
+
+class SignIn(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be shown of a sign-in at a server (OAuth). What it has granted is a secret of the server."""
+
+    state: Literal["signed_in", "needed"]
+    """`needed`: the server refuses requests until a person signs in, for the first time or again."""
+    authorization_server: str | None = None
+    """The address of whoever asks the person, as it calls itself."""
+    scope: str | None = None
+    since: datetime
+    expires_at: datetime | None = None
+    """When the access token expires. It is renewed before that, if the authorization server permits it."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """What an authorization server has granted, and what is needed to renew it. Secret as a whole."""
+
+    access_token: str = ""
+    """Empty: there is none any more, and a person has to sign in again."""
+    refresh_token: str | None = None
+    expires_at: datetime | None = None
+    scope: str | None = None
+    token_endpoint: str
+    resource: str | None = None
+    """For whom tokens are asked for, where the authorization server needs to know (RFC 8707)."""
+    authorization_server: str | None = None
+    client: dict[str, Any]
+    """The registration of this deployment at the authorization server."""
+    redirect_uri: str
+    """For which it is registered."""
+
+
+class SignInRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sign-in that waits for a person needs when the browser comes back. Secret as a whole."""
+
+    verifier: str
+    """Shows the authorization server that whoever brings the code is who asked for it (PKCE)."""
+    server_url: str
+    token_endpoint: str
+    resource: str | None = None
+    scope: str | None = None
+    authorization_server: str | None = None
+    issuer: str | None = None
+    """What the browser's return may call the authorization server."""
+    names_issuer: bool = False
+    """The authorization server has promised to name itself there."""
+    client: dict[str, Any]
+    redirect_uri: str
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign-in that waits for a person."""
+
+    url: str
+    """What the person opens in a browser."""
+    state: str
+    """By which the browser's return is known. Nobody can guess it."""
+    request: SignInRequest
+
+
+class SignInSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign-in at a server that somebody has begun, as stored: for minutes, and for one return of a browser."""
+
+    id: McpSignInId
+    project_id: ProjectId
+    server_id: McpServerId
+    state_hash: str
+    """SHA-256 of what the browser brings back. Whoever reads the database cannot bring it."""
+    status: Literal["waiting", "redeeming", "done", "failed"] = "waiting"
+    problem: str = ""
+    sealed: str
+    """The `PendingSignIn`, encrypted."""
+    begun_by: dict[str, str]
+    """Who has begun it, for the audit log."""
+    created_at: datetime
+    expires_at: datetime
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,13 +117,32 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """Of `stdio`: a command that the operator has listed."""
     args: list[str] = []
     secrets: dict[str, str] = {}
-    """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable."""
+    """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable,
+    and `oauth`, the `Grant` of a sign-in."""
+    sign_in: SignIn | None = None
+    """None: nobody has signed in at the server, and it has not asked for that."""
     refreshed_at: datetime | None = None
     """When the project last took over the server's tools."""
     problem: str = ""
     """Why it could not the last time that somebody asked for it. Empty: it could, or nobody has asked."""
     created_at: datetime
     updated_at: datetime
+
+
+def reached(server: McpServer, now: datetime) -> McpServer:
+    """The server after it has served: what was wrong with it is not any more."""
+    sign_in = server.sign_in
+    if sign_in is not None and sign_in.state == "needed":
+        sign_in = replace(sign_in, state="signed_in") if THE_GRANT in server.secrets else None
+    return replace(server, refreshed_at=now, problem="", sign_in=sign_in)
+
+
+class PendingSignIn(msgspec.Struct, frozen=True, kw_only=True):
+    """The secret part of a sign-in that somebody has begun."""
+
+    request: SignInRequest
+    draft: McpServer | None = None
+    """The server, where it is to be stored only when somebody has signed in."""
 
 
 class McpTarget(msgspec.Struct, frozen=True, kw_only=True):

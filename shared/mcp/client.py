@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
+from shared.domain.errors import HoldfastError, InvalidRequest, McpSignInNeeded, Unavailable
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
 from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, Deadline, ServerFailure
-from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED
+from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED, UNAUTHORIZED
 from shared.network.checked_http import CheckedTransport, NetworkRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -76,8 +76,8 @@ class McpClient:
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
         """Returns the tools that the server has now. Those that cannot be used are left out, and logged.
 
-        Raises `Unavailable` if the server does not answer, and `InvalidRequest` if what it is asked by, or what it
-        lists, must be changed.
+        Raises `Unavailable` if the server does not answer, `McpSignInNeeded` if it does not accept the credentials, and
+        `InvalidRequest` if what else it is asked by, or what it lists, must be changed.
         """
         deadline = Deadline.after(self._bounds.list_s)
         connect = await _connector()
@@ -95,7 +95,7 @@ class McpClient:
     ) -> RemoteResult:
         """Has a tool called, at most once, within `timeout_s` seconds. A tool's own error is a result.
 
-        Raises `Unavailable` and `InvalidRequest` as `list_tools` does; their text says whether the tool may have done
+        Raises the errors that `list_tools` raises; their text says whether the tool may have done
         its work.
         """
         deadline = Deadline.after(timeout_s)
@@ -184,6 +184,8 @@ def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastErro
     wrong = failure.text.rstrip(".")
     text = f"The MCP server {target.server_name!r} ({_place(target)}) does not serve: {wrong}. {known}".strip()
     text = _without(target, text)
+    if failure.code == UNAUTHORIZED:
+        return McpSignInNeeded(text)
     return InvalidRequest(text) if failure.code in (AN_ERROR, FORBIDDEN, REFUSED) else Unavailable(text)
 
 

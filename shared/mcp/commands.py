@@ -14,11 +14,12 @@ MOST_VARIABLES = 50
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CHANGES_THE_PROGRAM = re.compile(
-    r"PATH|IFS|ENV|SHELLOPTS|BASHOPTS|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|NODE_.*|NPM_.*|UV_.*|PIP_.*|PERL.*|RUBY.*"
+    r"PATH|IFS|ENV|SHELLOPTS|BASHOPTS|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|NODE_(?!ENV$).*|NPM_.*|UV_.*|PIP_.*|PERL.*|RUBY.*"
     r"|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|GIT_.*|GCONV_PATH|HOSTALIASES|DOTNET_.*|CORECLR_.*",
     re.IGNORECASE,
 )
-"""Variables by which a caller would choose the code that a listed command runs."""
+"""Variables by which a caller would choose the code that a listed command runs. `NODE_ENV` is none: it
+names one of the ways in which the author lets the program run."""
 
 
 @dataclass(frozen=True)

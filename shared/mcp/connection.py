@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -41,6 +42,7 @@ from shared.mcp.guarded_http import (
     OWN_ERRORS,
     REFUSED,
     STEP_S,
+    UNAUTHORIZED,
     GuardedTransport,
 )
 from shared.mcp.stdio import stdio_streams
@@ -287,6 +289,8 @@ def _failure_of(error: Exception, bounds: Bounds) -> ServerFailure:
             return ServerFailure(FORBIDDEN, str(error))
         case ValidationError():
             return ServerFailure(LOST, "its answer does not fit the protocol")
+        case httpx2.HTTPStatusError() if error.response.status_code == HTTPStatus.UNAUTHORIZED:
+            return ServerFailure(UNAUTHORIZED, _why_not_connected(error, bounds))
         case Unreachable() | TimeoutError() | httpx2.HTTPError() | OSError():
             return ServerFailure(NOT_SENT, _why_not_connected(error, bounds))
         case _:

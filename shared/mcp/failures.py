@@ -52,3 +52,11 @@ class Bounds:
 
 
 BOUNDS = Bounds()
+
+
+class SignInRefused(Exception):
+    """The authorization server does not grant what it was asked for: a person has to sign in, or to sign in again."""
+
+
+class SignInFailed(Exception):
+    """The authorization server gave no answer that can be used. Another time it may."""

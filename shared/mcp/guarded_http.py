@@ -29,7 +29,10 @@ LOST = -39_004
 FORBIDDEN = -39_005
 """The request was not sent, because its address may not be asked."""
 
-OWN_ERRORS = frozenset({NOT_SENT, REFUSED, SESSION_GONE, LOST, FORBIDDEN})
+UNAUTHORIZED = -39_006
+"""The server has refused the request because nobody, or nobody that it knows, has signed in, and has done nothing."""
+
+OWN_ERRORS = frozenset({NOT_SENT, REFUSED, SESSION_GONE, LOST, FORBIDDEN, UNAUTHORIZED})
 
 ANSWER_BYTES = 4_000_000
 """Of one answer, all events of its stream included."""
@@ -48,7 +51,7 @@ _EVENTS = "text/event-stream"
 _NOT_DONE = frozenset(range(400, 500)) - {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT}
 """Statuses by which a server says that it did nothing."""
 _WORD_FOR: dict[int, str] = {
-    HTTPStatus.UNAUTHORIZED: "it does not accept the credentials: correct the server's token or headers",
+    HTTPStatus.UNAUTHORIZED: "it does not accept the credentials: sign in at it, or correct its token or headers",
     HTTPStatus.FORBIDDEN: "the credentials do not allow it: correct the server's token or headers",
     HTTPStatus.NOT_FOUND: "there is nothing at its URL",
     HTTPStatus.METHOD_NOT_ALLOWED: "it is no MCP endpoint, or one of another transport",
@@ -241,6 +244,8 @@ async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2
     """Returns the error that the server sent in JSON-RPC, or what its status says."""
     content = await _read(response, ERROR_BYTES) or b""
     status = response.status_code
+    if status == HTTPStatus.UNAUTHORIZED:
+        return _status_refusal(request, status)
     # Servers say so by 404, or by 400 and a sentence.
     if _SESSION in request.headers and status == HTTPStatus.BAD_REQUEST and b"session" in content.lower():
         return _status_refusal(request, HTTPStatus.NOT_FOUND)
@@ -257,6 +262,8 @@ def _status_refusal(request: httpx2.Request, status: int) -> _Refusal:
     if status == HTTPStatus.NOT_FOUND and _SESSION in request.headers:
         return _Refusal(SESSION_GONE, "it has forgotten this connection's session")
     said = _WORD_FOR.get(status, "")
+    if status == HTTPStatus.UNAUTHORIZED:
+        return _Refusal(UNAUTHORIZED, f"it answers with HTTP {status}: {said}")
     return _Refusal(REFUSED if status in _NOT_DONE else LOST, f"it answers with HTTP {status}{said and f': {said}'}")
 
 

@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 
+import msgspec
+from msgspec.structs import replace
+
 from shared.domain.errors import InvalidRequest
-from shared.domain.mcp_servers import McpServer, McpTarget
+from shared.domain.mcp_servers import THE_GRANT, Grant, McpServer, McpTarget, SignIn
 from shared.secret_keys import SecretKeys
 
 THE_TOKEN, HEADER, VARIABLE = "token", "header:", "env:"
@@ -22,6 +25,8 @@ _OURS = re.compile(
     re.IGNORECASE,
 )
 """Headers that the protocol itself sets."""
+_SAID_ANYWAY = frozenset({"accept", "content-type"})
+"""Those of them that many programs give. They are stored and shown, and the protocol's own are sent."""
 
 
 def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
@@ -29,12 +34,14 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
     be sent."""
     values = secret_keys.open_all(server.id, server.secrets)
     headers = _behind(HEADER, values)
-    token = values.get(THE_TOKEN, "").strip()
+    grant = _decoded(values[THE_GRANT]) if THE_GRANT in values else None
+    token = values.get(THE_TOKEN, "").strip() if grant is None else grant.access_token
     if token:
-        name = server.auth_header or _AUTHORIZATION
+        name = (server.auth_header if grant is None else None) or _AUTHORIZATION
         headers = {kept: value for kept, value in headers.items() if kept.lower() != name.lower()}
         headers[name] = _credentials(name, token)
     refuse_headers(headers)
+    headers = {name: value for name, value in headers.items() if name.lower() not in _SAID_ANYWAY}
     return McpTarget(
         server_id=server.id,
         server_name=server.name,
@@ -45,6 +52,23 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
         args=server.args,
         env=_behind(VARIABLE, values),
     )
+
+
+def grant_of(server: McpServer, secret_keys: SecretKeys) -> Grant | None:
+    """Returns what a sign-in at the server has granted. Raises `UnreadableSecret`."""
+    stored = server.secrets.get(THE_GRANT)
+    return None if stored is None else _decoded(secret_keys.open(server.id, THE_GRANT, stored))
+
+
+def with_grant(server: McpServer, grant: Grant, sign_in: SignIn, secret_keys: SecretKeys) -> McpServer:
+    """Returns the server with what a sign-in has granted, which takes the place of its token."""
+    sealed = secret_keys.seal(server.id, THE_GRANT, msgspec.json.encode(grant).decode())
+    kept = {name: value for name, value in server.secrets.items() if name != THE_TOKEN}
+    return replace(server, auth_header=None, secrets={**kept, THE_GRANT: sealed}, sign_in=sign_in)
+
+
+def _decoded(stored: str) -> Grant:
+    return msgspec.json.decode(stored, type=Grant)
 
 
 def refuse_headers(headers: Mapping[str, str]) -> None:
@@ -64,7 +88,8 @@ def _refuse_header_names(names: Iterable[str]) -> None:
     if len(given) > MOST_HEADERS:
         raise InvalidRequest(f"headers: {len(given)} headers; {MOST_HEADERS} are the most", field="custom_headers")
     for name in given:
-        if not _TOKEN_OF_HTTP.fullmatch(name) or _OURS.fullmatch(name):
+        is_ours = _OURS.fullmatch(name) and name.lower() not in _SAID_ANYWAY
+        if is_ours or not _TOKEN_OF_HTTP.fullmatch(name):
             raise InvalidRequest(
                 f"headers: {name[:100]!r} is no header that can be set: the protocol sets it itself, or it is no "
                 "header's name",

@@ -153,6 +153,7 @@ Dollars = Annotated[float, Field(ge=0, le=1_000_000_000)]
 """Accounts count billionths of a dollar in 64 bits."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
+_BASE = re.compile(r"https?://[^?#@\s]+", re.IGNORECASE)
 _HOST = re.compile(r"[^/?#@\s:]+|\[?[0-9a-f:]+\]?", re.IGNORECASE)
 
 
@@ -315,6 +316,11 @@ class Settings(ToolSettings, TelemetrySettings):
         description="Signs callbacks (Standard Webhooks), with a secret for each project that is made of it.",
     )
 
+    public_url: str = Field(
+        default="",
+        description="Where browsers reach the API, as `https://holdfast.example.com`: they come back there from a "
+        "sign-in at an MCP server. Empty: where the request that begins it has reached the API.",
+    )
     reachable_networks: str = Field(
         default="",
         description="Comma list of networks (`10.2.0.0/16`) where callers' URLs may lead although they are not public.",
@@ -360,6 +366,13 @@ class Settings(ToolSettings, TelemetrySettings):
         for part in text.replace(",", " ").split():
             ip_network(part)
         return text
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_a_base(cls, url: str) -> str:
+        if url and not _BASE.fullmatch(url):
+            raise ValueError("it should be an address without query, as https://holdfast.example.com")
+        return url
 
     @field_validator("project_limits")
     @classmethod

@@ -318,8 +318,31 @@ mcp_servers = sa.Table(
     sa.Column("secrets", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("updated_at", UtcMoment, nullable=False),
+    # Which process renews the token of a sign-in, and until when no other one may.
+    sa.Column("renewed_by", sa.Text),
+    sa.Column("renewal_until", UtcMoment),
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_mcp_servers_project_id_number", "project_id", "number"),
+)
+
+# Sign-ins at MCP servers that somebody has begun. They matter for minutes.
+mcp_sign_ins = sa.Table(
+    "mcp_sign_ins",
+    metadata,
+    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("server_id", sa.Text, nullable=False),
+    # SHA-256 of the state that the browser brings back.
+    sa.Column("state_hash", sa.Text, nullable=False, unique=True),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("problem", sa.Text, nullable=False),
+    sa.Column("sealed", sa.Text, nullable=False),
+    # JSON object of texts.
+    sa.Column("begun_by", sa.Text, nullable=False),
+    sa.Column("created_at", UtcMoment, nullable=False),
+    sa.Column("expires_at", UtcMoment, nullable=False),
+    sa.Index("ix_mcp_sign_ins_project_id_number", "project_id", "number"),
 )
 
 

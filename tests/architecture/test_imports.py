@@ -47,6 +47,7 @@ LATE_MODULES = {
     "shared/tool_arguments.py": ("shared.schema_validation",),
     # The package of the Model Context Protocol: for the first MCP server that is asked.
     "shared/mcp/client.py": ("shared.mcp.connection",),
+    "shared/mcp/signed_in.py": ("shared.mcp.authorization",),
     # griffe: for the first source of a tool.
     "api/tool_source/reader.py": ("api.tool_source.docstrings",),
 }

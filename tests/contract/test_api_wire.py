@@ -87,7 +87,7 @@ async def test_the_approval_setting(http: httpx.AsyncClient) -> None:
     [
         ("GET", "/v1/templates/"),
         ("POST", "/v1/folders/"),
-        ("GET", "/v1/tools/mcp/oauth/callback"),
+        ("GET", "/v1/tools/mcp/oauth/callback/a-session"),
         ("POST", "/v1/agents/search"),
         ("PATCH", f"/v1/agents/{UNKNOWN_AGENT}/folders/attach/x"),
         ("GET", f"/v1/agents/{UNKNOWN_AGENT}/schedule/x"),

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from api.access.authentication import SIGN_IN_RETURN
 from api.access.route_rules import RULES, Reach
 from api.application import ROUTERS
 from shared.domain.api_keys import Level, Scopes
@@ -19,6 +20,7 @@ from tests.kit.services.databases import open_database
 OTHER = "11111111-1111-4111-8111-111111111111"
 CONFIGURED = "a-long-key-of-the-operator"
 NO_KEY = {"GET /", "GET /v1/health", "GET /healthz", "GET /readyz", "GET /console", "GET /console/{name:path}"}
+NO_KEY |= {f"GET {SIGN_IN_RETURN}"}
 
 _EXAMPLES = {"memory_id": "passage", "conversation_id": "conv"}
 _NAMES = {"block_label": "human", "tool_name": "look"}

@@ -18,6 +18,7 @@ from arq.connections import ArqRedis
 from mcp.server.mcpserver.exceptions import ToolError
 from msgspec.structs import replace
 
+from shared.concurrency import SystemClock
 from shared.domain.lifecycle import RunStatus
 from shared.domain.mcp_servers import MCP_TYPE, McpServer, ToolSource, source_metadata
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns, UserMessage, text_of
@@ -25,6 +26,7 @@ from shared.domain.runs import Run, Usage
 from shared.domain.settling import open_calls
 from shared.domain.tools import Tool
 from shared.mcp.client import McpClient
+from shared.mcp.signed_in import AuthorizationServers, SignedIn
 from shared.network.checked_http import NetworkRules
 from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agent_changes import AgentEditor
@@ -159,6 +161,11 @@ class _OneServer:
         assert (project_id, server_id) == (PROJECT, ACTS_AT_A_SERVER.id)
         return replace(ACTS_AT_A_SERVER, url=self._url)
 
+    async def update(self, *_: object, **__: object) -> McpServer:
+        raise AssertionError("nobody has signed in at this server")
+
+    claim_renewal = settle_renewal = update
+
 
 @asynccontextmanager
 async def mcp_server() -> AsyncGenerator[ToolRunner]:
@@ -173,9 +180,11 @@ async def mcp_server() -> AsyncGenerator[ToolRunner]:
             return {"tell": SECRET, "write": "x" * 100_000}.get(what, f"did {what}")
 
         server.mcp.add_tool(acts, name="act")
-        client = McpClient(NetworkRules.of("127.0.0.0/8", ""))
+        network = NetworkRules.of("127.0.0.0/8", "")
+        client, authorization = McpClient(network), AuthorizationServers(network)
         servers = _OneServer(server.target.url)
-        yield McpToolRunner(client=client, servers=servers, secret_keys=NO_KEYS, timeout_s=TIMEOUT_S)
+        signed_in = SignedIn(servers, authorization, NO_KEYS, SystemClock(), lambda: "this process")
+        yield McpToolRunner(client=client, signed_in=signed_in, servers=servers, timeout_s=TIMEOUT_S)
         await client.aclose()
 
 

@@ -15,6 +15,7 @@ from cli.client.agents import conversation_of
 from cli.client.server import server_at
 from tests.kit.commands import Command, fork
 from tests.kit.free_ports import free_port
+from tests.kit.mcp.authorizing import authorizing_server, consented
 from tests.kit.mcp.official import official_server
 from tests.kit.product.terminal import INTERRUPT, Said, clean_environment, on_terminal, said
 from tests.kit.wait_until import wait_until
@@ -146,6 +147,31 @@ async def test_mcp_servers_are_added_shown_refreshed_and_deleted(holdfast: Holdf
     assert "give --yes" in (await holdfast("mcp", "delete", "tools")).errors
     assert "is deleted" in (await holdfast("mcp", "delete", "tools", "--yes")).output
     assert "holdfast mcp list" in (await holdfast("mcp", "show", "tools")).errors
+
+
+async def test_a_person_signs_in_at_an_mcp_server(holdfast: Holdfast, tmp_path: Path) -> None:
+    def address() -> str:
+        printed = (tmp_path / "output").read_text()
+        return printed.strip() if "/authorize" in printed and printed.endswith("\n") else ""
+
+    async def sign_in() -> Said:
+        return await holdfast("mcp", "sign-in", "notes")
+
+    async with authorizing_server() as notes:
+        assert (await holdfast("mcp", "add", "notes", notes.url)).status == 0
+        async with asyncio.TaskGroup() as group:
+            signing_in = group.create_task(sign_in())
+            url = await wait_until(address, description="the address to be printed")
+            async with httpx.AsyncClient() as browser:
+                await browser.get(await consented(url))
+        done = signing_in.result()
+        assert (done.status, "signed in at notes; its tools: note" in done.output) == (0, True), done.errors
+        assert "/authorize?response_type=code" in done.output
+        assert "signed_in" in (await holdfast("mcp", "show", "notes")).output
+        events = [row["event"] for row in rows(await holdfast("mcp", "sign-in", "notes", "--json"))]
+        assert events == ["connection_attempt", "success"]
+    away = await holdfast("mcp", "sign-in", "notes")
+    assert (away.status, "cannot be reached" in away.errors) == (2, True)
 
 
 async def test_an_mcp_server_that_is_away_is_added_without_tools(holdfast: Holdfast) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
+from shared.domain.errors import HoldfastError, InvalidRequest, McpSignInNeeded, Unavailable
 from shared.mcp.client import McpClient
 from shared.mcp.failures import Bounds
 from shared.network.checked_http import NetworkRules
@@ -271,7 +271,7 @@ async def test_a_refusal_says_what_to_correct(client: McpClient, status: str, sa
         await send(writer, b"no", status=status, kind="text/plain")
 
     async with hostile_server(server_discover=refuse, initialize=refuse) as server:
-        with pytest.raises(InvalidRequest, match=f"HTTP {status[:3]}.*{said}.*was not called"):
+        with pytest.raises((InvalidRequest, McpSignInNeeded), match=f"HTTP {status[:3]}.*{said}.*was not called"):
             await client.call_tool(server.target, "act", {}, timeout_s=20)
 
 

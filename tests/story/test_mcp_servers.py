@@ -285,16 +285,6 @@ async def test_a_server_with_too_many_tools_is_said(product: Product, official: 
     assert (answer.status_code, f"{MOST_TOOLS} are the most" in answer.json()["problem"]) == (200, True)
 
 
-async def test_nobody_can_sign_in_and_is_told_what_to_do(product: Product, official: OfficialServer) -> None:
-    server = await made(product, official)
-    for answer in (
-        await product.http.get(f"/v1/mcp-servers/connect/{server.id}"),
-        await product.http.post("/v1/tools/mcp/servers/connect", json={"server_name": "x", "server_url": "http://a/"}),
-    ):
-        assert (answer.status_code, answer.json()["code"]) == (501, "not_implemented")
-        assert "auth_token" in answer.json()["hint"]
-
-
 async def test_programs_of_the_older_routes_find_servers_by_name(product: Product, official: OfficialServer) -> None:
     http, path = product.http, "/v1/tools/mcp/servers"
     described = {

@@ -35,6 +35,18 @@ def test_headers_and_variables_are_those_of_their_names() -> None:
     assert target.env == {"CITY": "Bern"}
 
 
+def test_what_the_protocol_says_itself_was_refused() -> None:
+    """Programs for Letta's server give `Accept`; the protocol's own is sent."""
+    given = {"header:Accept": "application/json", "header:content-type": "text/plain", "header:X-Version": "2.0"}
+    assert target_of(some_server(secrets=given), NO_KEYS).headers == {"X-Version": "2.0"}
+    with pytest.raises(InvalidRequest, match="'Host' is no header"):
+        target_of(some_server(secrets={"header:Host": "elsewhere"}), NO_KEYS)
+
+
+def test_the_name_of_a_way_to_run_was_taken_for_other_code() -> None:
+    AllowedCommands.parse("npx *").refuse_others("npx", ["a"], ["NODE_ENV", "DEBUG"])
+
+
 def test_secrets_are_read_for_their_own_server_alone() -> None:
     keys = SecretKeys.parse(new_key(), "a test")
     server = some_server()

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from shared.domain.errors import InvalidRequest, NotFound, Unavailable, UnreadableSecret
+from shared.domain.errors import InvalidRequest, McpSignInNeeded, NotFound, Unavailable, UnreadableSecret
 from shared.domain.ids import McpServerId, ProjectId
-from shared.domain.mcp_servers import McpServer, McpTarget, RemoteImage, tool_source
+from shared.domain.mcp_servers import McpServer, McpTarget, RemoteImage, RemoteResult, tool_source
 from shared.domain.messages import ImageContent, TextContent, ToolCall, ToolReturn, text_with_notes
 from shared.domain.tool_catalog import JsonObject
 from shared.domain.tools import Tool
 from shared.mcp.client import McpClient
-from shared.mcp.targets import target_of
-from shared.secret_keys import SecretKeys
+from shared.mcp.signed_in import SignedIn
 from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerTraits, error_return
 from worker.tools.outcomes import ToolOutcome, without_secrets
 
@@ -42,8 +41,8 @@ class McpToolRunner:
     """Asks the server of each tool, as it is stored when the call is made."""
 
     client: McpClient
+    signed_in: SignedIn
     servers: McpServers
-    secret_keys: SecretKeys
     timeout_s: float
     """Seconds for one call, also the most that a tool may choose."""
     traits: RunnerTraits = OF_A_SERVER
@@ -61,27 +60,33 @@ class McpToolRunner:
             return error_return(call, NO_PLACE)
         try:
             server = await self.servers.get(run.run.project_id, source.server_id)
-            target = target_of(server, self.secret_keys)
         except NotFound:
             return error_return(call, NO_SERVER.format(source.server_name))
-        except (InvalidRequest, Unavailable, UnreadableSecret) as error:
-            return error_return(call, f"Error: the tool was not called: {error.message}")
-        return await self._outcome(call, tool, target, source.tool_name, arguments)
+        return await self._outcome(call, tool, server, source.tool_name, arguments)
 
     async def _outcome(
-        self, call: ToolCall, tool: Tool, target: McpTarget, name: str, arguments: dict[str, Any]
-    ) -> ForeignOutcome:
+        self, call: ToolCall, tool: Tool, server: McpServer, name: str, arguments: dict[str, Any]
+    ) -> ToolReturn | ForeignOutcome:
         chosen = tool.limits.timeout_s if tool.limits is not None else None
         timeout_s = self.timeout_s if chosen is None else min(chosen, self.timeout_s)
         images: Sequence[RemoteImage] = ()
+        targets: list[McpTarget] = []
+
+        async def called(target: McpTarget) -> RemoteResult:
+            targets.append(target)
+            return await self.client.call_tool(target, name, arguments, timeout_s=timeout_s)
+
         try:
-            result = await self.client.call_tool(target, name, arguments, timeout_s=timeout_s)
-        except (InvalidRequest, Unavailable) as error:
+            result = await self.signed_in.asked(server, called)
+        except (InvalidRequest, McpSignInNeeded, Unavailable, UnreadableSecret) as error:
+            if not targets:
+                return error_return(call, f"Error: the tool was not called: {error.message}")
             outcome = ToolOutcome("error", f"Error: {error.message}")
         else:
             outcome, images = ToolOutcome("error" if result.is_error else "success", result.text), result.images
         # The caller knows the agent's secrets, and not those of the server.
-        outcome = await without_secrets(outcome, {**target.headers, **target.env})
+        for target in targets:
+            outcome = await without_secrets(outcome, {**target.headers, **target.env})
         return ForeignOutcome(outcome, partial(_returned, call, images))
 
 

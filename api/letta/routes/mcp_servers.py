@@ -1,14 +1,15 @@
 """MCP servers of a project and their tools, under their ids and, for older programs, under their names."""
 
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path
-from starlette.responses import Response
+from fastapi import APIRouter, Depends, Header, Path, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from api.access.callers import may_see_instructions
 from api.dependencies import AgentIdPath, CallerDep, OptionalAgentIdQuery, ProjectDep, ToolIdPath, served
 from api.direct_route import LateRoute
-from api.errors import Refusal, RefusalAnswer
+from api.event_stream import EventStream
 from api.every_answer import warning_of
 from api.letta.mcp_servers import (
     McpServerCreate,
@@ -24,14 +25,19 @@ from api.letta.mcp_servers import (
     wire_result,
     wire_server,
 )
+from api.letta.mcp_sign_in import sign_in_page, wire_finished, wire_sign_in_event
 from api.letta.tools import wire_tool
 from api.mcp_servers import McpServers, TakenServer
-from shared.domain.errors import ErrorCode, NotFound
+from api.mcp_sign_in import BrowserReturn, Failed, McpSignIns
+from api.runs.streaming import StreamService
+from shared.domain.errors import HoldfastError, NotFound
 from shared.domain.ids import UUID4_PATTERN, McpServerId, ProjectId
 from shared.domain.mcp_servers import McpServer, tool_source
 from shared.domain.tools import Tool
 
 McpServersDep = Annotated[McpServers, served(McpServers)]
+SignInsDep = Annotated[McpSignIns, served(McpSignIns)]
+StreamsDep = Annotated[StreamService, served(StreamService)]
 McpServerIdPath = Annotated[McpServerId, Path(pattern=f"^mcp_server-{UUID4_PATTERN}$")]
 
 
@@ -61,11 +67,12 @@ async def list_mcp_servers(servers: McpServersDep, project_id: ProjectDep) -> li
 
 @router.get("/connect/{mcp_server_id}", response_model=None)
 async def connect_mcp_server(
-    mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep
+    mcp_server_id: McpServerIdPath, sign_ins: SignInsDep, project_id: ProjectDep, streams: StreamsDep, request: Request
 ) -> Response:
-    """Letta's servers ask a person to sign in at the server here. Holdfast sends a token that it was given."""
-    await servers.store.get(project_id, mcp_server_id)
-    return _no_sign_in()
+    """Tries the server, and has a person sign in at it if it asks for that: a stream says what to open and what came of
+    it."""
+    server = await sign_ins.servers.store.get(project_id, mcp_server_id)
+    return _connecting(sign_ins, streams, request, server, is_stored=True)
 
 
 @router.get("/{mcp_server_id}")
@@ -169,9 +176,13 @@ async def test_named_mcp_server(body: NamedServer, servers: McpServersDep, proje
 
 
 @named_router.post("/connect", response_model=None)
-async def connect_named_mcp_server(body: NamedServer) -> Response:
-    """As `GET /v1/mcp-servers/connect/{mcp_server_id}`, of a server that is not stored."""
-    return _no_sign_in()
+async def connect_named_mcp_server(
+    body: NamedServer, sign_ins: SignInsDep, project_id: ProjectDep, streams: StreamsDep, request: Request
+) -> Response:
+    """As `GET /v1/mcp-servers/connect/{mcp_server_id}`, of a server that is not stored. It is stored, under its name,
+    when a person has signed in at it."""
+    server = sign_ins.unstored(project_id, body.change())
+    return _connecting(sign_ins, streams, request, server, is_stored=False)
 
 
 @named_router.patch("/{mcp_server_name}")
@@ -253,12 +264,46 @@ def _with_warning(taken: TakenServer, response: Response) -> McpServer:
     return taken.server
 
 
-def _no_sign_in() -> Response:
-    return RefusalAnswer(
-        Refusal(
-            status=501,
-            code=ErrorCode.NOT_IMPLEMENTED,
-            message="Nobody can sign in at an MCP server through Holdfast (OAuth)",
-            hint="Get a token from the server's provider, and give it as auth_token: it is sent with every request.",
-        )
+def _connecting(
+    sign_ins: McpSignIns, streams: StreamService, request: Request, server: McpServer, *, is_stored: bool
+) -> EventStream:
+    asked_at = str(request.base_url).rstrip("/")
+
+    async def batches() -> AsyncGenerator[bytes]:
+        async for event in sign_ins.connect(server, asked_at, is_stored=is_stored):
+            yield wire_sign_in_event(event)
+
+    return EventStream(
+        batches,
+        streams.ending,
+        cut=wire_sign_in_event(Failed(_ENDING)),
+        entrance=lambda scope: streams.quotas.reading_of(server.project_id, scope),
     )
+
+
+oauth_router = APIRouter(prefix="/v1/tools/mcp/oauth", tags=["mcp-servers"], route_class=LateRoute)
+
+
+@oauth_router.get("/callback", response_model=None)
+async def finish_mcp_sign_in(
+    sign_ins: SignInsDep,
+    request: Request,
+    state: str = "",
+    code: str = "",
+    error: str = "",
+    iss: str | None = None,
+) -> Response:
+    """Where an authorization server sends the browser of a person who has signed in. It needs no key: `state` is known
+    to nobody else."""
+    is_page = "text/html" in request.headers.get("accept", "")
+    try:
+        finished = await sign_ins.finish(BrowserReturn(state=state, code=code, error=error, issuer=iss))
+    except HoldfastError as failed:
+        if not is_page:
+            raise
+        return HTMLResponse(sign_in_page("Not signed in", failed.message), 400)
+    said = wire_finished(finished)
+    return HTMLResponse(sign_in_page("Signed in", said["message"])) if is_page else JSONResponse(said)
+
+
+_ENDING = "this server is ending. The sign-in goes on: finish it in the browser, and look at the server's sign_in"

@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping
 
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
 from shared.domain.ids import McpServerId, ProjectId
-from shared.domain.mcp_servers import MCP_TYPE, SOURCE, McpServer
+from shared.domain.mcp_servers import MCP_TYPE, SOURCE, McpServer, reached
 from shared.domain.tools import Tool
 from shared.mcp_tools import MOST_SERVERS, TakeOver, ToolChanges, renamed
 from shared.sql.access.audit import record
@@ -24,6 +24,7 @@ from shared.sql.tables import agent_tools, document_of, from_json, mcp_servers, 
 
 Change = Callable[[McpServer], McpServer]
 
+CHANGED = "mcp_server.changed"
 _AT_ONCE = 1000
 """Names that one statement asks for."""
 
@@ -65,10 +66,10 @@ class McpServerStore:
             return [_server_of(row) for row in (await connection.execute(query)).mappings()]
 
     async def update(
-        self, project_id: ProjectId, server_id: McpServerId, change: Change, *, now: datetime, act: bool = True
+        self, project_id: ProjectId, server_id: McpServerId, change: Change, *, now: datetime, action: str = CHANGED
     ) -> McpServer:
-        """Changes the stored server; its tools hear of its new name. A change that changes nothing is none. `act`:
-        somebody has asked for it, and the audit log says so.
+        """Changes the stored server; its tools hear of its new name. A change that changes nothing is none. `action` is
+        what the audit log calls it; empty: nobody has asked for it.
 
         `change` must be quick and pure. Raises `NotFound`, and `Conflict` when the new name is taken.
         """
@@ -85,8 +86,38 @@ class McpServerStore:
             after = replace(after, updated_at=now)
             is_it = mcp_servers.c.id == server_id
             await connection.execute(sa.update(mcp_servers).where(is_it).values(_values(after)))
-            if act:
-                await record(connection, project_id, "mcp_server.changed", server_id)
+            if action:
+                await record(connection, project_id, action, server_id)
+            return after
+
+    async def claim_renewal(
+        self, server: McpServer, holder: str, *, now: datetime, until: datetime
+    ) -> McpServer | None:
+        """Claims the renewal of a server's token until a moment, and returns the server as it is stored then. None:
+        another holder has claimed it. The same holder may claim it again. Raises `NotFound`."""
+        columns = mcp_servers.c
+        is_free = sa.or_(columns.renewal_until.is_(None), columns.renewal_until <= now, columns.renewed_by == holder)
+        is_it = (columns.id == server.id, columns.project_id == server.project_id)
+        claim = sa.update(mcp_servers).where(*is_it, is_free).values(renewed_by=holder, renewal_until=until)
+        async with self._database.write() as connection:
+            claimed = (await connection.execute(claim)).rowcount == 1
+            stored = await _load(connection, server.project_id, server.id)
+            return stored if claimed else None
+
+    async def settle_renewal(self, server: McpServer, holder: str, change: Change, *, now: datetime) -> McpServer:
+        """Changes the stored server and gives the claim back, if the holder still has it. Returns the server as stored.
+        `change` must be quick and pure. Raises `NotFound`."""
+        columns = mcp_servers.c
+        is_claimed = (columns.id == server.id, columns.project_id == server.project_id, columns.renewed_by == holder)
+        free = sa.update(mcp_servers).where(*is_claimed).values(renewed_by=None, renewal_until=None)
+        async with self._database.write() as connection:
+            is_holder = (await connection.execute(free)).rowcount == 1
+            before = await _load(connection, server.project_id, server.id, lock=True)
+            after = change(before) if is_holder else before
+            if after == before:
+                return before
+            after = replace(after, updated_at=now)
+            await connection.execute(sa.update(mcp_servers).where(columns.id == server.id).values(_values(after)))
             return after
 
     async def delete(self, project_id: ProjectId, server_id: McpServerId) -> None:
@@ -119,9 +150,9 @@ class McpServerStore:
                 await connection.execute(sa.insert(tools), [tool_values(tool) for tool in changes.added])
             await record(connection, project_id, "tool.changed", *(tool.id for tool in changes.updated))
             await record(connection, project_id, "tool.created", *(tool.id for tool in changes.added))
-            reached = replace(server, refreshed_at=taking.now, problem="")
+            after = reached(server, taking.now)
             is_it = mcp_servers.c.id == server.id
-            await connection.execute(sa.update(mcp_servers).where(is_it).values(_values(reached)))
+            await connection.execute(sa.update(mcp_servers).where(is_it).values(_values(after)))
             return changes
 
 

@@ -128,13 +128,14 @@ async def official_server(kind: Kind, *, port: int = 0) -> AsyncGenerator[Offici
             app = _before_2026(server.mcp.streamable_http_app())
         case "sse":
             app = server.mcp.sse_app()
-    async with _served(_noting(app, server), port) as server.port:
+    async with served(_noting(app, server), port) as server.port:
         yield server
         server.going_on.set()
 
 
 @asynccontextmanager
-async def _served(app: App, port: int) -> AsyncGenerator[int]:
+async def served(app: App, port: int) -> AsyncGenerator[int]:
+    """Runs an application, for the block. Port 0 is one that is free."""
     listening = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

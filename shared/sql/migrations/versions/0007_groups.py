@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0007_groups"
-down_revision = "0005_run_trees"
+down_revision = "0006_mcp_sign_in"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,272 @@
+"""Sign-ins at MCP servers (OAuth): begun by a caller, finished by the browser of a person, at any process of the API.
+
+What belongs together is stored in between: encrypted, for one return of a browser, for minutes. A browser that comes
+back has no key of ours. It acts for the project and the key that began the sign-in, and can do nothing but finish it.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from api.access.callers import acting_for
+from api.mcp_servers import McpServers, ServerChange
+from shared.domain.errors import HoldfastError, InvalidRequest, McpServerUnavailable, McpSignInNeeded, UnreadableSecret
+from shared.domain.ids import McpSignInId, ProjectId
+from shared.domain.mcp_servers import Grant, McpServer, PendingSignIn, RemoteTool, SignInRequest, SignInSession
+from shared.mcp.failures import SignInFailed, SignInRefused
+from shared.mcp.signed_in import AuthorizationServers, signed_in
+from shared.mcp.targets import grant_of, target_of, with_grant
+from shared.sql.access.audit import ASKER, Asker, asked_by
+from shared.sql.definitions.mcp_sign_ins import McpSignInStore
+
+EXPIRES = timedelta(minutes=10)
+"""The time that a person has."""
+LOOK_S = 0.5
+QUIET_S = 10.0
+"""Seconds between two signs of life while a person is waited for."""
+LONGEST_STATE = 200
+LONGEST_CODE = 10_000
+
+_PENDING = "sign-in"
+_UNKNOWN = "This sign-in is not known here, was used before, or has expired: begin it again"
+_STAYS = "begin it again"
+
+
+class Attempt(NamedTuple):
+    """A connection is tried."""
+
+    server: McpServer
+
+
+class Needed(NamedTuple):
+    """The server asks for a sign-in."""
+
+
+class Opened(NamedTuple):
+    """A person is to open this in a browser."""
+
+    url: str
+    session_id: McpSignInId
+
+
+class Pause(NamedTuple):
+    """Nothing has happened yet."""
+
+
+class Reached(NamedTuple):
+    """The server serves."""
+
+    tools: Sequence[RemoteTool]
+
+
+class Failed(NamedTuple):
+    """It ends without a sign-in."""
+
+    reason: str
+
+
+SignInEvent = Attempt | Needed | Opened | Pause | Reached | Failed
+
+
+class BrowserReturn(NamedTuple):
+    """What a browser brings back from an authorization server."""
+
+    state: str = ""
+    code: str = ""
+    error: str = ""
+    issuer: str | None = None
+
+
+class Finished(NamedTuple):
+    """What became of a sign-in, for the person at the browser."""
+
+    server: McpServer
+    tools: int | None
+    """How many of its tools the project has now. None: they could not be read, and the server's `problem` says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpSignIns:
+    """Begins and finishes sign-ins."""
+
+    servers: McpServers
+    store: McpSignInStore
+    everybodys: McpSignInStore
+    """The same, for all projects: a browser does not say whose it is."""
+    authorization: AuthorizationServers
+    public_url: str
+    """Where browsers reach the API. Empty: where the request has reached it."""
+
+    def unstored(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
+        """The server that a request describes. Raises `InvalidRequest`."""
+        return self.servers.sealed(self.servers.made(project_id, wanted))
+
+    async def connect(self, server: McpServer, asked_at: str, *, is_stored: bool) -> AsyncGenerator[SignInEvent]:
+        """Tries a server, and has a person sign in at it if it asks for that. `asked_at` is where the request has
+        reached the API. A server that is not stored is stored when a person has signed in."""
+        yield Attempt(server)
+        try:
+            tools = await self._listed(server, is_stored=is_stored)
+        except McpSignInNeeded:
+            yield Needed()
+        except HoldfastError as error:
+            yield Failed(error.message)
+            return
+        else:
+            yield Reached(tools)
+            return
+        try:
+            opened = await self._begun(server, asked_at, is_stored=is_stored)
+            yield opened
+            yield Pause()
+            async for event in self._end_of(server, opened.session_id):
+                yield event
+        except HoldfastError as error:
+            yield Failed(error.message)
+
+    async def finish(self, returned: BrowserReturn) -> Finished:
+        """Finishes the sign-in of a browser that has come back: once, whatever comes of it. Raises `InvalidRequest`
+        with a sentence for the person."""
+        is_sane = 0 < len(returned.state) <= LONGEST_STATE and len(returned.code) <= LONGEST_CODE
+        now = self.servers.clock.now()
+        session = await self.everybodys.take(_hash_of(returned.state), now) if is_sane else None
+        if session is None:
+            raise InvalidRequest(_UNKNOWN, field="state")
+        asker = Asker(**session.begun_by, at=now, ids=self.servers.ids)
+        with acting_for(session.project_id), asked_by(asker):
+            try:
+                server = await self._redeemed(session, returned)
+            except HoldfastError as error:
+                await self.store.finish(session, error.message)
+                raise
+            taken = await self.servers.taken(server)
+            await self.store.finish(session, "")
+            tools = await self.servers.store.tools(session.project_id, server.id)
+        return Finished(taken.server, None if taken.changes is None else len(tools))
+
+    async def _listed(self, server: McpServer, *, is_stored: bool) -> list[RemoteTool]:
+        if is_stored:
+            return await self.servers.listed(server)
+        return await self.servers.listed_once(server)
+
+    async def _begun(self, server: McpServer, asked_at: str, *, is_stored: bool) -> Opened:
+        """Begins a sign-in, and stores it. Raises `InvalidRequest` and `McpServerUnavailable`."""
+        keys, now = self.servers.secret_keys, self.servers.clock.now()
+        redirect_uri = f"{self.public_url or asked_at}/v1/tools/mcp/oauth/callback"
+        try:
+            known = grant_of(server, keys)
+            authorization = await self.authorization.ready()
+            begun = await authorization.begin(target_of(server, keys), redirect_uri, known)
+        except (SignInRefused, SignInFailed) as error:
+            raise McpServerUnavailable(_nobody(server, error)) from error
+        except UnreadableSecret as error:
+            raise McpServerUnavailable(f"{error.message}. Send the secret anew") from error
+        session_id = self.servers.ids.mcp_sign_in()
+        pending = PendingSignIn(request=begun.request, draft=None if is_stored else server)
+        await self.store.create(
+            SignInSession(
+                id=session_id,
+                project_id=server.project_id,
+                server_id=server.id,
+                state_hash=_hash_of(begun.state),
+                sealed=keys.seal(session_id, _PENDING, msgspec.json.encode(pending).decode()),
+                begun_by=_asker(),
+                created_at=now,
+                expires_at=now + EXPIRES,
+            )
+        )
+        return Opened(begun.url, session_id)
+
+    async def _end_of(self, server: McpServer, session_id: McpSignInId) -> AsyncGenerator[SignInEvent]:
+        """Waits for the browser, wherever it comes to."""
+        clock = self.servers.clock
+        told_at = clock.monotonic()
+        while True:
+            session = await self.store.get(server.project_id, session_id)
+            if session.status == "done":
+                stored = await self.servers.store.named(server.project_id, server.name)
+                yield Reached(await self.servers.listed(stored or server))
+                return
+            if session.status == "failed":
+                yield Failed(session.problem)
+                return
+            if clock.now() >= session.expires_at:
+                yield Failed(f"nobody has signed in within {EXPIRES.total_seconds() / 60:.0f} minutes: {_STAYS}")
+                return
+            if clock.monotonic() - told_at >= QUIET_S:
+                told_at = clock.monotonic()
+                yield Pause()
+            await asyncio.sleep(LOOK_S)
+
+    async def _redeemed(self, session: SignInSession, returned: BrowserReturn) -> McpServer:
+        """Exchanges the code, and stores what was granted. Raises `InvalidRequest`, `NotFound` and `Conflict`."""
+        keys = self.servers.secret_keys
+        try:
+            text = keys.open(session.id, _PENDING, session.sealed)
+        except UnreadableSecret as error:
+            raise InvalidRequest(f"This sign-in cannot be finished here: {error.reason}") from error
+        pending = msgspec.json.decode(text, type=PendingSignIn)
+        _refuse_return(pending.request, returned)
+        now = self.servers.clock.now()
+        try:
+            authorization = await self.authorization.ready()
+            grant = await authorization.redeem(pending.request, returned.code, now)
+        except (SignInRefused, SignInFailed) as error:
+            raise InvalidRequest(f"Nobody is signed in: {error}: {_STAYS}") from error
+        return await self._stored(session, pending, grant)
+
+    async def _stored(self, session: SignInSession, pending: PendingSignIn, grant: Grant) -> McpServer:
+        servers = self.servers
+        now = servers.clock.now()
+
+        def granted(before: McpServer) -> McpServer:
+            if before.url != pending.request.server_url:
+                raise InvalidRequest(f"The server's address was changed since the sign-in was begun: {_STAYS}")
+            return with_grant(before, grant, signed_in(grant, now), servers.secret_keys)
+
+        draft = pending.draft
+        if draft is not None:
+            known = await servers.store.named(session.project_id, draft.name)
+            if known is None:
+                made = await servers.store.create(granted(draft))
+                await servers.audit.add(session.project_id, "mcp_server.signed_in", made.id)
+                return made
+            session = replace(session, server_id=known.id)
+        return await servers.store.update(
+            session.project_id, session.server_id, granted, now=now, action="mcp_server.signed_in"
+        )
+
+
+def _refuse_return(request: SignInRequest, returned: BrowserReturn) -> None:
+    """Raises `InvalidRequest` for what brings no code, or comes from another authorization server (RFC 9207)."""
+    if returned.error:
+        said = returned.error if returned.error.isprintable() and len(returned.error) <= 60 else "an error"
+        raise InvalidRequest(f"Nobody is signed in: the authorization server says {said!r}")
+    is_missing = returned.issuer is None and request.names_issuer
+    if is_missing or (returned.issuer is not None and returned.issuer != request.issuer):
+        raise InvalidRequest(f"Nobody is signed in: another authorization server has answered than was asked: {_STAYS}")
+    if not returned.code:
+        raise InvalidRequest("Nobody is signed in: the authorization server has sent no code", field="code")
+
+
+def _nobody(server: McpServer, error: Exception) -> str:
+    return f"Nobody can sign in at the MCP server {server.name!r} now: {error}"
+
+
+def _asker() -> dict[str, str]:
+    """Who begins it, as the audit log will name them."""
+    asker = ASKER.get()
+    if asker is None:
+        return {"key_id": "", "key_name": ""}
+    names = ("key_id", "key_name", "address", "user_agent", "request_id")
+    return {name: getattr(asker, name) for name in names}
+
+
+def _hash_of(state: str) -> str:
+    return hashlib.sha256(state.encode(errors="replace")).hexdigest()

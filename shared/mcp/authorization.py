@@ -1,0 +1,318 @@
+"""What is asked of the authorization server of an MCP server: who it is, a registration, and tokens (OAuth 2.1).
+
+The official package finds the authorization server and registers at it. It means one process to do the whole of a
+sign-in, with the person's browser in the middle; here the browser may come back to any process. So the package is
+stopped where it knows the address for the browser, and the code that comes back is redeemed by a request of our own.
+Nothing that a server says in an error is repeated but the codes that OAuth defines.
+
+This module imports the protocol's package, which costs a second, so it is imported at the first sign-in or renewal.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, NoReturn
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+import msgspec
+from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider, OAuthFlowError, PKCEParameters
+from mcp.client.auth.oauth2 import OAuthContext
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from pydantic import AnyUrl, ValidationError
+
+from shared.domain.mcp_servers import Begun, Grant, McpTarget, SignInRequest
+from shared.mcp.failures import SignInFailed, SignInRefused
+from shared.mcp.targets import LONGEST_HEADER
+from shared.network.addresses import ForbiddenAddress
+from shared.network.checked_http import Unreachable
+
+# The package logs what servers send, with values of tenants in it; what matters of it is told to callers.
+logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
+
+ANSWER_BYTES = 256_000
+"""Of one answer of an authorization server."""
+MOST_REQUESTS = 20
+"""Of one sign-in: a dozen places may have to be looked at to find the authorization server."""
+STEP_S = 10.0
+MOST_LIFETIME_S = 10 * 365 * 86400
+
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED})
+_PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+
+
+class _Redirected(Exception):
+    """The package knows the address for the browser."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+
+class _Registration:
+    """Keeps the registration for the package, and nothing else."""
+
+    def __init__(self, client: OAuthClientInformationFull | None) -> None:
+        self.client = client
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return None
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Tokens are redeemed elsewhere."""
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.client = client_info
+
+
+class _AuthorizationHttp(httpx2.AsyncBaseTransport):
+    """Sends the requests of one sign-in, and takes bounded answers. `challenged` is the MCP server's URL: whatever it
+    answers counts as the 401 with which a sign-in begins."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, challenged: str | None = None) -> None:
+        self._inner = inner
+        self._challenged = challenged
+        self._requests = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self._requests += 1
+        if self._requests > MOST_REQUESTS:
+            raise Unreachable("it leads from one place to the next without end")
+        headers = httpx2.Headers(request.headers)
+        headers["accept-encoding"] = "identity"
+        bounded = httpx2.Request(
+            request.method,
+            request.url,
+            headers=headers,
+            stream=request.stream,
+            extensions={**request.extensions, "timeout": httpx2.Timeout(STEP_S).as_dict()},
+        )
+        response = await self._inner.handle_async_request(bounded)
+        try:
+            if self._requests == 1 and self._challenged is not None:
+                said = {"www-authenticate": response.headers.get("www-authenticate", "")[:4000]}
+                is_asking = response.status_code == HTTPStatus.UNAUTHORIZED
+                return httpx2.Response(HTTPStatus.UNAUTHORIZED, headers=said if is_asking else {}, request=request)
+            content = await _read(response)
+        finally:
+            await response.aclose()
+        kept = {name: response.headers[name] for name in ("content-type", "location") if name in response.headers}
+        return httpx2.Response(response.status_code, headers=kept, content=content, request=request)
+
+    async def aclose(self) -> None:
+        """`inner` serves others, too."""
+
+
+class Authorization:
+    """Asks authorization servers through `http`, each time within so many seconds."""
+
+    def __init__(self, http: httpx2.AsyncBaseTransport, within_s: float) -> None:
+        self._http = http
+        self._within_s = within_s
+
+    async def begin(self, target: McpTarget, redirect_uri: str, known: Grant | None) -> Begun:
+        """Finds the authorization server of an MCP server, registers there unless `known` is a registration for this
+        redirect URI, and returns what a person is to open. Raises `SignInFailed` and `SignInRefused`."""
+        storage = _Registration(_still_registered(known, redirect_uri))
+        provider = _provider(target.url, redirect_uri, storage)
+        own = {name: value for name, value in target.headers.items() if name.lower() != "authorization"}
+        is_channel = target.transport == "sse"
+        async with _asking(self._within_s), _client(_AuthorizationHttp(self._http, target.url)) as client:
+            request = client.build_request(
+                "GET" if is_channel else "POST",
+                target.url,
+                json=None if is_channel else _PING,
+                headers={**own, "Accept": "application/json, text/event-stream"},
+            )
+            try:
+                await client.send(request, auth=provider)
+            except _Redirected as redirected:
+                return _begun(provider.context, redirected.url, redirect_uri)
+        raise SignInFailed("it asks for no sign-in")
+
+    async def redeem(self, request: SignInRequest, code: str, now: datetime) -> Grant:
+        """Exchanges the code that a person's browser has brought. Raises `SignInFailed` and `SignInRefused`."""
+        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": request.redirect_uri}
+        blank = Grant(
+            scope=request.scope,
+            token_endpoint=request.token_endpoint,
+            resource=request.resource,
+            authorization_server=request.authorization_server,
+            client=request.client,
+            redirect_uri=request.redirect_uri,
+        )
+        return await self._granted(blank, form | {"code_verifier": request.verifier}, now)
+
+    async def renew(self, grant: Grant, now: datetime) -> Grant:
+        """Exchanges the refresh token. Raises `SignInRefused` when a person has to sign in again, and `SignInFailed`
+        when the authorization server does not answer as it should."""
+        if not grant.refresh_token:
+            raise SignInRefused("the access token has ended, and no refresh token was granted")
+        form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
+        return await self._granted(grant, form, now)
+
+    async def _granted(self, before: Grant, form: Mapping[str, str], now: datetime) -> Grant:
+        """Asks the token endpoint once, and returns the grant after it."""
+        client = OAuthClientInformationFull.model_validate(before.client)
+        context = _provider(before.token_endpoint, before.redirect_uri, _Registration(client)).context
+        context.client_info = client
+        data = {**form, "client_id": client.client_id}
+        if before.resource is not None:
+            data["resource"] = before.resource
+        async with _asking(self._within_s), _client(_AuthorizationHttp(self._http)) as own:
+            data, headers = context.prepare_token_auth(data, {"Accept": "application/json"})
+            response = await own.post(before.token_endpoint, data=data, headers=headers)
+        token = _token_in(response)
+        return msgspec.structs.replace(
+            before,
+            access_token=token.access_token,
+            # Who does not rotate refresh tokens leaves it out, and the old one stays.
+            refresh_token=token.refresh_token or before.refresh_token,
+            expires_at=_end_of(token, now),
+            scope=token.scope or before.scope,
+        )
+
+
+def _begun(context: OAuthContext, url: str, redirect_uri: str) -> Begun:
+    metadata, client = context.oauth_metadata, context.client_info
+    if client is None:
+        raise SignInFailed("its authorization server gave no registration")
+    if metadata is not None and "S256" not in (metadata.code_challenge_methods_supported or ["S256"]):
+        raise SignInFailed("its authorization server does not know PKCE with S256, without which a code is not safe")
+    # The package keeps its verifier to itself, so the address gets one of ours.
+    proof, state = PKCEParameters.generate(), secrets.token_urlsafe(32)
+    address = httpx2.URL(url).copy_set_param("state", state).copy_set_param("code_challenge", proof.code_challenge)
+    parts = urlsplit(context.server_url)
+    origin = f"{parts.scheme}://{parts.netloc}"
+    request = SignInRequest(
+        verifier=proof.code_verifier,
+        server_url=context.server_url,
+        token_endpoint=str(metadata.token_endpoint) if metadata is not None else urljoin(origin, "/token"),
+        resource=address.params.get("resource"),
+        scope=context.client_metadata.scope,
+        authorization_server=str(metadata.issuer) if metadata is not None else origin,
+        issuer=str(metadata.issuer) if metadata is not None else None,
+        names_issuer=metadata is not None and bool(metadata.authorization_response_iss_parameter_supported),
+        client=client.model_dump(mode="json", exclude_none=True),
+        redirect_uri=redirect_uri,
+    )
+    return Begun(url=str(address), state=state, request=request)
+
+
+def _token_in(response: httpx2.Response) -> OAuthToken:
+    if response.status_code not in (HTTPStatus.OK, HTTPStatus.CREATED):
+        code = _code_in(response.content)
+        if response.status_code in _REFUSALS and code:
+            raise SignInRefused(f"its authorization server refuses: {code}")
+        raise SignInFailed(f"its authorization server answers a request for a token with HTTP {response.status_code}")
+    try:
+        token = OAuthToken.model_validate_json(response.content)
+    except ValidationError as error:
+        raise SignInFailed("its authorization server answers a request for a token with what is no token") from error
+    sent = (token.access_token, token.refresh_token or "-")
+    if not all(one.isascii() and one.isprintable() and 0 < len(one) < LONGEST_HEADER - 10 for one in sent):
+        raise SignInFailed("its authorization server sends a token that cannot be sent back")
+    return token
+
+
+def _end_of(token: OAuthToken, now: datetime) -> datetime | None:
+    if token.expires_in is None:
+        return None
+    return now + timedelta(seconds=min(max(token.expires_in, 0), MOST_LIFETIME_S))
+
+
+def _code_in(content: bytes) -> str:
+    """The error by OAuth's own word, if the content has one."""
+    try:
+        said = msgspec.json.decode(content, type=dict[str, Any]).get("error")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return said if isinstance(said, str) and _CODE.fullmatch(said) else ""
+
+
+def _still_registered(known: Grant | None, redirect_uri: str) -> OAuthClientInformationFull | None:
+    """The registration, if the authorization server sends browsers to this URI by it."""
+    if known is None or known.redirect_uri != redirect_uri:
+        return None
+    client = OAuthClientInformationFull.model_validate(known.client)
+    # A secret that ends is registered anew; 0 means that it does not.
+    return None if client.client_secret_expires_at else client
+
+
+def _provider(server_url: str, redirect_uri: str, storage: _Registration) -> OAuthClientProvider:
+    is_here = urlsplit(redirect_uri).hostname in ("localhost", "127.0.0.1", "::1")
+    about = OAuthClientMetadata(
+        client_name="Holdfast",
+        redirect_uris=[AnyUrl(redirect_uri)],
+        application_type="native" if is_here else "web",
+    )
+
+    async def stop(url: str) -> None:
+        raise _Redirected(url)
+
+    async def never() -> AuthorizationCodeResult:
+        raise OAuthFlowError("the browser comes back elsewhere")
+
+    return OAuthClientProvider(server_url, about, storage, stop, never)
+
+
+def _client(transport: _AuthorizationHttp) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        transport=transport,
+        timeout=STEP_S,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+@asynccontextmanager
+async def _asking(within_s: float) -> AsyncGenerator[None]:
+    """Raises `SignInFailed` for whatever the package and the network raise within the block."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError as error:
+        raise SignInFailed(f"its authorization server has not answered within {within_s:g} s") from error
+    except (ForbiddenAddress, Unreachable) as error:
+        raise SignInFailed(f"its authorization server cannot be asked: {error}") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
+        raise SignInFailed(f"its authorization server cannot be reached ({type(error).__name__})") from error
+    except OAuthFlowError as error:
+        _refuse(error)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SignInFailed(f"its authorization server does not keep to OAuth ({type(error).__name__})") from error
+
+
+def _refuse(error: OAuthFlowError) -> NoReturn:
+    """The package's sentences quote what servers send; which step has failed is enough to know."""
+    said = str(error)
+    if "egistration" in type(error).__name__ or "egistration" in said:
+        raise SignInRefused(
+            "its authorization server registers no program by itself: get a token from the server's provider, and give "
+            "it as auth_token"
+        ) from error
+    if "mismatch" in said or "does not match" in said:
+        raise SignInRefused("its authorization server calls itself otherwise than the MCP server does") from error
+    raise SignInFailed(f"its authorization server does not keep to OAuth ({type(error).__name__})") from error
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+        raise Unreachable("its answer is compressed, which was not asked for")
+    content = bytearray()
+    async for chunk in response.aiter_raw():
+        content += chunk
+        if len(content) > ANSWER_BYTES:
+            raise Unreachable(f"its answer has more than {ANSWER_BYTES} bytes")
+    return bytes(content)
