@@ -26,6 +26,8 @@ from api.letta.routes import (
     runs,
     tools,
 )
+from api.mcp import routes as mcp
+from api.mcp.messages import mcp_error
 from api.openai import conversation_routes, webhook_routes
 from api.openai import responses_routes as responses
 from api.openai import routes as chat
@@ -48,7 +50,7 @@ ROUTERS = (
     project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
     runs.router, runs.steps_router, approvals.router, absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router,
-    webhook_routes.router, admin.router, admin.operations_router, static_files.router,
+    mcp.router, webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
 
 ERROR_SHAPES = Dialects(
@@ -57,6 +59,7 @@ ERROR_SHAPES = Dialects(
         "/v1/chat/": openai_error,
         "/openai/": responses_error,
         "/v1/responses": responses_error,
+        "/mcp": mcp_error,
     }
 )
 

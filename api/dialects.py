@@ -5,6 +5,9 @@ from typing import NamedTuple
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.model_settings import changed_by_settings
+from api.mcp.agent_tools import AgentTools
+from api.mcp.service import McpService
+from api.mcp.tasks import TaskService
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
@@ -32,6 +35,7 @@ class DialectServices(NamedTuple):
     chat: ChatService
     responses: ResponseService
     openai_conversations: ConversationService
+    mcp: McpService
 
 
 def dialect_services(
@@ -57,6 +61,38 @@ def dialect_services(
         chat_service(process, submissions, streaming, waiter),
         response_service(process, submissions, streaming, waiter, response_threads, cancels),
         _conversations(process, response_threads),
+        mcp_service(process, submissions, streaming, waiter, threads, cancels),
+    )
+
+
+def mcp_service(
+    process: ProcessContext,
+    submissions: SubmissionService,
+    streaming: StreamService,
+    waiter: RunWaiter,
+    threads: AgentThreads,
+    cancels: CancelService,
+) -> McpService:
+    """Answers clients of the Model Context Protocol."""
+    clock, ids = process.clock, process.ids
+    tasks = TaskService(
+        runs=submissions.runs,
+        reader=streaming.reader,
+        decisions=submissions.decisions,
+        traces=submissions.traces,
+        cancels=cancels,
+        retain_days=process.settings.retain_days,
+        clock=clock,
+    )
+    return McpService(
+        tools=AgentTools(threads=threads, clock=clock, ids=ids),
+        tasks=tasks,
+        submissions=submissions,
+        streaming=streaming,
+        waiter=waiter,
+        input_limits=InputLimits.of(process.settings),
+        clock=clock,
+        ids=ids,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from api.request_log import is_of_api
+from api.request_log import MCP, is_of_api
 from shared.domain.errors import ErrorCode
 
 Json = dict[str, Any]
@@ -21,6 +21,7 @@ SOMETIMES_STREAMS = {
     ("post", "/v1/chat/completions"),
     ("post", "/v1/chat/completions/chat/completions"),
     ("post", "/v1/conversations/{conversation_id}/messages"),
+    ("post", MCP),
     *(("post", f"{base}/v1/responses") for base in ("", "/openai")),
     *(("get", f"{base}/v1/responses/{{response_id}}") for base in ("", "/openai")),
 }
@@ -159,7 +160,7 @@ SCHEMAS: Mapping[str, Json] = {
     },
 }
 ENDS_RUNS = {
-    *(one for one in SOMETIMES_STREAMS if "responses" not in one[1]),
+    *(one for one in SOMETIMES_STREAMS if "responses" not in one[1] and one[1] != MCP),
     ("post", "/v1/agents/{agent_id}/generate"),
     ("post", "/v1/agents/{agent_id}/summarize"),
     ("post", "/v1/agents/{agent_id}/tools/{tool_name}/run"),
@@ -273,7 +274,7 @@ def _may_be(status: str, method: str, path: str) -> bool:
     if status in OF_A_MODEL:
         return (method, path) in ENDS_RUNS
     if status in NOT_OF_OPENAI:
-        return not _speaks_openai(path)
+        return path != MCP and not _speaks_openai(path)
     return True
 
 
@@ -282,6 +283,8 @@ def _speaks_openai(path: str) -> bool:
 
 
 def _body_of(method: str, path: str) -> Json:
+    if path == MCP:
+        return {"$ref": "#/components/schemas/McpMessage"}
     if _speaks_openai(path):
         return {"$ref": "#/components/schemas/OpenAIError"}
     if (method, path) in ENDS_RUNS:

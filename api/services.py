@@ -13,6 +13,7 @@ from api.base_tools import BaseToolSeeder
 from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
+from api.mcp.service import McpService
 from api.mcp_servers import McpServers
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
@@ -86,6 +87,7 @@ class Services:
     responses: ResponseService
     openai_conversations: ConversationService
     webhooks: WebhookEndpoints
+    mcp: McpService
     mcp_servers: McpServers
     compacting: CompactionService
     tool_runs: ToolRunService

@@ -47,6 +47,8 @@ LATE_MODULES = {
     "shared/tool_arguments.py": ("shared.schema_validation",),
     # The package of the Model Context Protocol: for the first MCP server that is asked.
     "shared/mcp/client.py": ("shared.mcp.connection",),
+    # The same package: for the first client that speaks the protocol.
+    "api/mcp/service.py": ("api.mcp.official_rules",),
     # griffe: for the first source of a tool.
     "api/tool_source/reader.py": ("api.tool_source.docstrings",),
 }
@@ -88,8 +90,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "google": ("worker/models/",),
-    "mcp": ("shared/mcp/",),
-    "mcp_types": ("shared/mcp/",),
+    "mcp": ("shared/mcp/", "api/mcp/official_rules.py"),
+    "mcp_types": ("shared/mcp/", "api/mcp/official_rules.py"),
     "opentelemetry": ("shared/telemetry/otlp.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),
