@@ -27,7 +27,7 @@ from api.letta.routes import (
     tools,
 )
 from api.mcp import routes as mcp
-from api.mcp.messages import mcp_error
+from api.mcp.messages import SESSION_HEADER, mcp_error
 from api.openai import conversation_routes, webhook_routes
 from api.openai import responses_routes as responses
 from api.openai import routes as chat
@@ -124,7 +124,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
             allow_origins=origins,
             allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY],
+            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY, SESSION_HEADER],
         )
     app.add_middleware(EveryAnswer)
     app.add_middleware(

@@ -6,7 +6,7 @@ from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.model_settings import changed_by_settings
 from api.mcp.agent_tools import AgentTools
-from api.mcp.service import McpService
+from api.mcp.service import LateRules, McpService
 from api.mcp.tasks import TaskService
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
@@ -85,6 +85,7 @@ def mcp_service(
         clock=clock,
     )
     return McpService(
+        rules=LateRules(),
         tools=AgentTools(threads=threads, clock=clock, ids=ids),
         tasks=tasks,
         submissions=submissions,

@@ -34,6 +34,7 @@ READINESS = "/readyz"
 TYPES = "api.answers.operations"
 """Where the types of answers are. Only the document needs them, and a process begins without making them."""
 REF = "#/components/schemas/{model}"
+FRAMES_OF_MCP = "Server-sent events: the `data` of each is one of these as JSON; the last one is the answer."
 FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
 
 KEY, STREAM_TOKEN = "key", "stream_token"
@@ -249,7 +250,7 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
     answer, frame = types.answers.get((method, path)), types.frames.get((method, path))
     if answer is not None or frame is not None:
         content = {} if answer is None else {"application/json": {"schema": answer}}
-        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": FRAMES, **frame}}}
+        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": _frames_of(path), **frame}}}
         responses["200"]["content"] = content | stream
     if (method, path) == BROWSERS_STREAM:
         responses["204"] = {"description": "The stream has ended, and the client has all of it."}
@@ -260,6 +261,10 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
             schema = REFUSAL if status in OF_THE_HEAD else _body_of(method, path)
             content = {"application/json": {"schema": schema}}
             responses[status] = {"description": description, "content": content}
+
+
+def _frames_of(path: str) -> str:
+    return FRAMES_OF_MCP if path == MCP else FRAMES
 
 
 def _may_be(status: str, method: str, path: str) -> bool:

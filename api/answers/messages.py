@@ -422,5 +422,5 @@ class McpNotification(TypedDict):
     params: Fields
 
 
-McpEvent = McpNotification | McpMessage
+McpEvent = TypeAliasType("McpEvent", McpNotification | McpMessage)
 """The `data` of each server-sent event of a call: notifications of its progress, and last its answer."""

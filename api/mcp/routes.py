@@ -37,7 +37,10 @@ BODY: dict[str, Any] = {
 """What the document says of a body. The official package's rules read it."""
 
 
-@router.post("/mcp", response_model=None, openapi_extra=BODY)
+TAKEN: dict[int | str, dict[str, Any]] = {202: {"description": "A notification was taken."}}
+
+
+@router.post("/mcp", response_model=None, openapi_extra=BODY, responses=TAKEN)
 async def answer_mcp(
     request: Request, mcp: McpServiceDep, caller: CallerDep, headers: SubmissionHeadersDep
 ) -> Response:

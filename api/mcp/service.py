@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from api.access.callers import Caller
 from api.access.route_rules import LEVELS_OF_MCP
+from api.admission import release_permit
 from api.bounded_fields import as_object
 from api.errors import RefusalAnswer, domain_error_answer
 from api.input_limits import InputLimits
@@ -71,6 +72,7 @@ INSTRUCTIONS = (
 class McpService:
     """Answers what comes to the protocol's address."""
 
+    rules: "LateRules"
     tools: AgentTools
     tasks: TaskService
     submissions: SubmissionService
@@ -84,7 +86,7 @@ class McpService:
         self, caller: Caller, headers: SubmissionHeaders, raw: Sequence[tuple[str, str]], body: bytes
     ) -> Response:
         """The answer to one message."""
-        rules = await _rules()
+        rules = await self.rules.ready()
         try:
             message = rules.read(raw, body)
         except RpcError as error:
@@ -132,6 +134,8 @@ class McpService:
             else:
                 first = await self._resumed(caller, asked, agent, state)
             run = await self.tasks.newest(first)
+            # A call that was sent again, or goes on, has submitted nothing, and may take long.
+            release_permit()
             if run.status is RunStatus.AWAITING_APPROVAL and asked.can_ask_people and not asked.takes_tasks:
                 return answer(asked.id, input_required(run, calls_of(await self.tasks.waiting(run))))
         except (ValueError, InvalidRequest, Conflict) as error:
@@ -257,9 +261,17 @@ class McpService:
         return found
 
 
-async def _rules() -> Rules:
-    """Imports the protocol's package on a thread: it takes a second, and most processes are never asked by it."""
-    return await asyncio.to_thread(_imported)
+class LateRules:
+    """The official package's rules, imported when the first client speaks the protocol: it takes a second."""
+
+    def __init__(self) -> None:
+        self._rules: Rules | None = None
+
+    async def ready(self) -> Rules:
+        """The rules. The first time they come from a thread, so that nobody else waits."""
+        if self._rules is None:
+            self._rules = await asyncio.to_thread(_imported)
+        return self._rules
 
 
 def _imported() -> Rules:

@@ -118,9 +118,9 @@ def test_a_streams_frames_had_no_type() -> None:
     streams = [
         one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
     ]
-    assert len(streams) == 12
+    assert len(streams) == 13
     named = {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams}
-    assert named == {"Frame", "ChatFrame", "ResponseEvent"}
+    assert named == {"Frame", "ChatFrame", "McpEvent", "ResponseEvent"}
     frames = document["components"]["schemas"]["Frame"]
     assert len(frames["oneOf"]) == len(frames["discriminator"]["mapping"]) == 13
 
