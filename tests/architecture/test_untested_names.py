@@ -23,7 +23,7 @@ from tests.kit.project.source_tree import expect_none
 WITHOUT_A_TEST = {
     "settings": {
         *("package_disk_mb", "package_keep_days", "retain_budget_days", "spare_runs"),
-        *("spare_tool_processes", "submissions_at_once", "tool_cpu_s", "tool_memory_mb", "tool_processes"),
+        *("spare_tool_processes", "tool_cpu_s", "tool_memory_mb", "tool_processes"),
     },
     "fields": {
         *("embedding_endpoint_type", "override_embedding_handle", "override_model_handle"),

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import httpx
 import msgspec
 import pytest
 
@@ -20,7 +22,8 @@ from shared.domain.ids import AgentId, IdMaker
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.engine import Database
-from tests.kit.product.in_process import api_app, asgi_client
+from shared.sql.runs.run_store import RetentionStore
+from tests.kit.product.in_process import api_app, api_client, asgi_client
 from tests.kit.runs.definitions import OTHER_PROJECT, PROJECT, some_agent
 from tests.kit.services.databases import open_database
 from tests.kit.wait_until import wait_until
@@ -89,33 +92,54 @@ async def test_an_agent_is_found_by_its_digits_and_among_equal_ones_by_its_words
             await tools.find(CALLER, name)
 
 
+async def asked(http: httpx.AsyncClient, method: str, *, key: str = "a", tasks: bool = True, **params: Any) -> Any:
+    """A request of a client that takes tasks, or does not."""
+    extensions: dict[str, Any] = {"io.modelcontextprotocol/tasks": {}} if tasks else {}
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {"extensions": extensions},
+    }
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    name = {"Mcp-Name": params["name"]} if "name" in params else {}
+    headers = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": method, "Idempotency-Key": key, **name}
+    return await http.post("/mcp", json=body, headers=headers)
+
+
+async def tool_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    """A call of a new agent."""
+    agent = (await http.post("/v1/agents", json={"name": "a", "model": "builtin/echo"})).json()["id"]
+    return {"name": agent.removeprefix("agent-").replace("-", "")[:12], "arguments": {"message": "Hi"}}
+
+
 async def test_a_call_that_was_sent_again_held_the_turn_of_submissions_for_as_long_as_its_run(sqlite_url: str) -> None:
     async with (
         open_database(sqlite_url) as opened,
         api_app(opened, submissions_at_once=1, submission_wait=0.2) as app,
         asgi_client(app) as http,
     ):
-        agent = (await http.post("/v1/agents", json={"name": "a", "model": "builtin/echo"})).json()["id"]
-        digits = agent.removeprefix("agent-").replace("-", "")[:12]
-
-        async def call(key: str, **capabilities: Any) -> Any:
-            meta = {
-                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-                "io.modelcontextprotocol/clientCapabilities": capabilities,
-            }
-            params = {"name": digits, "arguments": {"message": "Hi"}, "_meta": meta}
-            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-            headers = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": digits}
-            return await http.post("/mcp", json=body, headers=headers | {"Idempotency-Key": key})
-
-        takes_tasks: Any = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
-        first = await call("a", **takes_tasks)
-        task_id = first.json()["result"]["taskId"]
-        waiting = asyncio.create_task(call("a"), name="the call again")
+        call = await tool_of(http)
+        task_id = (await asked(http, "tools/call", **call)).json()["result"]["taskId"]
+        waiting = asyncio.create_task(asked(http, "tools/call", tasks=False, **call), name="the call again")
         quotas = app.state.services.quotas
         await wait_until(lambda: quotas.open_streams, description="the stream to begin")
-        other = await call("b", **takes_tasks)
+        other = await asked(http, "tools/call", key="b", **call)
         assert other.status_code == 200, other.text
         assert not waiting.done()
         await http.post(f"/v1/runs/{task_id}/cancel")
         assert "cancelled" in (await waiting).text
+
+
+async def test_a_task_says_how_long_it_is_kept_and_afterwards_that_it_has_expired(sqlite_url: str) -> None:
+    async with open_database(sqlite_url) as opened, api_client(opened, retain_days=7) as http:
+        task = (await asked(http, "tools/call", **await tool_of(http))).json()["result"]
+        assert task["ttlMs"] == 7 * 24 * 3600 * 1000
+        assert (await asked(http, "tasks/cancel", taskId=task["taskId"])).status_code == 200
+        now = (await asked(http, "tasks/get", taskId=task["taskId"])).json()["result"]
+        assert (now["status"], now["statusMessage"]) == ("cancelled", "The run was cancelled: tasks/cancel")
+        later = SystemClock().now() + timedelta(days=8)
+        await RetentionStore(opened).prune(later, later)
+
+        expired = await asked(http, "tasks/get", taskId=task["taskId"])
+
+    assert (expired.status_code, expired.json()["error"]["code"]) == (400, -32602)
+    assert "Task has expired" in expired.json()["error"]["message"]
