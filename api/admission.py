@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope
 
 from api.access.callers import Caller
 from api.errors import domain_error_answer
+from api.request_log import MCP
 from shared.concurrency import Clock, background, repeating
 from shared.domain.errors import Unavailable
 from shared.domain.ids import IdMaker, ProjectId
@@ -37,6 +38,9 @@ _SUBMITS = re.compile(
     r"|chat/completions(?:/chat/completions)?)"
 )
 """Paths whose POST makes a run."""
+
+_METHOD_OF_MCP = b"mcp-method"
+_SUBMITS_BY_MCP = b"tools/call"
 
 
 class Permit:
@@ -125,7 +129,12 @@ async def _until_left(receive: Receive) -> None:
 
 def is_submission(scope: Scope) -> bool:
     """Whether the request makes a run."""
-    return scope["method"] == "POST" and _SUBMITS.fullmatch(scope["path"]) is not None
+    if scope["method"] != "POST":
+        return False
+    if scope["path"] == MCP:
+        # Older clients do not say the method in a header, and nobody has read the body. Then it may be one.
+        return dict(scope["headers"]).get(_METHOD_OF_MCP, _SUBMITS_BY_MCP) == _SUBMITS_BY_MCP
+    return _SUBMITS.fullmatch(scope["path"]) is not None
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -28,6 +28,8 @@ from api.letta.routes import (
     runs,
     tools,
 )
+from api.mcp import routes as mcp
+from api.mcp.messages import SESSION_HEADER, mcp_error
 from api.openai import conversation_routes, webhook_routes
 from api.openai import responses_routes as responses
 from api.openai import routes as chat
@@ -50,7 +52,7 @@ ROUTERS = (
     project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
     runs.router, runs.steps_router, approvals.router, groups.router, groups.agent_router, absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router, mcp_servers.oauth_router,
-    webhook_routes.router, admin.router, admin.operations_router, static_files.router,
+    mcp.router, webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
 
 ERROR_SHAPES = Dialects(
@@ -59,6 +61,7 @@ ERROR_SHAPES = Dialects(
         "/v1/chat/": openai_error,
         "/openai/": responses_error,
         "/v1/responses": responses_error,
+        "/mcp": mcp_error,
     }
 )
 
@@ -123,7 +126,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
             allow_origins=origins,
             allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY],
+            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY, SESSION_HEADER],
         )
     app.add_middleware(EveryAnswer)
     app.add_middleware(

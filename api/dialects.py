@@ -7,6 +7,9 @@ from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
 from api.letta.model_settings import changed_by_settings
+from api.mcp.agent_tools import AgentTools
+from api.mcp.service import LateRules, McpService
+from api.mcp.tasks import TaskService
 from api.offered_models import OfferedModels
 from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
@@ -43,6 +46,7 @@ class DialectServices(NamedTuple):
     group_turns: GroupTurnStore
     groups: GroupEditor
     sleepers: SleeperMaker
+    mcp: McpService
 
 
 def dialect_services(
@@ -73,6 +77,7 @@ def dialect_services(
         sleeptime.turns,
         GroupEditor(process.database, process.secret_keys),
         _sleepers(process),
+        mcp_service(process, submissions, streaming, waiter, threads, cancels),
     )
 
 
@@ -90,6 +95,38 @@ def _sleeptime(process: ProcessContext, submissions: SubmissionService) -> Sleep
         started=StartedRuns(runs=submissions.runs, queue=submissions.queue),
         clock=process.clock,
         ids=process.ids,
+    )
+
+
+def mcp_service(
+    process: ProcessContext,
+    submissions: SubmissionService,
+    streaming: StreamService,
+    waiter: RunWaiter,
+    threads: AgentThreads,
+    cancels: CancelService,
+) -> McpService:
+    """Answers clients of the Model Context Protocol."""
+    clock, ids = process.clock, process.ids
+    tasks = TaskService(
+        runs=submissions.runs,
+        reader=streaming.reader,
+        decisions=submissions.decisions,
+        traces=submissions.traces,
+        cancels=cancels,
+        retain_days=process.settings.retain_days,
+        clock=clock,
+    )
+    return McpService(
+        rules=LateRules(),
+        tools=AgentTools(threads=threads, clock=clock, ids=ids),
+        tasks=tasks,
+        submissions=submissions,
+        streaming=streaming,
+        waiter=waiter,
+        input_limits=InputLimits.of(process.settings),
+        clock=clock,
+        ids=ids,
     )
 
 

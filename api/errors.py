@@ -85,11 +85,11 @@ class RefusalAnswer(Response):
         super().__init__(status_code=refusal.status)
         del self.headers["content-length"]
         self.refusal = refusal
-        self._more = headers or {}
+        self.more = headers or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, body = getattr(scope["app"].state, DIALECTS).shape_of(scope["path"])(self.refusal)
-        answer = JSONResponse(body, status, {**self.headers, **self._more}, background=self.background)
+        answer = JSONResponse(body, status, {**self.headers, **self.more}, background=self.background)
         await answer(scope, receive, send)
 
 

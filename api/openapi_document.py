@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from api.access.authentication import SIGN_IN_RETURN, needs_key
-from api.request_log import is_of_api
+from api.request_log import MCP, is_of_api
 from shared.domain.errors import ErrorCode
 
 Json = dict[str, Any]
@@ -22,6 +22,7 @@ SOMETIMES_STREAMS = {
     ("post", "/v1/chat/completions"),
     ("post", "/v1/chat/completions/chat/completions"),
     ("post", "/v1/conversations/{conversation_id}/messages"),
+    ("post", MCP),
     *(("post", f"{base}/v1/responses") for base in ("", "/openai")),
     *(("get", f"{base}/v1/responses/{{response_id}}") for base in ("", "/openai")),
 }
@@ -34,6 +35,7 @@ READINESS = "/readyz"
 TYPES = "api.answers.operations"
 """Where the types of answers are. Only the document needs them, and a process begins without making them."""
 REF = "#/components/schemas/{model}"
+FRAMES_OF_MCP = "Server-sent events: the `data` of each is one of these as JSON; the last one is the answer."
 FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
 FRAMES_OF_SIGN_IN = "Server-sent events: the `data` of each is one of these as JSON. `success` or `error` is the last."
 SIGN_IN = ("/v1/mcp-servers/connect/{mcp_server_id}", "/v1/tools/mcp/servers/connect")
@@ -159,7 +161,7 @@ SCHEMAS: Mapping[str, Json] = {
     },
 }
 ENDS_RUNS = {
-    *(one for one in SOMETIMES_STREAMS if "responses" not in one[1]),
+    *(one for one in SOMETIMES_STREAMS if "responses" not in one[1] and one[1] != MCP),
     ("post", "/v1/agents/{agent_id}/generate"),
     ("post", "/v1/agents/{agent_id}/summarize"),
     ("post", "/v1/agents/{agent_id}/tools/{tool_name}/run"),
@@ -248,8 +250,7 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
     answer, frame = types.answers.get((method, path)), types.frames.get((method, path))
     if answer is not None or frame is not None:
         content = {} if answer is None else {"application/json": {"schema": answer}}
-        said = FRAMES_OF_SIGN_IN if path in SIGN_IN else FRAMES
-        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": said, **frame}}}
+        stream = {} if frame is None else {"text/event-stream": {"schema": {"description": _frames_of(path), **frame}}}
         responses["200"]["content"] = content | stream
     if (method, path) == BROWSERS_STREAM:
         responses["204"] = {"description": "The stream has ended, and the client has all of it."}
@@ -260,6 +261,12 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
             schema = REFUSAL if status in OF_THE_HEAD else _body_of(method, path)
             content = {"application/json": {"schema": schema}}
             responses[status] = {"description": description, "content": content}
+
+
+def _frames_of(path: str) -> str:
+    if path == MCP:
+        return FRAMES_OF_MCP
+    return FRAMES_OF_SIGN_IN if path in SIGN_IN else FRAMES
 
 
 def _may_be(status: str, method: str, path: str) -> bool:
@@ -274,7 +281,7 @@ def _may_be(status: str, method: str, path: str) -> bool:
     if status in OF_A_MODEL:
         return (method, path) in ENDS_RUNS
     if status in NOT_OF_OPENAI:
-        return not _speaks_openai(path)
+        return path != MCP and not _speaks_openai(path)
     return True
 
 
@@ -283,6 +290,8 @@ def _speaks_openai(path: str) -> bool:
 
 
 def _body_of(method: str, path: str) -> Json:
+    if path == MCP:
+        return {"$ref": "#/components/schemas/McpMessage"}
     if _speaks_openai(path):
         return {"$ref": "#/components/schemas/OpenAIError"}
     if (method, path) in ENDS_RUNS:

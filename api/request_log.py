@@ -37,10 +37,13 @@ _OURS = re.compile(r"[a-z]+-[0-9a-f-]{36}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PREFIXES = ("/v1/", "/openai/v1/")
 
+MCP = "/mcp"
+"""The address of the Model Context Protocol."""
+
 
 def is_of_api(path: str) -> bool:
     """Whether the path is one of the API's, which a caller alone is answered."""
-    return path.startswith(_PREFIXES) and path != "/v1/health"
+    return path == MCP or (path.startswith(_PREFIXES) and path != "/v1/health")
 
 
 PROBES = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})

@@ -14,6 +14,7 @@ from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
+from api.mcp.service import McpService
 from api.mcp_servers import McpServers
 from api.mcp_sign_in import McpSignIns
 from api.offered_models import OfferedModels
@@ -96,6 +97,7 @@ class Services:
     groups: GroupEditor
     sleepers: SleeperMaker
     webhooks: WebhookEndpoints
+    mcp: McpService
     mcp_servers: McpServers
     mcp_sign_ins: McpSignIns
     compacting: CompactionService

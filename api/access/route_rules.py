@@ -63,6 +63,13 @@ _W = "/openai/v1/webhook_endpoints"
 CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
 """The `model` in their bodies names an agent or a conversation."""
 
+LEVELS_OF_MCP: Mapping[str, Level] = {
+    **dict.fromkeys(("initialize", "ping", "server/discover", "tools/list", "tasks/get"), Level.READ),
+    **dict.fromkeys(("tools/call", "tasks/update", "tasks/cancel", "notifications/cancelled"), Level.WRITE),
+}
+"""What the methods need that are posted to the one path of the Model Context Protocol, which itself needs the least.
+Its service shows a key of single agents those agents and their runs alone."""
+
 _RESPONSES = ("/openai/v1/responses", "/v1/responses")
 
 _OPENAI = "/openai/v1"
@@ -96,6 +103,8 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}/count" for nouns in _ABSENT),
         "GET /openai/v1/webhook_event_types",
         f"GET {_OPENAI}/models",
+        # `LEVELS_OF_MCP` says what its methods need.
+        "POST /mcp",
     ),
     Reach.PROJECT: (
         *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags")),

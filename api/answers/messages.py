@@ -390,3 +390,38 @@ _AnyFrame = (
     | ErrorFrame
 )
 Frame = TypeAliasType("Frame", Annotated[_AnyFrame, Field(discriminator="message_type")])
+
+
+# Messages of JSON-RPC, at the address of the Model Context Protocol.
+
+
+class McpError(TypedDict):
+    """Why a request was not answered."""
+
+    code: int
+    """The protocol's."""
+    message: str
+    data: NotRequired[Anything]
+    """What a program decides by: `code` and `hint` as everywhere else, where it is an error of ours."""
+
+
+class McpMessage(TypedDict):
+    """The answer to a request: its result, or its error."""
+
+    jsonrpc: Literal["2.0"]
+    id: str | int | None
+    result: NotRequired[Fields]
+    """Its `resultType` says what it has: `complete`, `input_required` or `task`."""
+    error: NotRequired[McpError]
+
+
+class McpNotification(TypedDict):
+    """How a call gets on."""
+
+    jsonrpc: Literal["2.0"]
+    method: Literal["notifications/progress"]
+    params: Fields
+
+
+McpEvent = TypeAliasType("McpEvent", McpNotification | McpMessage)
+"""The `data` of each server-sent event of a call: notifications of its progress, and last its answer."""

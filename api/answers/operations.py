@@ -59,6 +59,8 @@ from api.answers.messages import (
     FoundMessage,
     Frame,
     Generated,
+    McpEvent,
+    McpMessage,
     Message,
     Nothing,
 )
@@ -207,6 +209,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "chat_completions_create_doubled", ChatCompletion, frame=ChatFrame
     ),
     ("post", "/v1/chat/completions"): Operation("chat_completions_create", ChatCompletion, frame=ChatFrame),
+    ("post", "/mcp"): Operation("mcp_message", McpMessage, frame=McpEvent),
     ("post", "/openai/v1/responses"): Operation("responses_create", OpenAIResponse, frame=ResponseEvent),
     ("get", "/openai/v1/responses/{response_id}"): Operation("responses_retrieve", OpenAIResponse, frame=ResponseEvent),
     ("post", "/openai/v1/responses/{response_id}/cancel"): Operation("responses_cancel", OpenAIResponse),

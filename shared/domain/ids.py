@@ -98,6 +98,10 @@ class IdMaker:
         """The id of a call that no model gave one."""
         return self._make("call")
 
+    def mcp_session(self) -> str:
+        """A name for a client that has begun with a handshake."""
+        return self._make("mcp_session")
+
     def mcp_server(self) -> McpServerId:
         return McpServerId(self._make("mcp_server"))
 

@@ -118,6 +118,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
         *("shared", "shared/domain", "shared/network", "shared/sql", "shared/sql/definitions", "shared/sql/history"),
         *("shared/sql/runs", "api", "api/callbacks", "api/runs"),
     ),
+    # It knows whose key asks: one path has methods for which keys need different scopes.
+    "api/mcp": (*_STATE, "shared/process", "api", "api/access", "api/runs"),
     "api/runs": (*_STATE, "api"),
     "api/callbacks": (*_STATE, "shared/process"),
     # Types of answers. Only the OpenAPI document is made of them.
@@ -148,7 +150,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
 """A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""
 
 MAY_IMPORT_ROUTES = ("api/application.py",)
-ROUTES = ("api/routes", "api/letta/routes", "api/openai/routes", "api/openai/webhook_routes")
+ROUTES = ("api/routes", "api/letta/routes", "api/openai/routes", "api/openai/webhook_routes", "api/mcp/routes")
 
 SMALL = 40
 SMALL_WITH_A_REASON = {

@@ -48,6 +48,8 @@ LATE_MODULES = {
     # The package of the Model Context Protocol: for the first MCP server that is asked.
     "shared/mcp/client.py": ("shared.mcp.connection",),
     "shared/mcp/signed_in.py": ("shared.mcp.authorization",),
+    # The same package: for the first client that speaks the protocol.
+    "api/mcp/service.py": ("api.mcp.official_rules",),
     # griffe: for the first source of a tool.
     "api/tool_source/reader.py": ("api.tool_source.docstrings",),
 }
@@ -89,8 +91,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic_ai": ("worker/models/",),
     "openai": ("worker/models/",),
     "google": ("worker/models/",),
-    "mcp": ("shared/mcp/",),
-    "mcp_types": ("shared/mcp/",),
+    "mcp": ("shared/mcp/", "api/mcp/official_rules.py"),
+    "mcp_types": ("shared/mcp/", "api/mcp/official_rules.py"),
     "opentelemetry": ("shared/telemetry/otlp.py",),
     "typer": ("cli/",),
     "rich": ("cli/",),

@@ -77,11 +77,18 @@ async def test_the_list_did_not_say_by_which_api_a_run_came(viewer: Viewer, prod
     response = (await product.http.post("/openai/v1/responses", json=sent)).json()["id"]
     chat = {"model": letta["agent_id"], "messages": [{"role": "user", "content": "Three"}]}
     assert (await product.http.post("/v1/chat/completions", json=chat)).is_success
+    digits = letta["agent_id"].removeprefix("agent-").replace("-", "")[:12]
+    call = {"name": digits, "arguments": {"message": "Four"}}
+    said = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    assert (await product.http.post("/mcp", json=said)).is_success
     runs = (await product.http.get("/v1/runs", params={"agent_id": letta["agent_id"]})).json()
     by_words = {run["metadata"]["first_words"]: run["id"] for run in runs}
     assert by_words["Two"].replace("-", "").endswith(response.removeprefix("resp_"))
     await viewer.open(f"/runs?agent={letta['agent_id']}")
-    for words, name in (("One", "Letta's API"), ("Two", "OpenAI's Responses"), ("Three", "OpenAI's Chat Completions")):
+    names = {
+        "One": "Letta's API", "Two": "OpenAI's Responses", "Three": "OpenAI's Chat Completions", "Four": "MCP",
+    }  # fmt: skip
+    for words, name in names.items():
         row = row_of(viewer, by_words[words])
         await expect(row.locator("[data-column=came]")).to_have_text(name)
         await row.click()

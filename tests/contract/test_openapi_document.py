@@ -119,9 +119,9 @@ def test_a_streams_frames_had_no_type() -> None:
     streams = [
         one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
     ]
-    assert len(streams) == 14
+    assert len(streams) == 15
     named = {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams}
-    assert named == {"Frame", "ChatFrame", "McpSignInEvent", "ResponseEvent"}
+    assert named == {"Frame", "ChatFrame", "McpEvent", "McpSignInEvent", "ResponseEvent"}
     frames = document["components"]["schemas"]["Frame"]
     assert len(frames["oneOf"]) == len(frames["discriminator"]["mapping"]) == 13
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from api.application import ERROR_SHAPES
 from api.errors import ErrorShape, Refusal, RefusalAnswer, add_error_answers, input_refusal, model_error_answer, refused
 from api.letta.refusals import letta_error
+from api.mcp.messages import mcp_error
 from api.openai.chat_request import openai_error
 from api.openai.response_object import responses_error
 from shared.domain.approvals import WaitingCalls
@@ -49,9 +50,13 @@ class Carried(NamedTuple):
     of_conflicts: int = 409
     """The status for what does not fit the present state."""
 
+    details: str = ""
+    """The object beside the message that has the other fields; empty: they stand beside it."""
+
     def said(self, body: dict[str, Any]) -> dict[str, Any]:
         """The fields of the error."""
-        return body[self.inside] if self.inside else body
+        error = body[self.inside] if self.inside else body
+        return {**error, **error[self.details]} if self.details else error
 
 
 CARRIES: dict[ErrorShape, Carried] = {
@@ -59,6 +64,7 @@ CARRIES: dict[ErrorShape, Carried] = {
     openai_error: Carried("/v1/chat/completions", inside="error", field="param", of_flaws=400),
     # OpenAI's SDKs send again what a 409 has refused.
     responses_error: Carried("/openai/v1/responses", inside="error", field="param", of_flaws=400, of_conflicts=400),
+    mcp_error: Carried("/mcp", inside="error", field="field", of_flaws=400, details="data"),
 }
 
 ANSWERS: dict[str, RefusalAnswer] = {

@@ -14,6 +14,8 @@ import pytest
 
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.messages import STOP_REASONS, STORED_REASONS, wire_stop_reason
+from api.mcp.call_fold import CallStream
+from api.mcp.messages import Asked
 from api.openai.chat_answer import ChunkStream
 from api.openai.responses_stream import ResponseStream
 from api.runs.streaming import Projection
@@ -27,6 +29,18 @@ from tests.kit.runs.stored_runs import IDS
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 AT = 1_700_000_000_000
+
+
+ASKED = Asked(
+    id=1,
+    method="tools/call",
+    version="2026-07-28",
+    params={"_meta": {"progressToken": "p"}},
+    is_modern=True,
+    capabilities={},
+    session=None,
+    takes_streams=True,
+)
 
 
 class Shown(NamedTuple):
@@ -73,6 +87,19 @@ def _read_events(body: bytes) -> Shown:
     return Shown(text, failed, "[DONE]" in told)
 
 
+def _read_messages(body: bytes) -> Shown:
+    answers = [message["result"] for message in _data(body) if "result" in message]
+    said = [answer for answer in answers if answer["resultType"] == "complete"]
+    # Beside what the agent said, the text says why the call has no good end, and what waits.
+    texts = [answer["structuredContent"]["text"].partition("\n\n")[0] for answer in said]
+    failed = any(answer["structuredContent"]["status"] == "failed" for answer in said)
+    return Shown("".join(text for text in texts if not text.startswith("The agent waits")), failed, len(answers) == 1)
+
+
+def _messages(run: Run) -> Projection:
+    return CallStream(run, ASKED)
+
+
 def _frames(run: Run) -> Projection:
     return FrameStream(run.id, FrameOptions())
 
@@ -83,6 +110,7 @@ def _chunks(run: Run) -> Projection:
 
 DIALECTS = {
     "letta": Dialect(_frames, _read_letta, is_resumable=True),
+    "mcp": Dialect(_messages, _read_messages, is_resumable=False),
     "openai.chat": Dialect(_chunks, _read_chunks, is_resumable=False),
     # Clients resume by the numbers of the fold, which begins with the log for each of them.
     "openai.responses": Dialect(ResponseStream, _read_events, is_resumable=False),

@@ -4,13 +4,18 @@ import asyncio
 from typing import Any
 
 import httpx
+import mcp_types
+import pytest
 from letta_client import AsyncLetta
+from mcp import MCPError
 
 from tests.kit.free_ports import free_port
-from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
+from tests.kit.mcp.calling_client import Tasks, calling_client, made_task, said, task_now, update_task
+from tests.kit.model_server import Call, ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole, reading
 from tests.kit.product.processes import Processes, api_at
+from tests.kit.tools import LAUNCH
 from tests.kit.wait_until import wait_until
 
 WAITING = 120
@@ -125,3 +130,59 @@ async def submit(http: httpx.AsyncClient, agent_id: str) -> str:
     """A run in token mode; its id."""
     answer = await http.post(f"/v1/agents/{agent_id}/messages/async", json={"input": "Hello", "stream_tokens": True})
     return answer.json()["id"]
+
+
+async def test_a_task_is_made_at_one_api_and_followed_at_the_other(
+    product: Product, processes: Processes, models: ModelServer
+) -> None:
+    """The client's program asks whoever answers: nothing of the task is in the process that made it."""
+    models.play(Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="It flies."))
+    ports = [free_port(), free_port()]
+    api, *_ = await asyncio.gather(*(processes.api(port) for port in ports), processes.worker())
+    await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])
+    async with calling_client(f"http://127.0.0.1:{ports[0]}", tasks=Tasks()) as client:
+        [tool] = (await client.list_tools()).tools
+        made = await made_task(client, tool.name, "Launch")
+    assert await api.terminate() == 0
+
+    async with calling_client(f"http://127.0.0.1:{ports[1]}", tasks=Tasks()) as client:
+        waiting = await task_at(client, made.task_id, "input_required")
+        [asked] = waiting.requests
+        answer = mcp_types.ElicitResult(action="accept", content={"approve": True})
+        await update_task(client, made.task_id, **{asked: answer})
+        ended = await task_at(client, made.task_id, "completed")
+
+    assert said(ended.outcome) == "It flies."
+
+
+async def task_at(client: Any, task_id: str, status: str) -> Any:
+    async def look() -> Any:
+        now = await task_now(client, task_id)
+        return now if now.status == status else None
+
+    return await wait_until(look, description=f"{task_id} to be {status}")
+
+
+async def test_a_caller_of_a_tool_is_told_that_its_run_goes_on_when_the_api_ends(
+    product: Product, processes: Processes, models: ModelServer
+) -> None:
+    models.say("one two three", silent_after=1)
+    port = free_port()
+    api, _ = await asyncio.gather(processes.api(port), processes.worker())
+    agent = await product.agent()
+    async with calling_client(f"http://127.0.0.1:{port}") as client:
+        [tool] = (await client.list_tools()).tools
+        calling = asyncio.create_task(client.call_tool(tool.name, {"message": "Count"}), name="call")
+
+        async def running() -> Any:
+            runs = (await product.http.get("/v1/runs", params={"agent_id": agent.id})).json()
+            return next((run for run in runs if run["status"] == "running"), None)
+
+        run = await wait_until(running, description="the run to begin")
+        assert await api.terminate() == 0
+        with pytest.raises(MCPError, match="the run goes on") as refused:
+            await calling
+
+    assert refused.value.error.data["run_id"] == run["id"]
+    assert (await product.run(run["id"]))["status"] == "running"
+    await product.http.post(f"/v1/runs/{run['id']}/cancel")

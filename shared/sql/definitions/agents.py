@@ -323,6 +323,8 @@ class AgentFilter(msgspec.Struct, frozen=True):
     """Which agents of a project a list shows. All given conditions must hold."""
 
     ids: Collection[AgentId] | None = None
+    between: tuple[AgentId, AgentId] | None = None
+    """The first and the last id of a range."""
     name: str | None = None
     query_text: str | None = None
     """Part of the name, in any case."""
@@ -436,6 +438,8 @@ def _conditions(wanted: AgentFilter) -> list[sa.ColumnElement[bool]]:
     conditions = _kept_conditions(wanted)
     if wanted.ids is not None:
         conditions.append(agents.c.id.in_(wanted.ids))
+    if wanted.between is not None:
+        conditions.append(agents.c.id.between(*wanted.between))
     if wanted.name is not None:
         conditions.append(agents.c.name == wanted.name)
     if wanted.query_text:

@@ -37,7 +37,19 @@ def python_with(name: str) -> Path:
 
 def beside_node_modules(program: str) -> Path:
     """A copy of `programs/PROGRAM` for Node.js, beside the packages that `programs/package-lock.json` lists."""
-    sources = [PROGRAMS / name for name in ("package.json", "package-lock.json")]
+    copy = _node_modules("node", PROGRAMS) / program
+    made = copy.with_suffix(f".{os.getpid()}{copy.suffix}")
+    shutil.copy(PROGRAMS / program, made)
+    return made.replace(copy)
+
+
+def program_of_package(name: str, program: str) -> Path:
+    """A program that a package of npm brings; `programs/NAME` lists the package with what it needs."""
+    return _node_modules(name, PROGRAMS / name) / "node_modules" / program
+
+
+def _node_modules(name: str, listed: Path) -> Path:
+    sources = [listed / file for file in ("package.json", "package-lock.json")]
     npm = shutil.which("npm")
     if npm is None:
         _missing("there is no npm on this machine")
@@ -49,10 +61,7 @@ def beside_node_modules(program: str) -> Path:
         # `ci` takes what the lock says or fails.
         _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], folder)
 
-    copy = _made("node", sources, install) / program
-    made = copy.with_suffix(f".{os.getpid()}{copy.suffix}")
-    shutil.copy(PROGRAMS / program, made)
-    return made.replace(copy)
+    return _made(name, sources, install)
 
 
 def _made(name: str, sources: list[Path], install: Callable[[Path], None]) -> Path:

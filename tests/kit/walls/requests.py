@@ -170,6 +170,7 @@ Build = Callable[[Pick, Pick], Request]
 """Makes a request out of the caller's own things and of somebody else's."""
 Body = Callable[[Pick, Pick], dict[str, Any]]
 
+MCP_VERSION = "2026-07-28"
 HELLO = json.dumps({"turns": [{"text": "Hello."}]})
 RESPONSES = ("/openai/v1/responses", "/v1/responses")
 _ITEM = {"type": "message", "role": "user", "content": HELLO}
@@ -196,6 +197,29 @@ def _decided(other: Pick) -> dict[str, Any]:
     decision = {"type": "approval", "tool_call_id": other["tool_calls"], "approve": True}
     named = {"approval_request_id": other["approvals"]}
     return {"messages": [{"type": "approval", "approvals": [decision], **named}]}
+
+
+def _rpc(method: str, **params: Any) -> dict[str, Any]:
+    tasks: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+    meta: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": MCP_VERSION,
+        # A call is to be over when it is answered.
+        "io.modelcontextprotocol/clientCapabilities": tasks if method.startswith("tasks/") else {},
+    }
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+
+
+def _headers_of(made: Mapping[str, Any] | None) -> dict[str, str]:
+    """What a body of the Model Context Protocol says in headers as well."""
+    if made is None or "jsonrpc" not in made:
+        return {}
+    name = made["params"].get("name")
+    named = {} if name is None else {"Mcp-Name": name}
+    return {"MCP-Protocol-Version": MCP_VERSION, "Mcp-Method": made["method"], **named}
+
+
+def _tool_of(some: Pick) -> str:
+    return some["agents"].removeprefix("agent-").replace("-", "")[:12]
 
 
 _MESSAGES: list[Body] = [
@@ -297,6 +321,21 @@ BODIES: Mapping[str, list[Body]] = {
         lambda _, other: {"query": other["words"]},
         lambda own, other: {"query": own["words"], "agent_id": other["agents"]},
         lambda own, other: {"query": own["words"], "conversation_id": other["threads"]},
+    ],
+    "POST /mcp": [
+        lambda own, _: _rpc("tools/call", name=_tool_of(own), arguments={"message": HELLO}),
+        lambda _, __: _rpc("tools/list"),
+        lambda _, other: _rpc("tools/list", cursor=other["agents"]),
+        lambda _, other: _rpc("tools/call", name=_tool_of(other), arguments={"message": HELLO}),
+        lambda own, other: _rpc(
+            "tools/call", name=_tool_of(own), arguments={"message": HELLO, "conversation": other["threads"]}
+        ),
+        lambda own, other: _rpc("tools/call", name=_tool_of(own), requestState=other["runs"], inputResponses={}),
+        lambda _, other: _rpc("tasks/get", taskId=other["runs"]),
+        lambda _, other: _rpc("tasks/cancel", taskId=other["runs"]),
+        lambda _, other: _rpc(
+            "tasks/update", taskId=other["runs"], inputResponses={other["tool_calls"]: {"action": "decline"}}
+        ),
     ],
     "POST /v1/chat/completions": _CHAT,
     "POST /v1/chat/completions/chat/completions": _CHAT,
@@ -421,7 +460,8 @@ class _Route:
         named = {name: of_path.get(name, own)[kind] for name, kind in self.kinds.items()}
         params = [(name, own[IN_QUERIES[name][0]]) for name in self.needed if query is None or name != query[0]]
         made = None if body is None else body(own, of_body)
-        request = Request(self.method, self.template, self.template.format(**named), params, headers or {})
+        said = {**_headers_of(made), **(headers or {})}
+        request = Request(self.method, self.template, self.template.format(**named), params, said)
         if query is not None:
             request.params.append(query)
         if made is not None and "file" in made:

@@ -31,6 +31,8 @@ CHANGES = (
     (re.compile(r'"(token|key|key_hint|hint|prefix)": ?"[^"]+"'), r'"\1": "<secret>"'),
     (re.compile(r'"signing_secret(_hint)?": ?"[^"]+"'), '"signing_secret": "<secret>"'),
     (re.compile(r'"(created|updated)_at": ?\d+'), '"at": <number>'),
+    # It repeats the name that it was given, which has digits of the agent's id.
+    (re.compile(r"Unknown tool: '[^']*'"), "Unknown tool"),
     (re.compile(r'"tool_hash": ?"[^"]+"'), '"tool_hash": "<hash of the source>"'),
 )
 """What differs between any two answers."""

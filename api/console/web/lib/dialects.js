@@ -1,7 +1,11 @@
 // By which API a run was made.
 
 /** By the names of dialects. Letta's own is not named. */
-const DIALECTS = { "openai.chat": "OpenAI's Chat Completions", "openai.responses": "OpenAI's Responses" };
+const DIALECTS = {
+  mcp: "MCP",
+  "openai.chat": "OpenAI's Chat Completions",
+  "openai.responses": "OpenAI's Responses",
+};
 
 /** @param {any} run */
 export const dialectOf = (run) => {

@@ -1,0 +1,274 @@
+"""What has become of a call: a fold of its run's log, and the results and notifications that it makes.
+
+Pure: every process that reads the log gives the same answer.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from api.mcp.messages import (
+    INTERNAL_ERROR,
+    RUN_ID,
+    Asked,
+    RequestId,
+    error_bytes,
+    notification_bytes,
+    result_bytes,
+    sse,
+)
+from shared.domain import events
+from shared.domain.errors import ErrorCode
+from shared.domain.events import decode
+from shared.domain.ids import MessageId, Seq, StepId
+from shared.domain.log_writer import Entries
+from shared.domain.messages import ToolCall
+from shared.domain.runs import Run
+
+BETWEEN_TEXTS = "\n\n"
+LONGEST_PROGRESS = 200
+LONGEST_QUESTION = 2_000
+LONGEST_SILENCE_S = 15.0
+"""Seconds. The official clients wait for longer, and proxies in between for 30 or more."""
+
+_CUT_SHORT: Mapping[str, str] = {
+    events.StopReason.STEPS_USED_UP: "The agent stopped because it has used up its steps.",
+    events.StopReason.TOKENS_USED_UP: "The agent stopped because it has used up its tokens.",
+}
+
+
+class _Piece(NamedTuple):
+    seq: Seq
+    message_id: MessageId
+    part: int
+    text: str
+
+
+class CallFold:
+    """Takes the log of a call's run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._step: StepId | None = None
+        self._pieces: list[_Piece] = []
+        """Of the last step that has said something."""
+        self._earlier = ""
+        """The text of the step before it: the last one may be taken back."""
+        self._asked: list[tuple[Seq, MessageId, ToolCall]] = []
+        self._names: dict[str, str] = {}
+        self._stop_reason: str = events.StopReason.ANSWERED
+        self._failure: events.Failed | None = None
+        self._has_gap = False
+        self.is_over = False
+
+    def take(self, seq: Seq, event: events.Event | events.Unknown) -> str:
+        """Takes the next event. Returns what is new in it for who waits; empty for most."""
+        match event:
+            case events.TextChunk() if event.text:
+                return self._said(seq, event)
+            case events.ToolCalls(needs_approval=True):
+                self._asked += [(seq, event.message_id, call) for call in event.calls]
+                return f"waits for approval of {', '.join(call.name for call in event.calls)}"
+            case events.StepRestarted() | events.LogContinued():
+                return self._taken_back(event)
+            case events.Stopped():
+                self._stop_reason = event.reason
+            case events.Failed():
+                self._failure = event
+            case events.Gap():
+                self._has_gap = True
+            case events.Ended():
+                self.is_over = True
+            case _:
+                return self._at_work(event)
+        return ""
+
+    @property
+    def text(self) -> str:
+        """The agent's last words."""
+        texts: dict[tuple[MessageId, int], list[str]] = {}
+        for piece in self._pieces:
+            texts.setdefault((piece.message_id, piece.part), []).append(piece.text)
+        return BETWEEN_TEXTS.join(map("".join, texts.values())) or self._earlier
+
+    @property
+    def waiting(self) -> list[ToolCall]:
+        """The calls of tools that a person has to decide."""
+        return [call for _, _, call in self._asked] if self._stop_reason == events.StopReason.PARKED else []
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled."""
+        return self._stop_reason == events.StopReason.CANCELLED
+
+    def result(self) -> dict[str, Any]:
+        """The result of the call, once everything was taken: a person has nothing to decide, or the client cannot ask
+        one."""
+        text = BETWEEN_TEXTS.join(filter(None, (self.text, _CUT_SHORT.get(self._stop_reason))))
+        return call_result(self._run, text, problem=self._problem(), status=self._status(), waiting=self.waiting)
+
+    def _problem(self) -> str:
+        if self._failure is not None:
+            detail = self._failure.detail
+            said = self._failure.message
+            return f"{said} {detail}" if detail and detail not in said else said
+        if self._has_gap:
+            return "There is a gap in the run's log, so its answer is not known."
+        if not self.is_over:
+            return "The run was deleted."
+        return "The run was cancelled." if self.is_cancelled else ""
+
+    def _status(self) -> str:
+        if self._failure is not None or self._has_gap or not self.is_over:
+            return "failed"
+        if self.is_cancelled:
+            return "cancelled"
+        return "awaiting_approval" if self.waiting else "completed"
+
+    def _said(self, seq: Seq, event: events.TextChunk) -> str:
+        if event.step_id != self._step:
+            self._earlier = self.text
+            self._step, self._pieces = event.step_id, []
+        self._pieces.append(_Piece(seq, event.message_id, event.part, event.text))
+        return f"says: {event.text}"
+
+    def _taken_back(self, told: events.StepRestarted | events.LogContinued) -> str:
+        self._pieces = [one for one in self._pieces if not _is_void(one.seq, one.message_id, told)]
+        self._asked = [one for one in self._asked if not _is_void(one[0], one[1], told)]
+        return "goes on at another worker" if told.lost_call else ""
+
+    def _at_work(self, event: events.Event | events.Unknown) -> str:
+        match event:
+            case events.RunCreated():
+                return f"run {self._run.id} is accepted"
+            case events.ToolStarted():
+                self._names[event.call_id] = event.name
+                return f"calls {event.name}"
+            case events.ToolEnded():
+                ended = "has ended" if event.status == "success" else "has failed"
+                return f"{self._names.pop(event.call_id, 'the tool')} {ended}"
+            case events.CallDecided():
+                return f"{event.name} was {event.verdict}"
+            case events.CompactionBegan():
+                return "shortens its history"
+            case _:
+                return ""
+
+
+def _is_void(seq: Seq, message_id: MessageId, told: events.StepRestarted | events.LogContinued) -> bool:
+    is_voided = isinstance(told, events.StepRestarted) and message_id in told.void_message_ids
+    return seq > told.follows or is_voided
+
+
+def call_result(
+    run: Run, text: str, *, problem: str = "", status: str, waiting: Iterable[ToolCall] = ()
+) -> dict[str, Any]:
+    """A call's result: the agent's text, or what is wrong, for the model that has called it."""
+    asked = [call.name for call in waiting]
+    said = [text] if text else []
+    if problem:
+        said.append(problem)
+    if asked:
+        said.append(
+            f"The agent waits for a person's approval of {', '.join(asked)}. Nobody is asked here: GET /v1/approvals"
+            f"?agent_id={run.agent_id} shows what is asked, and POST /v1/approvals/{{approval_id}} decides."
+        )
+    whole = BETWEEN_TEXTS.join(said)
+    told: dict[str, Any] = {"text": whole, "status": status, "run_id": run.id, "agent_id": run.agent_id}
+    if run.conversation_id is not None:
+        told["conversation"] = run.conversation_id
+    return {
+        "resultType": "complete",
+        "content": [{"type": "text", "text": whole}],
+        "structuredContent": told,
+        "isError": bool(problem),
+        "_meta": {RUN_ID: run.id},
+    }
+
+
+def input_required(run: Run, waiting: Iterable[ToolCall]) -> dict[str, Any]:
+    """The result of a call of which a person has to decide something first: the client asks, and sends the request
+    again with what was decided. The state is the run's id, which opens nothing that its sender may not see anyway."""
+    return {
+        "resultType": "input_required",
+        "inputRequests": input_requests(waiting),
+        "requestState": run.id,
+        "_meta": {RUN_ID: run.id},
+    }
+
+
+def input_requests(waiting: Iterable[ToolCall]) -> dict[str, Any]:
+    """The forms in which a person decides calls, by the ids of the calls."""
+    return {call.id: _form(call) for call in waiting}
+
+
+def _form(call: ToolCall) -> dict[str, Any]:
+    given = call.arguments
+    shown = given if len(given) <= LONGEST_QUESTION else f"{given[:LONGEST_QUESTION]}… ({len(given)} characters)"
+    return {
+        "method": "elicitation/create",
+        "params": {
+            "mode": "form",
+            "message": f"The agent wants to call {call.name} with {shown}",
+            "requestedSchema": {
+                "type": "object",
+                "properties": {
+                    "approve": {"type": "boolean", "title": "Approve the call", "description": "No: it is denied."},
+                    "reason": {"type": "string", "title": "Why not", "description": "Told to the agent, if denied."},
+                },
+                "required": ["approve"],
+            },
+        },
+    }
+
+
+class CallStream:
+    """A call's stream: notifications of its progress, if its client wants them, and its result. What is new depends on
+    what came before, so each reader has a fold of its own."""
+
+    shared_as = None
+    longest_silence_s = LONGEST_SILENCE_S
+
+    def __init__(self, run: Run, asked: Asked) -> None:
+        self._run = run
+        self._id: RequestId = asked.id
+        self._token = asked.progress_token
+        self._can_ask = asked.can_ask_people
+        self._fold = CallFold(run)
+
+    @property
+    def cut(self) -> bytes:
+        """An error, as this stream cannot be resumed."""
+        said = f"This server is ending, and the run goes on: see GET /v1/runs/{self._run.id} and its messages"
+        data = {"code": ErrorCode.SERVER_ENDING, "hint": ErrorCode.SERVER_ENDING.hint, "run_id": self._run.id}
+        return sse(error_bytes(self._id, INTERNAL_ERROR, said, data))
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """The messages of some entries, and whether the last one ends the stream."""
+        shown: list[bytes] = []
+        for seq, entry in entries:
+            new = self._fold.take(seq, decode(entry))
+            if new and self._token is not None:
+                shown.append(self._progress(seq, new))
+        if self._fold.is_over:
+            shown.append(self.end_of(Seq(0)))
+        return b"".join(shown), self._fold.is_over
+
+    def silence(self, _last: Seq, _now: datetime) -> bytes:
+        """Nothing: a comment is a sign of life as well."""
+        return b""
+
+    def end_of(self, _last: Seq) -> bytes:
+        """The result, also of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        return sse(result_bytes(self._id, ended_call(self._run, self._fold, can_ask=self._can_ask)))
+
+    def _progress(self, seq: Seq, new: str) -> bytes:
+        message = new if len(new) <= LONGEST_PROGRESS else f"{new[: LONGEST_PROGRESS - 1]}…"
+        # An entry's number grows, as progress has to; how many there will be nobody knows.
+        params = {"progressToken": self._token, "progress": seq, "message": message}
+        return sse(notification_bytes("notifications/progress", params))
+
+
+def ended_call(run: Run, fold: CallFold, *, can_ask: bool) -> dict[str, Any]:
+    """What a call is answered when its run's log has ended."""
+    return input_required(run, fold.waiting) if fold.waiting and can_ask else fold.result()
