@@ -1,14 +1,15 @@
 """Asks MCP servers for their tools, and has them called: the only way to such a server.
 
 Connections are kept per server for a while and shared by those who ask. A call is sent at most once, whatever happens
-to its connection. An error says which server it is about, what is wrong with it, and what is known of the call.
+to its connection; only a server that has forgotten the session, and so has done nothing, gets it again. An error says
+which server it is about, what is wrong with it, and what is known of the call.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,10 +19,12 @@ from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
 from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, Deadline, ServerFailure
-from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED
+from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED, SESSION_GONE
 from shared.network.checked_http import CheckedTransport, NetworkRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Answer = TypeVar("Answer")
 
 SHORTEST_SECRET = 8
 """Characters. Shorter values are words, which stand in any text."""
@@ -80,10 +83,8 @@ class McpClient:
         lists, must be changed.
         """
         deadline = Deadline.after(self._bounds.list_s)
-        connect = await _connector()
         try:
-            with self._connected(target, connect) as connection:
-                tools, left_out = await connection.list_tools(deadline)
+            tools, left_out = await self._asked(target, lambda connection: connection.list_tools(deadline))
         except ServerFailure as failure:
             raise _told(target, failure, "") from failure
         if left_out:
@@ -99,10 +100,8 @@ class McpClient:
         its work.
         """
         deadline = Deadline.after(timeout_s)
-        connect = await _connector()
         try:
-            with self._connected(target, connect) as connection:
-                result = await connection.call_tool(name, arguments, deadline)
+            result = await self._asked(target, lambda connection: connection.call_tool(name, arguments, deadline))
         except ServerFailure as failure:
             raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
         return msgspec.structs.replace(result, text=_without(target, result.text))
@@ -123,6 +122,20 @@ class McpClient:
         if self._http is not None:
             await self._http.aclose()
             self._http = None
+
+    async def _asked(self, target: McpTarget, ask: Callable[[ServerConnection], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Returns what the server answers to one request. A server that has forgotten the connection's session, as one
+        does that was started anew, has done nothing: it is asked once more, by a new connection. Raises
+        `ServerFailure`."""
+        connect = await _connector()
+        try:
+            with self._connected(target, connect) as connection:
+                return await ask(connection)
+        except ServerFailure as failure:
+            if failure.code != SESSION_GONE:
+                raise
+        with self._connected(target, connect) as connection:
+            return await ask(connection)
 
     @contextmanager
     def _connected(self, target: McpTarget, connect: Connect) -> Generator[ServerConnection]:

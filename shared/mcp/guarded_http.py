@@ -39,6 +39,7 @@ ERROR_BYTES = 64_000
 """Of the body beside an HTTP status that says an error."""
 STEP_S = 10.0
 """Seconds to connect, to send, and to answer a message that needs no result."""
+CHANNEL_ENDED = "it has ended the stream of its answers"
 MOST_RESUMPTIONS = 100
 """How often the streams of one connection may be resumed."""
 
@@ -187,7 +188,7 @@ _UPGRADE = (("http", None), ("https", None))
 class _CountedStream(httpx2.AsyncByteStream):
     """The content of an answer, up to its bound. The package tells the caller what `SSEError` says.
 
-    `requests`: how many requests were sent so far. The count begins anew with each.
+    `requests`: how many requests were sent so far, if it is the one stream of answers. The count begins anew with each.
     """
 
     def __init__(
@@ -200,6 +201,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         self._stream = response.stream
         self._most_bytes = most_bytes
         self._broken = broken
+        self._is_channel = requests is not None
         self._requests = requests or (lambda: 0)
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
@@ -217,6 +219,9 @@ class _CountedStream(httpx2.AsyncByteStream):
             if self._broken is not None:
                 self._broken(_told(error))
             raise
+        # No answer can come any more, and the package does not say so before the next request fails.
+        if self._is_channel and self._broken is not None:
+            self._broken(CHANNEL_ENDED)
 
     async def aclose(self) -> None:
         if isinstance(self._stream, httpx2.AsyncByteStream):
