@@ -7,6 +7,7 @@ which server it is about, what is wrong with it, and what is known of the call.
 
 import asyncio
 import hashlib
+import ssl
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -66,7 +67,7 @@ class McpClient:
         self._network = network
         self._commands = commands
         self._bounds = bounds
-        self._http: CheckedTransport | None = None
+        self._tls: ssl.SSLContext | None = None
         self._connections: dict[bytes, ServerConnection] = {}
         self._owners: dict[asyncio.Task[None], ServerConnection] = {}
         self._is_closed = False
@@ -119,9 +120,6 @@ class McpClient:
                 task.cancel()
         if waiting:
             log.error("mcp_connections_not_closed", connections=len(waiting))
-        if self._http is not None:
-            await self._http.aclose()
-            self._http = None
 
     async def _asked(self, target: McpTarget, ask: Callable[[ServerConnection], Coroutine[Any, Any, Answer]]) -> Answer:
         """Returns what the server answers to one request. A server that has forgotten the connection's session, as one
@@ -157,9 +155,9 @@ class McpClient:
         if self._is_closed:
             raise Unavailable("this process is ending and asks no MCP server any more")
         self._make_room()
-        if self._http is None:
-            self._http = CheckedTransport(self._network)
-        connection = connect(target, self._http, self._bounds)
+        self._tls = self._tls or self._network.tls()
+        http = CheckedTransport(self._network, tls=self._tls, kept_s=self._bounds.kept_s)
+        connection = connect(target, http, self._bounds)
         task = asyncio.get_running_loop().create_task(connection.run(), name="mcp connection")
         self._owners[task] = connection
         task.add_done_callback(lambda ended: self._forget(ended, key))

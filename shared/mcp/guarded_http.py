@@ -74,7 +74,7 @@ class _Refusal(NamedTuple):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends the requests of one connection through `inner`, which it does not close.
+    """Sends the requests of one connection through `inner`, and closes it.
 
     `has_event_channel`: the server answers in one long stream beside the requests, as servers of the first version of
     the protocol do. Then `broken` is called, with the reason, when a request or the stream fails.
@@ -114,7 +114,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return _as_response(guarded)
 
     async def aclose(self) -> None:
-        """`inner` serves other connections, too."""
+        await self._inner.aclose()
 
     def _may_listen(self, request: httpx2.Request) -> bool:
         """Whether a GET opens the one stream of answers, or resumes the stream of one. What a server says without

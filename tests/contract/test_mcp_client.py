@@ -98,6 +98,17 @@ async def test_calls_beside_one_another_share_a_connection(client: McpClient, se
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize("kind", ["stateless", "json", "sse"])
+async def test_each_call_cost_a_connection_of_its_own(client: McpClient, kind: Kind) -> None:
+    """Over TLS that is a handshake, and two round trips more. The package leaves the streams of sessions before their
+    ends, so these cannot be used again."""
+    async with official_server(kind) as server:
+        for number in range(5):
+            result = await client.call_tool(server.target, "add", {"a": number, "b": 0}, timeout_s=10)
+            assert result.text == str(number)
+        assert len(server.connections) == 1
+
+
 async def test_a_list_that_changes_is_read_anew(client: McpClient, server: OfficialServer) -> None:
     before = await client.list_tools(server.target)
     server.mcp.add_tool(lambda: "new", name="newer")

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from shared.domain.ids import McpServerId
 from shared.domain.mcp_servers import McpTarget
+from tests.kit.certificates import SelfSigned
 from tests.kit.wait_until import wait_until
 
 Kind = Literal["stateless", "json", "sessions", "sse"]
@@ -52,6 +53,8 @@ class OfficialServer:
     going_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: tools that wait may end."""
     authorizations: set[str] = field(default_factory=set[str])
+    connections: set[int] = field(default_factory=set[int])
+    """The clients' ports of every connection over which a message came."""
 
     @property
     def target(self) -> McpTarget:
@@ -147,10 +150,12 @@ def transport_of(kind: Kind) -> Literal["sse", "streamable_http"]:
 
 
 @asynccontextmanager
-async def served(app: App, port: int) -> AsyncGenerator[int]:
-    """Serves the application on loopback for the block; gives the port. SIGTERM ends it, and then the process."""
+async def served(app: App, port: int, secured: SelfSigned | None = None) -> AsyncGenerator[int]:
+    """Serves the application on loopback for the block, over TLS if it gets a certificate; gives the port. SIGTERM
+    ends it, and then the process."""
     listening = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
+    tls: dict[str, Any] = {} if secured is None else {"ssl_certfile": secured.certificate, "ssl_keyfile": secured.key}
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **tls)
     server = uvicorn.Server(config)
     serving = asyncio.get_running_loop().create_task(server.serve([listening]))
     try:
@@ -170,6 +175,7 @@ def _noting(app: App, server: OfficialServer) -> App:
         if scope["type"] != "http" or scope["method"] != "POST":
             await app(scope, receive, send)
             return
+        server.connections.add(scope["client"][1])
         headers = dict(scope["headers"])
         server.authorizations.add(headers.get(b"authorization", b"").decode())
 
