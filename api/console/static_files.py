@@ -28,7 +28,7 @@ TYPES = {
 NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """What the system says of a name that no file has: also of one below a file, and of one that is too long."""
 
-PAGES = frozenset({"agents", "approvals", "operations", "runs"})
+PAGES = frozenset({"agents", "approvals", "mcp-servers", "operations", "runs"})
 """The first words of the addresses behind the page's `#`."""
 
 IfNoneMatch = Annotated[str | None, Header()]

@@ -67,6 +67,8 @@ class Request:
     headers: dict[str, str] | None = None
     repeat: bool = True
     """Whether it may be sent again if its outcome is unknown."""
+    expected: frozenset[int] = frozenset()
+    """Statuses of failures that the story expects: they are answers, neither faults nor reasons to send it again."""
 
 
 class Client:
@@ -97,7 +99,8 @@ class Client:
                 await self.pause()
                 continue
             answer = self._answer(request, response, response.content)
-            if answer.status not in NOT_NOW or _is_end_of_run(answer.body):
+            is_over = answer.status not in NOT_NOW or answer.status in request.expected
+            if is_over or _is_end_of_run(answer.body):
                 return answer
             await self.come_again(answer)
 
@@ -152,7 +155,7 @@ class Client:
             body = content.decode(errors="replace")
         if status >= 400:
             self._ledger.http[f"status {status}"] += 1
-        if status >= 500 and status != 503 and not _is_end_of_run(body):
+        if status >= 500 and status not in {503, *request.expected} and not _is_end_of_run(body):
             detail = f"{request.method} {request.path} answered {status}: {str(body)[:300]}"
             self._ledger.broken(Column.ERRORS, "-", f"{self._ledger.elapsed_s:.1f} s: {detail}")
         retry_after = response.headers.get("Retry-After")

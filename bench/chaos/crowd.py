@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.chaos.client import Client, Refused, Request
 from bench.chaos.ledger import Column, Ledger, Story, Thread
+from bench.chaos.mcp_stories import McpStories
 from bench.chaos.responses import ResponseStories
 from bench.chaos.stories import Stories, Tell
 from bench.chaos.tools import FIELDS, source_of
@@ -39,6 +40,7 @@ class Crowd:
     ledger: Ledger
     stories: Stories
     responses: ResponseStories
+    mcp: McpStories
     dice: random.Random
     at_once: int
     threads: list[Thread] = field(default_factory=list[Thread])
@@ -51,6 +53,7 @@ class Crowd:
         for name, fields in FIELDS.items():
             made = await self._make("PUT", "/v1/tools/", {"source_code": source_of(name, log), **fields})
             tool_ids.append(made["id"])
+        tool_ids += await self.mcp.register()
         for number in range(self.at_once + 2):
             body = {"name": f"chaos-{number}", "model": "builtin/scripted", "tool_ids": tool_ids}
             agent = await self._make("POST", "/v1/agents/", {**body, "include_base_tools": False})
@@ -61,7 +64,7 @@ class Crowd:
 
     async def tell_until(self, stop: asyncio.Event) -> None:
         """Begins stories until `stop` is set, and waits until all have ended or are overdue."""
-        kinds = {**self.stories.kinds(), **self.responses.kinds()}
+        kinds = {**self.stories.kinds(), **self.responses.kinds(), **self.mcp.kinds()}
         names = list(kinds)
         weights = [weight for _, weight in kinds.values()]
         async with asyncio.TaskGroup() as group:

@@ -1,11 +1,11 @@
 """Checks decisions: a denied call never starts, and the model gets a client's result once."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
 from bench.chaos.ledger import Column, Decided, Ledger
-from bench.chaos.tools import Start
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import ToolReturn, ToolReturns
 from shared.sql.engine import Database
@@ -14,7 +14,7 @@ from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import messages
 
 
-async def check_decisions(ledger: Ledger, database: Database, starts: dict[str, list[Start]]) -> None:
+async def check_decisions(ledger: Ledger, database: Database, starts: Mapping[str, Sequence[object]]) -> None:
     """Checks every decided call."""
     told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
     async with database.read() as connection:
@@ -32,13 +32,13 @@ async def check_decisions(ledger: Ledger, database: Database, starts: dict[str, 
         record = ledger.runs.get(decided.run_id)
         # Another branch may have approved what this one has denied.
         is_alone = record is None or record.story.branches == 1
-        begun = starts.get(decided.key, []) if is_alone else []
+        begun = starts.get(decided.key, ()) if is_alone else ()
         _check(ledger, decided, told[thread_id, decided.tool_call_id], begun)
         if decided.status == "denied" and status not in (RunStatus.COMPLETED, RunStatus.CANCELLED):
             ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and its run is {status}")
 
 
-def _check(ledger: Ledger, decided: Decided, told: list[ToolReturn], begun: list[Start]) -> None:
+def _check(ledger: Ledger, decided: Decided, told: list[ToolReturn], begun: Sequence[object]) -> None:
     if decided.status != "approved" and begun:
         detail = f"{decided.key} was {decided.status} and started: {begun}"
         ledger.broken(Column.DECISIONS, decided.run_id, detail)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -14,6 +15,7 @@ from typing import Any, cast
 import psutil
 from sqlalchemy.engine import make_url
 
+from bench.chaos.mcp_slots import McpSlot
 from shared.domain.errors import Unavailable
 from shared.domain.tools import SandboxTier
 from shared.sql.connection import Connection
@@ -40,6 +42,9 @@ IN_FLIGHT = "HOLDFAST_RUNS_IN_FLIGHT"
 MOST_CONNECTIONS = 75
 """All processes' connections to Postgres: a server's default limit is 100, and others may use the server."""
 
+MCP_CALL_S = 25.0
+"""Seconds for one call of an MCP server's tool: more than the slowest tool and the longest suspension take together."""
+
 SETTINGS = {
     "HOLDFAST_LEASE_S": str(LEASE_S),
     "HOLDFAST_KEEPALIVE_S": "5",
@@ -51,6 +56,8 @@ SETTINGS = {
     # Never reached: the checks only compare the accounts with the runs.
     "HOLDFAST_PROJECT_DAILY_TOKENS": str(10**12),
     "HOLDFAST_AGENT_DAILY_TOKENS": str(10**12),
+    "HOLDFAST_REACHABLE_NETWORKS": "127.0.0.0/8",  # where the MCP servers are
+    "HOLDFAST_MCP_TIMEOUT": str(MCP_CALL_S),
     "HOLDFAST_BUILTIN_MODELS": "true",  # `builtin/scripted` plays the texts of `scripts.py`
 }
 
@@ -156,6 +163,7 @@ class Deployment:
     """The harness's own access to the database, which no fault affects."""
     workers: list[Slot]
     apis: list[Slot]
+    mcp_servers: list[McpSlot] = field(default_factory=list[McpSlot])
 
     @property
     def ports(self) -> list[int]:
@@ -165,6 +173,7 @@ class Deployment:
     def pids(self) -> set[int]:
         """The ids of all processes that the harness has started, including dead ones."""
         started = {pid for slot in (*self.workers, *self.apis) for pid in slot.processes.pids}
+        started |= {pid for server in self.mcp_servers for pid in server.pids}
         return started | {one.pid for one in self.redis_servers if one.pid is not None}
 
     @property
@@ -233,6 +242,24 @@ async def _proxied(stack: AsyncExitStack, service: str, most: int = 10_000) -> t
     url = make_url(service)
     proxy = await stack.enter_async_context(TcpProxy(url.port or 5432, most).serving())
     return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False), proxy
+
+
+@asynccontextmanager
+async def mcp_servers_of(deployment: Deployment, dice: random.Random) -> AsyncGenerator[None]:
+    """Gives each project an MCP server during the block: one of the newest version, or one of before it."""
+    kinds = dice.choice(("stateless", "json")), dice.choice(("sessions", "sse"))
+    try:
+        for project, kind in zip(PROJECTS, dice.sample(kinds, len(kinds)), strict=True):
+            place = deployment.directory / f"mcp-of-{project}"
+            place.mkdir()
+            slot = McpSlot(project, kind, free_port(), place)
+            deployment.mcp_servers.append(slot)
+            await slot.start()
+        yield
+    finally:
+        for slot in deployment.mcp_servers:
+            if slot.process is not None:
+                await slot.process.kill()
 
 
 async def _slot(stack: AsyncExitStack, directory: Path, name: str, environment: dict[str, str], launch: Launch) -> Slot:

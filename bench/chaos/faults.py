@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -89,6 +90,9 @@ class Faults:
             FaultKind.FREEZE_REDIS: self._freeze_redis,
             FaultKind.READONLY_REDIS: self._make_redis_read_only,
             FaultKind.FAIL_OVER_REDIS: self._fail_over_redis,
+            FaultKind.KILL_MCP_SERVER: self._kill_mcp_server,
+            FaultKind.END_MCP_SERVER: self._end_mcp_server,
+            FaultKind.FREEZE_MCP_SERVER: self._freeze_mcp_server,
         }
         say(f"fault {fault}")
         happened = Happened(fault, time.monotonic())
@@ -211,6 +215,33 @@ class Faults:
             await self.deployment.fail_over(lags_s=fault.lasts_s)
         return True
 
+    async def _kill_mcp_server(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.mcp_servers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            with slot.being_away():
+                await slot.process.kill()
+                await asyncio.sleep(fault.lasts_s)
+                await slot.start()
+        return True
+
+    async def _end_mcp_server(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.mcp_servers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            with slot.being_away():
+                await slot.process.terminate()
+                await asyncio.sleep(fault.lasts_s)
+                await slot.start()
+        return True
+
+    async def _freeze_mcp_server(self, fault: Fault) -> bool:
+        async with _one_of(self.deployment.mcp_servers, fault.target) as slot:
+            if slot is None or slot.process is None:
+                return False
+            await slot.freeze(fault.lasts_s)
+        return True
+
     async def _at_a_proxy(self, fault: Fault) -> bool:
         """Injects faults of the connections to services, and those without a duration."""
         deployment, redis, postgres = self.deployment, self.deployment.redis_proxy, self.deployment.postgres_proxy
@@ -239,8 +270,17 @@ class Faults:
         return True
 
 
+class _Changing(Protocol):
+    """A place whose process a fault changes."""
+
+    changing: asyncio.Lock
+
+
+Place = TypeVar("Place", bound=_Changing)
+
+
 @asynccontextmanager
-async def _one_of(slots: list[Slot], target: int):
+async def _one_of(slots: list[Place], target: int) -> AsyncGenerator[Place | None]:
     """Yields a slot without a current fault, preferably the targeted one; None if there is none."""
     for number in range(len(slots)):
         slot = slots[(target + number) % len(slots)]

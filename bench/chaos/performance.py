@@ -23,12 +23,15 @@ from bench.chaos.deployment import (
     Deployment,
     deployed,
     limits_for,
+    mcp_servers_of,
     say,
     tier_of,
 )
 from bench.chaos.evidence import write_evidence
 from bench.chaos.faults import Faults
 from bench.chaos.ledger import Ledger
+from bench.chaos.mcp_checks import McpChecks
+from bench.chaos.mcp_stories import McpStories
 from bench.chaos.newer_release import NewerRelease
 from bench.chaos.orphans import Orphans
 from bench.chaos.recovery import Recoveries
@@ -88,6 +91,7 @@ class Performance:
                 launch=launch_counted,
                 behind_proxies=True,
             ) as deployment,
+            mcp_servers_of(deployment, random.Random(f"MCP servers {self.seed}")),
         ):
             orphans = Orphans(deployment, self.ledger)
             try:
@@ -114,7 +118,9 @@ class Performance:
                 submitting = Submitting(client, ledger, witness, dice)
                 stories = Stories(client, ledger, witness, scripts, submitting, deciding, callbacks, newer, dice)
                 responses = ResponseStories(client, ledger, witness, scripts, submitting, deciding, stories, dice)
-                crowds.append(Crowd(client, ledger, stories, responses, dice, -(-self.at_once // len(PROJECTS))))
+                [server] = [one for one in deployment.mcp_servers if one.project == project]
+                mcp = McpStories(client, ledger, scripts, submitting, stories, server, dice)
+                crowds.append(Crowd(client, ledger, stories, responses, mcp, dice, -(-self.at_once // len(PROJECTS))))
             say("making agents")
             for crowd in crowds:
                 await crowd.prepare(starts.path)
@@ -177,8 +183,11 @@ class Performance:
         run_checks = RunChecks(clients, ledger, witness, database)
         await run_checks.check()
         tool_starts = check_tools(ledger, starts.starts())
-        await check_counts(ledger, database, starts.starts())
-        await check_decisions(ledger, database, starts.starts())
+        mcp_checks = McpChecks([crowd.mcp for crowd in crowds], ledger, database)
+        await mcp_checks.check()
+        begun = {**starts.starts(), **mcp_checks.calls}
+        await check_counts(ledger, database, begun)
+        await check_decisions(ledger, database, begun)
         await check_budgets(ledger, database)
         say("reading every stream again")
         stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
@@ -202,6 +211,7 @@ class Performance:
             runs=run_checks,
             explicit_gaps=stream_checks.explicit_gaps,
             tool_starts=tool_starts,
+            mcp_calls=mcp_checks.count,
         )
 
     async def _say_how_it_goes(self, crowds: list[Crowd]) -> None:

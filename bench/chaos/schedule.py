@@ -28,6 +28,9 @@ class FaultKind(StrEnum):
     CUT_POSTGRES = "Postgres connections cut"
     REFUSE_POSTGRES = "Postgres refused"
     STALL_POSTGRES = "Postgres stalled"
+    KILL_MCP_SERVER = "kill -9 an MCP server"
+    END_MCP_SERVER = "SIGTERM an MCP server"
+    FREEZE_MCP_SERVER = "SIGSTOP an MCP server"
 
 
 LOSES_WORKER = frozenset({FaultKind.KILL_WORKER, FaultKind.FREEZE_WORKER})
@@ -39,6 +42,7 @@ _IN_A_DECK = {
     FaultKind.FREEZE_WORKER: 1,
     FaultKind.KILL_API: 2,
     FaultKind.END_API: 1,
+    FaultKind.KILL_MCP_SERVER: 2,
     FaultKind.CRASH_WORKER: 0,
 }
 """How often a kind is in a deck of faults; other kinds are in it once."""
@@ -76,6 +80,9 @@ _LASTS_S = {
     FaultKind.FAIL_OVER_REDIS: (0.1, 2.0),
     FaultKind.REFUSE_POSTGRES: (1.0, 5.0),
     FaultKind.STALL_POSTGRES: (1.0, 3.0),
+    FaultKind.KILL_MCP_SERVER: (0.0, 3.0),
+    FaultKind.END_MCP_SERVER: (0.0, 1.0),
+    FaultKind.FREEZE_MCP_SERVER: (1.0, 4.0),
 }
 
 _TWO_AT_ONCE = 0.15

@@ -33,6 +33,8 @@ class Scoreboard:
     runs: RunChecks
     explicit_gaps: int
     tool_starts: int
+    mcp_calls: int
+    """Calls that reached an MCP server."""
 
     def is_clean(self, *, timed: bool) -> bool:
         """Returns whether all counts that must be zero are; if `timed`, also whether no recovery took too long."""
@@ -41,7 +43,8 @@ class Scoreboard:
     def lines(self) -> Iterable[str]:
         """Renders the whole result."""
         accepted = f"{len(self.ledger.runs)} runs accepted in {len(PROJECTS)} projects"
-        yield f"seed {self.seed}, {accepted}, {self.tool_starts} tools started, isolation: {self.tier}"
+        calls = f"{self.tool_starts} tools started, {self.mcp_calls} calls of MCP servers"
+        yield f"seed {self.seed}, {accepted}, {calls}, isolation: {self.tier}"
         yield from self._ends()
         yield from _counted("faults", Counter(happened.fault.kind.value for happened in self.faults.happened))
         yield from _counted("faults left out, because another one had their target", self.faults.skipped)

@@ -9,10 +9,16 @@ from bench.chaos.tools import (
     ASK_FIRST,
     ASK_IN_TIME,
     ASK_OR_CANCEL,
+    BOOK,
+    HANG_UP,
+    LOOK_UP,
+    MULL,
     NOTE,
     NOTE_AGAIN,
     NOTE_TOGETHER,
     ON_CLIENT,
+    REFUSE,
+    REMOVE,
     TAKE_SECONDS,
 )
 
@@ -101,6 +107,31 @@ class Scripts:
         """Calls whose results the client returns, sometimes beside one that the worker runs."""
         script = Script(waits=True)
         self._add_calls(script, self._dice.choice([[ON_CLIENT], [ON_CLIENT, ON_CLIENT], [ON_CLIENT, NOTE]]))
+        script.turns.append(self._words(20))
+        return script
+
+    def of_servers(self) -> Script:
+        """Steps with calls of tools of MCP servers, sometimes beside one of the worker's own."""
+        script = Script()
+        for _ in range(self._dice.randint(1, 4)):
+            names = [self._dice.choice([LOOK_UP, BOOK, BOOK, REFUSE, HANG_UP])]
+            if self._dice.random() < 0.3:
+                names.append(self._dice.choice([BOOK, LOOK_UP, NOTE]))
+            self._add_calls(script, names, seconds=self._dice.choice([0.0, 0.0, 0.3]))
+        script.turns.append(self._words(20))
+        return script
+
+    def slow_server(self) -> Script:
+        """A call of an MCP server's tool that takes seconds."""
+        script = Script()
+        self._add_calls(script, [MULL], seconds=self._dice.uniform(2.0, 8.0))
+        script.turns.append(self._words(20))
+        return script
+
+    def dangerous_server(self) -> Script:
+        """Calls that wait for approval because their server warns of its tool."""
+        script = Script(waits=True)
+        self._add_calls(script, self._dice.choice([[REMOVE], [REMOVE], [REMOVE, BOOK], [REMOVE, REMOVE]]))
         script.turns.append(self._words(20))
         return script
 

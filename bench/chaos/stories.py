@@ -63,25 +63,25 @@ class Stories:
         }
 
     async def text(self, story: Story) -> None:
-        await self._streamed(story, self.scripts.plain())
+        await self.streamed(story, self.scripts.plain())
 
     async def long_text(self, story: Story) -> None:
-        await self._streamed(story, self.scripts.long())
+        await self.streamed(story, self.scripts.long())
 
     async def tools(self, story: Story) -> None:
-        await self._streamed(story, self.scripts.tools())
+        await self.streamed(story, self.scripts.tools())
 
     async def idempotent_tools(self, story: Story) -> None:
-        await self._streamed(story, self.scripts.idempotent())
+        await self.streamed(story, self.scripts.idempotent())
 
     async def parallel_tools(self, story: Story) -> None:
-        await self._streamed(story, self.scripts.parallel())
+        await self.streamed(story, self.scripts.parallel())
 
     async def slow_tool(self, story: Story) -> None:
-        await self._streamed(story, self.scripts.slow_tool())
+        await self.streamed(story, self.scripts.slow_tool())
 
     async def model_error(self, story: Story) -> None:
-        tell = self.dice.choice([self._streamed, self._polled, self.submitting.whole])
+        tell = self.dice.choice([self.streamed, self._polled, self.submitting.whole])
         await tell(story, self.scripts.error())
 
     async def polled(self, story: Story) -> None:
@@ -92,16 +92,16 @@ class Stories:
 
     async def approval(self, story: Story) -> None:
         """A run that waits for approval, and its continuation."""
-        await self._decided(story, await self._streamed(story, self.scripts.approval()))
+        await self.decided(story, await self.streamed(story, self.scripts.approval()))
 
     async def client_tools(self, story: Story) -> None:
         """A run that waits for the results of its client's tools."""
-        record = await self._streamed(story, self.scripts.client_side(), client_tools=CLIENT_TOOLS)
-        await self._decided(story, record)
+        record = await self.streamed(story, self.scripts.client_side(), client_tools=CLIENT_TOOLS)
+        await self.decided(story, record)
 
     async def expiry(self, story: Story) -> None:
         """A run whose decision comes too late, or at the last moment."""
-        record = await self._streamed(story, self.scripts.expires())
+        record = await self.streamed(story, self.scripts.expires())
         if record is None:
             return
         record.is_pushed = True
@@ -201,7 +201,7 @@ class Stories:
     async def newer_cancel(self, story: Story) -> None:
         """A run that an API process of a newer release cancels, with an unknown mode."""
         async with AsyncExitStack() as stack:
-            record = await self._begin(story, self.scripts.long(), stack)
+            record = await self.begin(story, self.scripts.long(), stack)
             if record is None:
                 return
             record.is_pushed = True
@@ -214,7 +214,7 @@ class Stories:
         others = [one for one in self.ledger.runs.values() if one.story.thread.project != self.client.project]
         return self.dice.choice(others[-30:]) if others else None
 
-    async def _decided(self, story: Story, record: RunRecord | None) -> None:
+    async def decided(self, story: Story, record: RunRecord | None) -> None:
         while record is not None and await self.submitting.until_parked_or_over(record.run_id):
             record = await self.deciding.decide(story, record)
             await self._read(record)
@@ -229,18 +229,18 @@ class Stories:
         scripts = self.scripts
         write = self.dice.choice([scripts.long, scripts.long, scripts.slow_tool, scripts.tools, scripts.approval])
         async with AsyncExitStack() as stack:
-            record = await self._begin(story, write(), stack)
+            record = await self.begin(story, write(), stack)
             if record is None:
                 return
             record.is_pushed = True
             await asyncio.sleep(self.dice.choice([0.0, self.dice.uniform(0, 1), self.dice.uniform(0, 6)]))
             await self.cancel_now(record)
-        await self._cancel_what_waits(record)
+        await self.cancel_what_waits(record)
 
     async def inject(self, story: Story) -> None:
         """A run that gets a message while it works."""
         async with AsyncExitStack() as stack:
-            record = await self._begin(story, self.dice.choice([self.scripts.long, self.scripts.slow_tool])(), stack)
+            record = await self.begin(story, self.dice.choice([self.scripts.long, self.scripts.slow_tool])(), stack)
             if record is None:
                 return
             record.is_pushed = True
@@ -259,7 +259,7 @@ class Stories:
         """A message that cancels the active run, or is injected into it."""
         policy = self.dice.choice(["interrupt", "rollback", "inject"])
         async with AsyncExitStack() as stack:
-            first = await self._begin(story, self.scripts.long(), stack)
+            first = await self.begin(story, self.scripts.long(), stack)
             if first is None:
                 return
             first.is_pushed = True
@@ -268,11 +268,11 @@ class Stories:
             if second is not None and second is not first:
                 await stack.enter_async_context(self.submitting.readers(second, 1))
 
-    async def _streamed(self, story: Story, script: Script, **fields: Any) -> RunRecord | None:
+    async def streamed(self, story: Story, script: Script, **fields: Any) -> RunRecord | None:
         async with AsyncExitStack() as stack:
-            return await self._begin(story, script, stack, **fields)
+            return await self.begin(story, script, stack, **fields)
 
-    async def _begin(self, story: Story, script: Script, stack: AsyncExitStack, **fields: Any) -> RunRecord | None:
+    async def begin(self, story: Story, script: Script, stack: AsyncExitStack, **fields: Any) -> RunRecord | None:
         """Begins a run with one to three readers, which the stack waits for at its end."""
         in_conversation = story.thread.conversation_id is not None
         if in_conversation or self.dice.random() < 0.6:
@@ -304,7 +304,7 @@ class Stories:
                 return
             await asyncio.sleep(0.3)
 
-    async def _cancel_what_waits(self, record: RunRecord) -> None:
+    async def cancel_what_waits(self, record: RunRecord) -> None:
         """Cancels again a run that parked itself before the cancel, because no decision will come."""
         if await self.submitting.until_parked_or_over(record.run_id):
             await self.cancel_now(record)

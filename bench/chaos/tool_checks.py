@@ -1,5 +1,7 @@
 """Checks the tools at the end: each call was started once at most, was counted, and has ended."""
 
+from collections.abc import Mapping, Sequence
+
 import sqlalchemy as sa
 
 from bench.chaos.ledger import Column, Ledger, RunRecord
@@ -32,7 +34,7 @@ def _check_after_cancel(ledger: Ledger, record: RunRecord, begun: list[Start]) -
             ledger.broken(Column.AFTER_CANCEL, record.run_id, f"process {start.pid} of {start.key} is still alive")
 
 
-async def check_counts(ledger: Ledger, database: Database, starts: dict[str, list[Start]]) -> None:
+async def check_counts(ledger: Ledger, database: Database, starts: Mapping[str, Sequence[object]]) -> None:
     """Checks that the start of every returned tool was counted, because otherwise a second start would be missed."""
     keys = {key: record.run_id for record in ledger.runs.values() for key in record.story.keys}
     async with database.read() as connection:

@@ -1,14 +1,16 @@
 """Asks MCP servers for their tools, and has them called: the only way to such a server.
 
 Connections are kept per server for a while and shared by those who ask. A call is sent at most once, whatever happens
-to its connection. An error says which server it is about, what is wrong with it, and what is known of the call.
+to its connection; only a server that has forgotten the session, and so has done nothing, gets it again. An error says
+which server it is about, what is wrong with it, and what is known of the call.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Generator, Mapping
+import ssl
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,10 +20,12 @@ from shared.domain.errors import HoldfastError, InvalidRequest, McpSignInNeeded,
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
 from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, Deadline, ServerFailure
-from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED, UNAUTHORIZED
+from shared.mcp.guarded_http import FORBIDDEN, LOST, REFUSED, SESSION_GONE, UNAUTHORIZED
 from shared.network.checked_http import CheckedTransport, NetworkRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Answer = TypeVar("Answer")
 
 SHORTEST_SECRET = 8
 """Characters. Shorter values are words, which stand in any text."""
@@ -63,7 +67,7 @@ class McpClient:
         self._network = network
         self._commands = commands
         self._bounds = bounds
-        self._http: CheckedTransport | None = None
+        self._tls: ssl.SSLContext | None = None
         self._connections: dict[bytes, ServerConnection] = {}
         self._owners: dict[asyncio.Task[None], ServerConnection] = {}
         self._is_closed = False
@@ -80,10 +84,8 @@ class McpClient:
         `InvalidRequest` if what else it is asked by, or what it lists, must be changed.
         """
         deadline = Deadline.after(self._bounds.list_s)
-        connect = await _connector()
         try:
-            with self._connected(target, connect) as connection:
-                tools, left_out = await connection.list_tools(deadline)
+            tools, left_out = await self._asked(target, lambda connection: connection.list_tools(deadline))
         except ServerFailure as failure:
             raise _told(target, failure, "") from failure
         if left_out:
@@ -99,10 +101,8 @@ class McpClient:
         its work.
         """
         deadline = Deadline.after(timeout_s)
-        connect = await _connector()
         try:
-            with self._connected(target, connect) as connection:
-                result = await connection.call_tool(name, arguments, deadline)
+            result = await self._asked(target, lambda connection: connection.call_tool(name, arguments, deadline))
         except ServerFailure as failure:
             raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
         return msgspec.structs.replace(result, text=_without(target, result.text))
@@ -120,9 +120,20 @@ class McpClient:
                 task.cancel()
         if waiting:
             log.error("mcp_connections_not_closed", connections=len(waiting))
-        if self._http is not None:
-            await self._http.aclose()
-            self._http = None
+
+    async def _asked(self, target: McpTarget, ask: Callable[[ServerConnection], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Returns what the server answers to one request. A server that has forgotten the connection's session, as one
+        does that was started anew, has done nothing: it is asked once more, by a new connection. Raises
+        `ServerFailure`."""
+        connect = await _connector()
+        try:
+            with self._connected(target, connect) as connection:
+                return await ask(connection)
+        except ServerFailure as failure:
+            if failure.code != SESSION_GONE:
+                raise
+        with self._connected(target, connect) as connection:
+            return await ask(connection)
 
     @contextmanager
     def _connected(self, target: McpTarget, connect: Connect) -> Generator[ServerConnection]:
@@ -144,9 +155,9 @@ class McpClient:
         if self._is_closed:
             raise Unavailable("this process is ending and asks no MCP server any more")
         self._make_room()
-        if self._http is None:
-            self._http = CheckedTransport(self._network)
-        connection = connect(target, self._http, self._bounds)
+        self._tls = self._tls or self._network.tls()
+        http = CheckedTransport(self._network, tls=self._tls, kept_s=self._bounds.kept_s)
+        connection = connect(target, http, self._bounds)
         task = asyncio.get_running_loop().create_task(connection.run(), name="mcp connection")
         self._owners[task] = connection
         task.add_done_callback(lambda ended: self._forget(ended, key))

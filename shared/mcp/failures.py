@@ -42,6 +42,9 @@ class Bounds:
     """For a whole list of tools, connecting included."""
     idle_s: float = 60.0
     """How long a connection is kept that nobody uses."""
+    kept_s: float = 1.0
+    """How long an HTTP connection waits for the next request. Servers keep theirs for longer: a call that met their
+    close on its way would be lost, and nobody could say whether it was made."""
     close_s: float = 5.0
     most_connections: int = 100
     """Of one process, to all servers together."""

@@ -42,6 +42,7 @@ ERROR_BYTES = 64_000
 """Of the body beside an HTTP status that says an error."""
 STEP_S = 10.0
 """Seconds to connect, to send, and to answer a message that needs no result."""
+CHANNEL_ENDED = "it has ended the stream of its answers"
 MOST_RESUMPTIONS = 100
 """How often the streams of one connection may be resumed."""
 
@@ -76,7 +77,7 @@ class _Refusal(NamedTuple):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends the requests of one connection through `inner`, which it does not close.
+    """Sends the requests of one connection through `inner`, and closes it.
 
     `has_event_channel`: the server answers in one long stream beside the requests, as servers of the first version of
     the protocol do. Then `broken` is called, with the reason, when a request or the stream fails.
@@ -116,7 +117,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return _as_response(guarded)
 
     async def aclose(self) -> None:
-        """`inner` serves other connections, too."""
+        await self._inner.aclose()
 
     def _may_listen(self, request: httpx2.Request) -> bool:
         """Whether a GET opens the one stream of answers, or resumes the stream of one. What a server says without
@@ -190,7 +191,7 @@ _UPGRADE = (("http", None), ("https", None))
 class _CountedStream(httpx2.AsyncByteStream):
     """The content of an answer, up to its bound. The package tells the caller what `SSEError` says.
 
-    `requests`: how many requests were sent so far. The count begins anew with each.
+    `requests`: how many requests were sent so far, if it is the one stream of answers. The count begins anew with each.
     """
 
     def __init__(
@@ -203,6 +204,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         self._stream = response.stream
         self._most_bytes = most_bytes
         self._broken = broken
+        self._is_channel = requests is not None
         self._requests = requests or (lambda: 0)
 
     async def __aiter__(self) -> AsyncGenerator[bytes]:
@@ -220,6 +222,9 @@ class _CountedStream(httpx2.AsyncByteStream):
             if self._broken is not None:
                 self._broken(_told(error))
             raise
+        # No answer can come any more, and the package does not say so before the next request fails.
+        if self._is_channel and self._broken is not None:
+            self._broken(CHANNEL_ENDED)
 
     async def aclose(self) -> None:
         if isinstance(self._stream, httpx2.AsyncByteStream):

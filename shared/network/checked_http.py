@@ -23,6 +23,8 @@ MOST_REDIRECTS = 5
 REQUEST_S = 15.0
 """Seconds for one request of a caller's, its redirects and all of its answer included."""
 _STEP_TIMEOUT_S = 10.0
+_MOST_KEPT = 10
+"""Connections of one transport that wait for its next request."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -145,16 +147,26 @@ class CallersHttp:
 
 
 class CheckedTransport(httpx2.AsyncBaseTransport):
-    """Resolves the host of each request, checks all of its addresses, and sends the request to one of them."""
+    """Resolves the host of each request, checks all of its addresses, and sends the request to one of them.
 
-    def __init__(self, network: NetworkRules) -> None:
+    `kept_s`: for how many seconds a connection is kept for the next request. It serves that request only if the host
+    still has the connection's address, and may have it. A transport that keeps connections asks one host and no other:
+    the pool knows them by their address, and a certificate was checked for one name only.
+    """
+
+    def __init__(self, network: NetworkRules, *, tls: ssl.SSLContext | None = None, kept_s: float = 0.0) -> None:
         self._policy = network.policy
-        # No connection is kept: the pool knows them by their address, and a certificate was checked for one name only.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-        self._transport = httpx2.AsyncHTTPTransport(verify=network.tls(), trust_env=False, limits=limits)
+        self._is_keeping = kept_s > 0
+        self._host = ""
+        kept = _MOST_KEPT if self._is_keeping else 0
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=kept_s)
+        self._transport = httpx2.AsyncHTTPTransport(verify=tls or network.tls(), trust_env=False, limits=limits)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         host = request.url.raw_host.decode("ascii").rstrip(".")
+        self._host = self._host or host
+        if self._is_keeping and host != self._host:
+            raise ForbiddenAddress(f"{host} may not be asked over connections that are kept for {self._host}")
         addresses = await self._addresses(host, request.url)
         for number, address in enumerate(addresses, start=1):
             to_address = httpx2.Request(

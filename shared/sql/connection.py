@@ -147,7 +147,7 @@ class Connection(AsyncConnection):
             return
         finally:
             # SQLite's driver executes all queued work, even if the caller no longer waits for it.
-            if not self._is_sqlite and self._driver.is_in_transaction():
+            if not self._is_sqlite and not self._driver.is_closed() and self._driver.is_in_transaction():
                 self._driver.terminate()
 
     @property

@@ -1,8 +1,11 @@
 """Connections that die are replaced, and a busy process does not ask before every use whether they have."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from shared.domain.errors import Unavailable
@@ -42,3 +45,14 @@ async def test_a_connection_that_died_between_two_uses_fails_at_most_once(postgr
         with suppress(Unavailable):
             assert await backend_of(database) != first
         assert await backend_of(database) != first
+
+
+async def test_a_connection_that_the_driver_had_closed_hid_why_its_transaction_ended(postgres_url: str) -> None:
+    """A request that the server's shutdown cancelled was answered as an error of the server."""
+    async with one_connection(postgres_url, trusted_s=60) as database:
+        with pytest.raises(asyncio.CancelledError):
+            async with database.write() as connection:
+                driver: Any = (await connection.get_raw_connection()).driver_connection
+                driver.terminate()
+                raise asyncio.CancelledError
+        assert await database.is_reachable()

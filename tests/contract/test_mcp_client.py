@@ -98,6 +98,17 @@ async def test_calls_beside_one_another_share_a_connection(client: McpClient, se
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize("kind", ["stateless", "json", "sse"])
+async def test_each_call_cost_a_connection_of_its_own(client: McpClient, kind: Kind) -> None:
+    """Over TLS that is a handshake, and two round trips more. The package leaves the streams of sessions before their
+    ends, so these cannot be used again."""
+    async with official_server(kind) as server:
+        for number in range(5):
+            result = await client.call_tool(server.target, "add", {"a": number, "b": 0}, timeout_s=10)
+            assert result.text == str(number)
+        assert len(server.connections) == 1
+
+
 async def test_a_list_that_changes_is_read_anew(client: McpClient, server: OfficialServer) -> None:
     before = await client.list_tools(server.target)
     server.mcp.add_tool(lambda: "new", name="newer")
@@ -138,7 +149,6 @@ async def test_a_cancel_was_held_up_by_the_servers_end(client: McpClient, server
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_that_comes_back_is_found_again(client: McpClient, kind: Kind) -> None:
-    """A session that the server has forgotten costs one call, which was not made."""
     async with official_server(kind) as first:
         await client.list_tools(first.target)
     with pytest.raises(Unavailable, match="does not serve"):
@@ -148,14 +158,15 @@ async def test_a_server_that_comes_back_is_found_again(client: McpClient, kind: 
     assert (result.text, second.calls) == ("3", ["add"])
 
 
-async def test_a_forgotten_session_costs_a_call_that_was_not_made(client: McpClient) -> None:
+async def test_a_session_that_a_restarted_server_had_forgotten_cost_a_call(client: McpClient) -> None:
+    """The server had done nothing, and was there: the model and the client heard that it does not serve."""
     async with official_server("sessions") as first:
         await client.list_tools(first.target)
     async with official_server("sessions", port=first.port) as second:
-        with pytest.raises(Unavailable, match=r"session.*The tool was not called"):
-            await client.call_tool(second.target, "add", {"a": 1, "b": 2}, timeout_s=10)
-        result = await client.call_tool(second.target, "add", {"a": 1, "b": 2}, timeout_s=10)
-    assert (result.text, second.calls) == ("3", ["add"])
+        results = await asyncio.gather(
+            *(client.call_tool(second.target, "add", {"a": one, "b": 2}, timeout_s=10) for one in range(3))
+        )
+    assert ([result.text for result in results], second.calls) == (["2", "3", "4"], ["add"] * 3)
 
 
 async def test_an_idle_connection_is_closed(server: OfficialServer) -> None:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from shared.domain.errors import HoldfastError, InvalidRequest, McpSignInNeeded, Unavailable
 from shared.mcp.client import McpClient
-from shared.mcp.failures import Bounds
+from shared.mcp.failures import BOUNDS, Bounds
 from shared.network.checked_http import NetworkRules
+from tests.kit.mcp.first_version import FirstVersion
 from tests.kit.mcp.hostile import (
     DISCOVERED,
     TOKEN,
@@ -96,6 +97,13 @@ async def forged_id(asked: Asked, writer: asyncio.StreamWriter) -> None:
 
 async def compressed(asked: Asked, writer: asyncio.StreamWriter) -> None:
     await send(writer, b"x", Content_Encoding="gzip")
+
+
+async def begin_session(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    about = {"name": "old", "version": "1"}
+    result: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": about}
+    said: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.id, "result": result}
+    await send(writer, json.dumps(said).encode(), Mcp_Session_Id="1")
 
 
 async def accepted(_asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -410,15 +418,9 @@ async def test_a_server_of_the_older_kind_that_hangs_on_its_end_holds_up_nothing
     """The package says goodbye to a session, and waits for the answer."""
     client = McpClient(LOOPBACK, bounds=Bounds(close_s=0.5))
 
-    async def begin(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        about = {"name": "old", "version": "1"}
-        result: dict[str, Any] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": about}
-        said: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.id, "result": result}
-        await send(writer, json.dumps(said).encode(), Mcp_Session_Id="1")
-
     acts: dict[str, Act] = {
         "server/discover": unknown,
-        "initialize": begin,
+        "initialize": begin_session,
         "notifications/initialized": accepted,
         "notifications/cancelled": never,
         "tools/call": never,
@@ -454,46 +456,59 @@ async def _answered_beside(client: McpClient, server: HostileServer) -> None:
 @pytest.mark.parametrize("broken_by", ["status", "drop", "long event", "end of the channel", "never"])
 async def test_a_server_of_the_first_version_that_breaks_costs_one_call(client: McpClient, broken_by: str) -> None:
     """An error of a message left its call waiting until its time was over, because answers come by another way."""
-    channels: list[asyncio.StreamWriter] = []
-
-    async def channel(_asked: Asked, writer: asyncio.StreamWriter) -> None:
-        await begin_events(writer)
-        writer.write(b"event: endpoint\ndata: /messages\n\n")
-        channels.append(writer)
-        await asyncio.Event().wait()
-
-    async def say(asked: Asked, writer: asyncio.StreamWriter, result: dict[str, Any]) -> None:
-        await send(writer, b"", status="202 Accepted")
-        said = {"jsonrpc": "2.0", "id": asked.id, "result": result}
-        channels[-1].write(b"event: message\ndata: " + json.dumps(said).encode() + b"\n\n")
-
-    async def begin(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        about = {"name": "old", "version": "1"}
-        await say(asked, writer, {"protocolVersion": "2024-11-05", "capabilities": {"tools": {}}, "serverInfo": about})
+    old = FirstVersion()
 
     async def act(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.params["name"] != "break":
-            await say(asked, writer, {"content": [{"type": "text", "text": "done"}]})
+            await old.say(asked, writer, {"content": [{"type": "text", "text": "done"}]})
         elif broken_by == "status":
             await send(writer, b"no", status="500 Internal Server Error", kind="text/plain")
         elif broken_by == "long event":
-            await say(asked, writer, called("x" * 1_500_000))
+            await old.say(asked, writer, called("x" * 1_500_000))
         elif broken_by == "end of the channel":
             await send(writer, b"", status="202 Accepted")
-            channels[-1].close()
+            old.channels[-1].close()
         elif broken_by == "never":
             await asyncio.Event().wait()
 
-    acts: dict[str, Act] = {"GET": channel, "initialize": begin, "tools/call": act}
     async with hostile_server() as server:
-        server.acts = {**acts, "notifications/initialized": accepted, "notifications/cancelled": accepted}
+        server.acts = old.acts(act)
         target = replace(server.target, transport="sse")
         began = time.monotonic()
         with pytest.raises(Unavailable, match="is not known"):
             await client.call_tool(target, "break", {}, timeout_s=1 if broken_by == "never" else 20)
         assert time.monotonic() - began < 5, "it does not wait for its time to be over"
         result = await client.call_tool(target, "act", {}, timeout_s=20)
-        assert (result.text, server.count("tools/call"), len(channels)) == ("done", 2, 2)
+        assert (result.text, server.count("tools/call"), len(old.channels)) == ("done", 2, 2)
+
+
+async def test_a_server_that_forgets_every_session_is_asked_twice_and_no_more(client: McpClient) -> None:
+    async def forget(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await send(writer, b"no such session", status="404 Not Found", kind="text/plain")
+
+    async with hostile_server(server_discover=unknown, initialize=begin_session, tools_call=forget) as server:
+        server.acts["notifications/initialized"] = accepted
+        with pytest.raises(Unavailable, match=r"forgotten.*The tool was not called"):
+            await client.call_tool(server.target, "act", {}, timeout_s=20)
+        assert server.count("tools/call") == 2
+
+
+async def test_a_stream_of_answers_that_had_ended_cost_the_next_call(client: McpClient) -> None:
+    """Nobody noticed that it had ended: the next message was sent, and could not be answered."""
+    old = FirstVersion()
+
+    async def act(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await old.say(asked, writer, {"content": [{"type": "text", "text": "done"}]})
+
+    async with hostile_server() as server:
+        server.acts = old.acts(act)
+        target = replace(server.target, transport="sse")
+        await client.call_tool(target, "act", {}, timeout_s=20)
+        old.channels[-1].close()
+        noticed = "the end of the stream to be noticed, long before the connection is closed for being idle"
+        await wait_until(lambda: client.connections == 0, description=noticed, timeout=BOUNDS.idle_s / 3)
+        result = await client.call_tool(target, "act", {}, timeout_s=20)
+        assert (result.text, server.count("tools/call")) == ("done", 2)
 
 
 async def test_a_server_of_the_first_version_sends_messages_to_nobody_else(client: McpClient) -> None:

@@ -8,6 +8,8 @@ import { theme } from "./lib/theme.js";
 import { AgentPage } from "./pages/agent.js";
 import { AgentsPage } from "./pages/agents.js";
 import { ApprovalsPage } from "./pages/approvals.js";
+import { McpServerPage } from "./pages/mcp_server.js";
+import { McpServersPage } from "./pages/mcp_servers.js";
 import { OperationsPage } from "./pages/operations.js";
 import { RunPage } from "./pages/run.js";
 import { RunsPage } from "./pages/runs.js";
@@ -20,12 +22,15 @@ const ROUTES = [
   { at: /^\/approvals$/, page: ApprovalsPage, title: "Approvals" },
   { at: /^\/agents$/, page: AgentsPage, title: "Agents" },
   { at: /^\/agents\/(?<id>[^/]+)$/, page: AgentPage, title: "Agent" },
+  { at: /^\/mcp-servers$/, page: McpServersPage, title: "MCP servers" },
+  { at: /^\/mcp-servers\/(?<id>[^/]+)$/, page: McpServerPage, title: "MCP server" },
   { at: /^\/operations$/, page: OperationsPage, title: "Operations" },
 ];
 const PLACES = [
   ["/runs", "Runs"],
   ["/approvals", "Approvals"],
   ["/agents", "Agents"],
+  ["/mcp-servers", "MCP servers"],
   ["/operations", "Operations"],
 ];
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from shared.domain.ids import McpServerId
 from shared.domain.mcp_servers import McpTarget
+from tests.kit.certificates import SelfSigned
 from tests.kit.wait_until import wait_until
 
 Kind = Literal["stateless", "json", "sessions", "sse"]
@@ -52,15 +53,16 @@ class OfficialServer:
     going_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: tools that wait may end."""
     authorizations: set[str] = field(default_factory=set[str])
+    connections: set[int] = field(default_factory=set[int])
+    """The clients' ports of every connection over which a message came."""
 
     @property
     def target(self) -> McpTarget:
-        path = "sse" if self.kind == "sse" else "mcp"
         return McpTarget(
             server_id=McpServerId("mcp_server-1"),
             server_name="tools",
-            transport="sse" if self.kind == "sse" else "streamable_http",
-            url=f"http://127.0.0.1:{self.port}/{path}",
+            transport=transport_of(self.kind),
+            url=f"http://127.0.0.1:{self.port}{path_of(self.kind)}",
             headers={"Authorization": "Bearer token-of-the-server"},
         )
 
@@ -119,25 +121,41 @@ async def official_server(kind: Kind, *, port: int = 0) -> AsyncGenerator[Offici
     """The server, for the block. Port 0 is one that is free."""
     server = OfficialServer(kind, MCPServer("tools", log_level="CRITICAL"))
     _with_tools(server)
-    match kind:
-        case "stateless":
-            app: App = server.mcp.streamable_http_app(stateless_http=True)
-        case "json":
-            app = server.mcp.streamable_http_app(json_response=True)
-        case "sessions":
-            app = _before_2026(server.mcp.streamable_http_app())
-        case "sse":
-            app = server.mcp.sse_app()
-    async with served(_noting(app, server), port) as server.port:
+    async with served(_noting(app_of(server.mcp, kind), server), port) as server.port:
         yield server
         server.going_on.set()
 
 
+def app_of(mcp: MCPServer, kind: Kind) -> App:
+    """The server as one of this kind is run."""
+    match kind:
+        case "stateless":
+            return mcp.streamable_http_app(stateless_http=True)
+        case "json":
+            return mcp.streamable_http_app(json_response=True)
+        case "sessions":
+            return _before_2026(mcp.streamable_http_app())
+        case "sse":
+            return mcp.sse_app()
+
+
+def path_of(kind: Kind) -> str:
+    """Where such a server is asked."""
+    return "/sse" if kind == "sse" else "/mcp"
+
+
+def transport_of(kind: Kind) -> Literal["sse", "streamable_http"]:
+    """What such a server is registered as."""
+    return "sse" if kind == "sse" else "streamable_http"
+
+
 @asynccontextmanager
-async def served(app: App, port: int) -> AsyncGenerator[int]:
-    """Runs an application, for the block. Port 0 is one that is free."""
+async def served(app: App, port: int, secured: SelfSigned | None = None) -> AsyncGenerator[int]:
+    """Serves the application on loopback for the block, over TLS if it gets a certificate; gives the port. SIGTERM
+    ends it, and then the process."""
     listening = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1)
+    tls: dict[str, Any] = {} if secured is None else {"ssl_certfile": secured.certificate, "ssl_keyfile": secured.key}
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **tls)
     server = uvicorn.Server(config)
     serving = asyncio.get_running_loop().create_task(server.serve([listening]))
     try:
@@ -157,6 +175,7 @@ def _noting(app: App, server: OfficialServer) -> App:
         if scope["type"] != "http" or scope["method"] != "POST":
             await app(scope, receive, send)
             return
+        server.connections.add(scope["client"][1])
         headers = dict(scope["headers"])
         server.authorizations.add(headers.get(b"authorization", b"").decode())
 

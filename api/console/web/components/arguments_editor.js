@@ -45,7 +45,7 @@ export function ArgumentsEditor({ approval, busy, onApprove, onLeave }) {
 }
 
 /** @param {{flaws: Flaw[], parameters: Parameters}} props */
-function Flaws({ flaws, parameters }) {
+export function Flaws({ flaws, parameters }) {
   if (flaws.length > 0) {
     return html`<ul class="flaws">
       ${flaws.map((flaw) => html`<li><strong>${flaw.field || "arguments"}</strong>: ${flaw.text}</li>`)}
@@ -64,7 +64,7 @@ function Flaws({ flaws, parameters }) {
  * @param {Record<string, any>} parameters
  * @returns {{value: Record<string, any> | null, flaws: Flaw[]}}
  */
-function readArguments(text, parameters) {
+export function readArguments(text, parameters) {
   try {
     const value = JSON.parse(text);
     if (typeof value !== "object" || value === null || Array.isArray(value)) {
