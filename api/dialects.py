@@ -15,12 +15,16 @@ from api.runs.command import AgentThreads
 from api.runs.reader import RunWaiter
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
+from api.runs.thread_streams import ThreadStreams
+from api.runs.thread_watches import ThreadWatches
 from shared.process.context import ProcessContext
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.turns import TurnStore
 
 
 class DialectServices(NamedTuple):
@@ -32,10 +36,12 @@ class DialectServices(NamedTuple):
     chat: ChatService
     responses: ResponseService
     openai_conversations: ConversationService
+    thread_streams: ThreadStreams
 
 
 def dialect_services(
     process: ProcessContext,
+    everybodys: ProcessContext,
     submissions: SubmissionService,
     streaming: StreamService,
     waiter: RunWaiter,
@@ -57,6 +63,7 @@ def dialect_services(
         chat_service(process, submissions, streaming, waiter),
         response_service(process, submissions, streaming, waiter, response_threads, cancels),
         _conversations(process, response_threads),
+        thread_streams(process, everybodys, streaming),
     )
 
 
@@ -135,4 +142,15 @@ def _conversations(process: ProcessContext, threads: ResponseThreads) -> Convers
         input_limits=InputLimits.of(process.settings),
         clock=process.clock,
         ids=process.ids,
+    )
+
+
+def thread_streams(process: ProcessContext, everybodys: ProcessContext, streaming: StreamService) -> ThreadStreams:
+    """Streams threads. `everybodys` is the process with a database that shows all projects."""
+    return ThreadStreams(
+        streaming=streaming,
+        turns=TurnStore(process.database),
+        listing=RunListing(process.database),
+        approvals=ApprovalStore(process.database),
+        watches=ThreadWatches(TurnStore(everybodys.database), streaming.reader.feed),
     )

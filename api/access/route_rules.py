@@ -74,7 +74,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {_A}/{part}" for part in ("core-memory", "tools", "messages", "archival-memory")),
         *(f"GET {_A}/{part}" for part in ("archival-memory/search", "files", "mcp-servers", "repositories", *_ABSENT)),
         *(f"GET {_A}/core-memory/blocks{part}" for part in ("", "/{block_label}")),
-        *(f"GET {_C}{part}" for part in ("", "/messages")),
+        *(f"GET {_C}{part}" for part in ("", "/messages", "/events")),
         f"POST {_C}/stream",
         *(f"GET {_R}{part}" for part in ("", "/messages", "/steps", "/usage", "/metrics", "/trace", "/stream")),
         *(f"POST {_R}/{part}" for part in ("stream", "stream-token")),

@@ -159,7 +159,10 @@ async def _start_continuation(
         priority=run.priority or parked.priority,
         callback_url=run.callback_url or parked.callback_url,
         options=msgspec.structs.replace(
-            run.options, traceparent=parked.options.traceparent, first_words=parked.options.first_words
+            run.options,
+            traceparent=parked.options.traceparent,
+            first_words=parked.options.first_words,
+            leg=parked.options.leg + 1,
         ),
     )
     return (await insert_run(connection, continuation, [whole, *given[1:]], keys)).run

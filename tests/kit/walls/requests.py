@@ -84,7 +84,7 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
         "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
         "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "full",
-        "has_feedback",
+        "follow", "has_feedback",
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "match_all_tags",
         "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
         "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "since", "sort_by", "start_date",
@@ -357,7 +357,7 @@ def builders(document: Mapping[str, Any]) -> Iterator[Build]:
             yield from (route.with_body(body) for body in bodies if body is not None)
     for method, what, body in OF_DEFAULT_HISTORIES:
         yield _Route(method, f"/v1/conversations/default/{what}", {}, []).with_body(body)
-    for method, what in (("GET", "messages"), ("POST", "cancel"), ("POST", "fork")):
+    for method, what in (("GET", "messages"), ("GET", "events"), ("POST", "cancel"), ("POST", "fork")):
         yield _Route(method, f"/v1/conversations/default/{what}", {}, []).with_query("agent_id", "agents", None)
 
 
@@ -399,6 +399,8 @@ class _Route:
         params = [(name, own[IN_QUERIES[name][0]]) for name in self.needed if query is None or name != query[0]]
         made = None if body is None else body(own, of_body)
         request = Request(self.method, self.template, self.template.format(**named), params, headers or {})
+        if self.template.endswith("/events"):
+            request.params.append(("follow", "false"))  # this stream would not end
         if query is not None:
             request.params.append(query)
         if made is not None and "file" in made:
