@@ -48,7 +48,8 @@ from shared.process.settings import listed
 ROUTERS = (
     health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agent_archives.router,
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
-    conversations.router, conversations.messages_router, conversations.contexts_router, messages.router,
+    conversations.router, conversations.messages_router, conversations.contexts_router,
+    messages.router,
     project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
     runs.router, runs.steps_router, approvals.router, groups.router, groups.agent_router, absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router, mcp_servers.oauth_router,

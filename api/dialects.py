@@ -20,6 +20,8 @@ from api.runs.command import AgentThreads
 from api.runs.reader import RunWaiter
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
+from api.runs.thread_streams import ThreadStreams
+from api.runs.thread_watches import ThreadWatches
 from shared.process.context import ProcessContext
 from shared.runs.sleeptime_runs import SleeptimeRuns
 from shared.runs.started_runs import StartedRuns
@@ -31,6 +33,8 @@ from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.listing import RunListing
+from shared.sql.runs.turns import TurnStore
 
 
 class DialectServices(NamedTuple):
@@ -47,10 +51,12 @@ class DialectServices(NamedTuple):
     groups: GroupEditor
     sleepers: SleeperMaker
     mcp: McpService
+    thread_streams: ThreadStreams
 
 
 def dialect_services(
     process: ProcessContext,
+    everybodys: ProcessContext,
     submissions: SubmissionService,
     streaming: StreamService,
     waiter: RunWaiter,
@@ -78,6 +84,7 @@ def dialect_services(
         GroupEditor(process.database, process.secret_keys),
         _sleepers(process),
         mcp_service(process, submissions, streaming, waiter, threads, cancels),
+        thread_streams(process, everybodys, streaming),
     )
 
 
@@ -210,4 +217,15 @@ def _conversations(process: ProcessContext, threads: ResponseThreads) -> Convers
         input_limits=InputLimits.of(process.settings),
         clock=process.clock,
         ids=process.ids,
+    )
+
+
+def thread_streams(process: ProcessContext, everybodys: ProcessContext, streaming: StreamService) -> ThreadStreams:
+    """Streams threads. `everybodys` is the process with a database that shows all projects."""
+    return ThreadStreams(
+        streaming=streaming,
+        turns=TurnStore(process.database),
+        listing=RunListing(process.database),
+        approvals=ApprovalStore(process.database),
+        watches=ThreadWatches(TurnStore(everybodys.database), streaming.reader.feed),
     )

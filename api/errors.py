@@ -175,6 +175,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.UnknownHandle: ErrorAnswer(404, ErrorCode.NOT_FOUND),
     domain.InvalidRequest: ErrorAnswer(400, ErrorCode.INVALID_ARGUMENT, _INVALID),
     domain.UnknownPrevious: ErrorAnswer(400, ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND),
+    domain.InvalidCursor: ErrorAnswer(422, ErrorCode.INVALID_ARGUMENT, _INVALID),
     domain.BlockTooLong: ErrorAnswer(422, ErrorCode.BLOCK_TOO_LONG, _INVALID),
     domain.InvalidToolSource: ErrorAnswer(400, ErrorCode.INVALID_TOOL_SOURCE, _INVALID),
     domain.UnknownTools: ErrorAnswer(400, ErrorCode.TOOLS_NOT_FOUND),

@@ -282,6 +282,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         clients = _Clients(feed, http, embeddings, server_models, mcp, packages)
         services = _services(callers, process, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
+        await stack.enter_async_context(services.thread_streams.watches.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
         yield create_app(services, admission=_admission(process), has_keys=has_keys)
@@ -364,7 +365,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
-    dialects = dialect_services(process, submissions, streaming, waiter, cancels)
+    dialects = dialect_services(process, everybodys, submissions, streaming, waiter, cancels)
     return Services(
         settings=settings,
         clock=clock,

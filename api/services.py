@@ -26,6 +26,7 @@ from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
+from api.runs.thread_streams import ThreadStreams
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
 from shared.domain.ids import IdMaker
@@ -104,6 +105,7 @@ class Services:
     tool_runs: ToolRunService
     generation: GenerationService
     streaming: StreamService
+    thread_streams: ThreadStreams
     cancels: CancelService
     readiness: Readiness
     agent_answers: AgentAnswers

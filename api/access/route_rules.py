@@ -84,7 +84,7 @@ _READ: dict[Reach, Iterable[str]] = {
             for part in ("archival-memory/search", "files", "groups", "mcp-servers", "repositories", *_ABSENT)
         ),
         *(f"GET {_A}/core-memory/blocks{part}" for part in ("", "/{block_label}")),
-        *(f"GET {_C}{part}" for part in ("", "/messages")),
+        *(f"GET {_C}{part}" for part in ("", "/messages", "/events")),
         f"POST {_C}/stream",
         *(f"GET {_R}{part}" for part in ("", "/messages", "/steps", "/usage", "/metrics", "/trace", "/stream")),
         *(f"POST {_R}/{part}" for part in ("stream", "stream-token")),

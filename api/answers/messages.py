@@ -264,9 +264,12 @@ class Answer(TypedDict):
 
 
 class Shown(TypedDict):
-    """What a frame has where its reader asks for the times of events: Unix milliseconds."""
+    """What a frame has where its reader asks for the times of events: Unix milliseconds. And its place, in a stream of
+    several runs."""
 
     at_ms: NotRequired[int]
+    cursor: NotRequired[str]
+    """In the stream of a conversation: the id of this frame, to go on from there."""
 
 
 class PingFrame(MessageHead, Shown):
@@ -324,7 +327,8 @@ class SummaryFrame(SummaryMessage, Shown):
 
 class EventFrame(MessageHead, Shown):
     """Something that is no part of the conversation: `step_restarted`, `log_continued`, `gap`, `compaction`,
-    `child_run_started`, `child_run_waits`."""
+    `child_run_started`, `child_run_waits`. In the stream of a conversation also `run_started`, `run_ended`,
+    `approvals_resolved` and `caught_up`."""
 
     message_type: Literal["event_message"]
     event_type: str

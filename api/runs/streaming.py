@@ -1,7 +1,8 @@
 """Streams of runs: decides which entries a reader gets and when. A dialect's projection renders them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -128,18 +129,21 @@ class StreamService:
 
     async def batches(self, run: Run, after: Seq, projection: Projection) -> AsyncGenerator[bytes]:
         """Yields the stream's bytes as they are ready. Empty bytes mean a silence: the sender sends a comment."""
-        view = self._view(run.id, projection)
-        view.readers += 1
-        try:
+        with self.viewing(run.id, projection) as view:
             async for body in self._bodies(run, after, view):
                 yield body
+
+    @contextmanager
+    def viewing(self, run_id: RunId, projection: Projection) -> Generator[RunView]:
+        """Gives one reader its view of a run's log, which it shares with the readers that see the same."""
+        view = RunView(projection)
+        if projection.shared_as is not None:
+            view = self.views.setdefault((run_id, projection.shared_as), view)
+        view.readers += 1
+        try:
+            yield view
         finally:
             view.readers -= 1
-
-    def _view(self, run_id: RunId, projection: Projection) -> RunView:
-        if projection.shared_as is None:
-            return RunView(projection)
-        return self.views.setdefault((run_id, projection.shared_as), RunView(projection))
 
     async def _bodies(self, run: Run, after: Seq, view: RunView) -> AsyncGenerator[bytes]:
         last = after
@@ -154,15 +158,20 @@ class StreamService:
                 sent.at = now()
                 continue
             last = entries[-1][0]
-            for start in range(0, len(entries), FRAMES_AT_ONCE):
-                # Small batches bound the memory of a slow client: the bytes of a few frames, and their entries.
-                body, has_ended = await self._body(view, entries[start : start + FRAMES_AT_ONCE])
-                if body:
-                    yield body
-                    sent.at = now()
+            async for body, is_end in self.rendered(view, entries):
+                yield body
+                sent.at, has_ended = now(), is_end
         if not has_ended:
             # The cursor was at the end already, but the client still needs the mark of the stream's end.
             yield view.projection.end_of(last)
+
+    async def rendered(self, view: RunView, entries: Entries) -> AsyncGenerator[tuple[bytes, bool]]:
+        """Yields the entries' bytes as `RunView.of`, but for empty ones that do not end the stream."""
+        for start in range(0, len(entries), FRAMES_AT_ONCE):
+            # Small batches bound the memory of a slow client: the bytes of a few frames, and their entries.
+            body, has_ended = await self._body(view, entries[start : start + FRAMES_AT_ONCE])
+            if body or has_ended:
+                yield body, has_ended
 
     async def _body(self, view: RunView, entries: Entries) -> tuple[bytes, bool]:
         """As `RunView.of`, but a whole batch, as of a reader that is behind, waits for a place in `catching_up`."""

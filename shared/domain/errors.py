@@ -5,6 +5,7 @@ HoldfastError
 │   ├── UnknownModel                a name of OpenAI's dialect that is neither an agent nor a conversation
 │   └── UnknownHandle               a handle that is no model's
 ├── InvalidRequest              the request cannot be understood or makes no sense
+│   ├── InvalidCursor               a reader's place that no frame has
 │   ├── BlockTooLong                a block's value does not fit its limit
 │   ├── InvalidToolSource       a tool's source cannot be turned into a schema
 │   ├── UnknownTools            an agent is to get tools that the project does not have
@@ -192,6 +193,10 @@ class UnknownPrevious(InvalidRequest):
     """The request names an earlier response from which nothing can go on."""
 
     field = "previous_response_id"
+
+
+class InvalidCursor(InvalidRequest):
+    """The cursor has no form that a stream of this kind gives to its readers."""
 
 
 class BlockTooLong(InvalidRequest):

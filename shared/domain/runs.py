@@ -272,6 +272,9 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
     shown_types: list[str] | None = msgspec.field(default=None, name="include_return_message_types")
     """The types of messages that the client wants to see, in its dialect's names. None: all."""
+    leg: int = 0
+    """The run's place in its turn: 0, and one more for each run that continues the one before. Stored, so that it stays
+    the same when an earlier run of the turn is deleted."""
     echoed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="request_config")
     """Fields of the request that the answers repeat to the client."""
 

@@ -10,10 +10,12 @@ fast but lossy; the log is complete. A `Subscription` joins the two.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from uuid import uuid4
+
+import structlog
 
 from shared.concurrency import MovingTimer
 from shared.crash_points import CrashPoint, crash_point, reach
@@ -21,9 +23,12 @@ from shared.domain.errors import HoldfastError, LeaseLost, Unavailable
 from shared.domain.events import is_end
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import Entries, LogTail, of_bytes
+from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.connection import LuaScript, Redis, Script, redis_answers
 from shared.redis.log_servers import LogServers, OneLogServer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class RedisLostData(HoldfastError):
@@ -113,6 +118,12 @@ class EventLog:
             found: Any = await server.xrevrange(keys.events(run_id), count=1)
         return found[0][1][b"e"] if found else None
 
+    async def last(self, run_id: RunId) -> Seq:
+        """Returns the number of that entry; 0 if Redis has none."""
+        async with self._asking(run_id) as server:
+            found: Any = await server.xrevrange(keys.events(run_id), count=1)
+        return Seq(int(found[0][0].partition(b"-")[0])) if found else Seq(0)
+
     async def trim(self, run_id: RunId, stored: Seq) -> None:
         """Drops the entries before `stored`: SQL has them, and readers get them there. The entry `stored` itself stays,
         so that the stream still shows how far it reaches."""
@@ -123,6 +134,18 @@ class EventLog:
         """Drops a stream that does not continue what SQL has. For the log's owner."""
         async with self._asking(run_id) as server:
             await server.delete(keys.events(run_id))
+
+    async def announce(self, run: Run) -> None:
+        """Tells readers of the run's thread to look at it again. A lost announcement does no harm: they look at times
+        without one."""
+        channel = keys.thread_changes(run.project_id)
+        try:
+            async with redis_answers():
+                server: Any = self._servers.server_of(channel)
+                await server.execute_command(self._servers.publish, channel, f"{run.thread_id} {run.agent_id}")
+        except Unavailable as error:
+            self._servers.doubt()
+            log.debug("thread_change_not_announced", run_id=run.id, reason=str(error))
 
     async def expire(self, run_id: RunId) -> None:
         """Lets the log expire, `ttl_s` from now, and deletes the run's cancel flag. Must be called when the run has
@@ -312,6 +335,7 @@ class EventFeed:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._subscriptions: dict[bytes, list[Subscription]] = {}
+        self._heard: dict[bytes, Callable[[bytes | None], None]] = {}
         self._listener = servers.listener(name="event feed", on_message=self._deliver, on_subscribed=self._look_again)
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -336,7 +360,21 @@ class EventFeed:
                 del self._subscriptions[channel.encode()]
                 self._listener.remove(channel)
 
+    def hear(self, channel: str, on_word: Callable[[bytes | None], None]) -> None:
+        """Calls `on_word` with each word on a channel that is no run's, over the same connection; with None when words
+        may have been missed, also before the first one. One listener per channel."""
+        self._heard[channel.encode()] = on_word
+        self._listener.add(channel)
+
+    def stop_hearing(self, channel: str) -> None:
+        """Ends `hear`."""
+        del self._heard[channel.encode()]
+        self._listener.remove(channel)
+
     def _deliver(self, channel: bytes, payload: bytes) -> None:
+        if self._heard and (on_word := self._heard.get(channel)) is not None:
+            on_word(payload)
+            return
         first, _, body = payload.partition(b" ")
         if not first.isdigit():
             # Another release published this in another form. The log has the event.
@@ -347,5 +385,7 @@ class EventFeed:
             subscription.offer(Seq(int(first)), entries, len(body))
 
     def _look_again(self, channel: bytes) -> None:
+        if (on_word := self._heard.get(channel)) is not None:
+            on_word(None)
         for subscription in self._subscriptions.get(channel, ()):
             subscription.fall_behind()

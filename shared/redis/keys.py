@@ -5,7 +5,7 @@ The keys of one run share a hash tag, so that the scripts that touch them also w
 
 from arq.constants import in_progress_key_prefix, job_key_prefix, retry_key_prefix
 
-from shared.domain.ids import RunId
+from shared.domain.ids import ProjectId, RunId
 
 _DAY_S = 24 * 3600
 
@@ -111,6 +111,12 @@ def cancel_flag(run_id: RunId) -> str:
 def feed(run_id: RunId) -> str:
     """Channel of the run's events: `<first seq> ` and the entries, one per line. Published by `append.lua`."""
     return f"run:{{{run_id}}}:feed"
+
+
+def thread_changes(project_id: ProjectId) -> str:
+    """Channel: a thread of the project has changed. `<thread id> <agent id>`. Published by whoever claims, ends or
+    decides something of the thread's runs, received by the API processes that have readers of the project's threads."""
+    return f"holdfast:threads:{{{project_id}}}"
 
 
 def job_id(run_id: RunId, number: int) -> str:

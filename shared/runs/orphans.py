@@ -125,6 +125,7 @@ class OrphanedRuns:
         log.info("orphaned_run_cancelled", run_id=run.id, was=run.status, cause=cause)
         self._trace_end(settled.run, now)
         await self._announce(settled)
+        await self.event_log.announce(settled.run)
         return settled.run
 
     async def _lost_with_workers(self, run: Run, shown: ShownStep) -> Usage:
@@ -212,14 +213,18 @@ class ApprovalService:
         """Decides one call, as `DecisionStore.decide`."""
         decided = await self.decisions.decide(asked, decision, by=by, now=self.clock.now())
         if decided.run is not None:
-            await self.queue.dispatch_stored(decided.run)
+            await self._go_on(decided.run)
         return decided
 
     async def decide_all(self, run: Run, given: Sequence[NewMessage], *, keys: SubmissionKeys, by: str) -> Submitted:
         """Decides all calls that a thread waits for, as `DecisionStore.decide_all`."""
         submitted = await self.decisions.decide_all(run, given, keys=keys, by=by)
-        await self.queue.dispatch_stored(submitted.run)
+        await self._go_on(submitted.run)
         return submitted
+
+    async def _go_on(self, continuation: Run) -> None:
+        await self.queue.dispatch_stored(continuation)
+        await self.orphans.event_log.announce(continuation)
 
     async def expire_due(self) -> None:
         """Decides expired approvals as the tool or its agent specifies: denies the call, or cancels the parked run. If

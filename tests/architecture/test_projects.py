@@ -33,6 +33,7 @@ OF_WORKERS = {
     "RunStore.input_of": "by the owner of the run",
     "RunStore.look_up": "by a worker, which was told of a run of any project",
     "RunStore.owns": "by the owner of the run, with its fence",
+    "TurnStore.states": "for the readers of all projects together",
     "VectorStore.give_up": "upkeep embeds passages of all projects together",
     "VectorStore.record": "of passages that upkeep has claimed, or that were stored just now",
 }
@@ -43,8 +44,10 @@ THE_API_MAY = {
     ("api/callbacks/delivery.py", "runs.look_up"),
     ("api/runs/reader.py", "_runs.ends_of_logs"),
     ("api/runs/reader.py", "events.read"),
+    ("api/runs/thread_watches.py", "_turns.states"),
 }
-"""Callbacks and the ends of logs are work for all projects; the events are those of the reader's run."""
+"""Callbacks, the ends of logs and the states of threads are work for all projects; the events are those of the reader's
+run."""
 
 
 def _stores() -> Iterator[type]:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
+from shared.concurrency import background
 from shared.domain.errors import (
     BudgetExceeded,
     CancelRequested,
@@ -97,7 +98,9 @@ class RunExecutor:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
             publisher = active.publisher = self.services.publisher(run, self.worker, active.interruption)
             body, handle = self.bodies.of(run), RunHandle(self.services, publisher, active.interruption)
-            async with body.holding(run):
+            # Beside the run's first work, which does not wait for it.
+            announcing = background(self.services.event_log.announce(run), name=f"announce {run.id}")
+            async with announcing, body.holding(run):
                 with publisher.observation.executing():
                     await self._execute(body, handle, starting)
 

@@ -27,6 +27,7 @@ from api.dependencies import (
 from api.direct_route import LateRoute
 from api.event_stream import json_answer
 from api.letta.context import SETTINGS, CompactRequest, wire_compaction
+from api.letta.conversation_events import ConversationFrames
 from api.letta.conversations import (
     AnswerService,
     ConversationCreate,
@@ -45,6 +46,7 @@ from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThread, AgentThreads
 from api.runs.single_runs import CompactionService
+from api.runs.thread_streams import Thread, ThreadStreams, thread_cursor_of
 from shared.concurrency import Clock, beside
 from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.conversations import Conversation, copies_of
@@ -74,6 +76,7 @@ MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
 MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 RunListingDep = Annotated[RunListing, served(RunListing)]
+ThreadStreamsDep = Annotated[ThreadStreams, served(ThreadStreams)]
 RunStoreDep = Annotated[RunStore, served(RunStore)]
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=LateRoute)
@@ -213,6 +216,26 @@ async def resume_stream(
     thread = await threads.find(project_id, conversation_id, request.agent_id)
     run = await _run_to_resume(run_store, run_listing, project_id, thread, request)
     return answer_service.resume(run, request, last_event_id, status_events=status_events)
+
+
+@messages_router.get("/events", response_model=None)
+async def stream_conversation(
+    conversation_id: ThreadName,
+    threads: AgentThreadsDep,
+    thread_streams: ThreadStreamsDep,
+    project_id: ProjectDep,
+    agent_id: OptionalAgentIdQuery = None,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+    follow: bool = True,
+    last_event_id: LastEventIdDep = None,
+) -> Response:
+    """Everything that happens in the conversation, over all its runs: what was, after the frame with the id `after`,
+    and then what comes. `after=now` leaves out what was. `follow=false` ends the stream when no run is running or
+    queued. The header `Last-Event-ID` works like `after`, and goes before it."""
+    found = await threads.find(project_id, conversation_id, agent_id)
+    cursor = thread_cursor_of(after, last_event_id)
+    thread = Thread(project_id, found.agent.id, found.id)
+    return thread_streams.stream(thread, cursor, ConversationFrames(), follow=follow)
 
 
 @messages_router.post("/cancel")

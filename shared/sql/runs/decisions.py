@@ -163,6 +163,7 @@ async def _start_continuation(
             traceparent=parked.options.traceparent,
             first_words=parked.options.first_words,
             parent=parked.options.parent,
+            leg=parked.options.leg + 1,
         ),
     )
     return (await insert_run(connection, continuation, [whole, *given[1:]], keys)).run

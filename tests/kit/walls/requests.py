@@ -86,7 +86,7 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
         "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
         "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "full",
-        "has_feedback",
+        "follow", "has_feedback",
         # Of a browser that comes back from a sign-in: it has no key, and its `state` is known to nobody else.
         "code", "error", "iss", "state",
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "manager_type",
@@ -419,7 +419,7 @@ def builders(document: Mapping[str, Any]) -> Iterator[Build]:
             yield from (route.with_body(body) for body in bodies if body is not None)
     for method, what, body in OF_DEFAULT_HISTORIES:
         yield _Route(method, f"/v1/conversations/default/{what}", {}, []).with_body(body)
-    for method, what in (("GET", "messages"), ("POST", "cancel"), ("POST", "fork")):
+    for method, what in (("GET", "messages"), ("GET", "events"), ("POST", "cancel"), ("POST", "fork")):
         yield _Route(method, f"/v1/conversations/default/{what}", {}, []).with_query("agent_id", "agents", None)
 
 
@@ -462,6 +462,8 @@ class _Route:
         made = None if body is None else body(own, of_body)
         said = {**_headers_of(made), **(headers or {})}
         request = Request(self.method, self.template, self.template.format(**named), params, said)
+        if self.template.endswith("/events"):
+            request.params.append(("follow", "false"))  # this stream would not end
         if query is not None:
             request.params.append(query)
         if made is not None and "file" in made:

@@ -1,0 +1,161 @@
+"""The stream of a conversation on Letta's wire: the frames of every run, with a cursor, and notes between them."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from math import inf
+from typing import Any
+from uuid import NAMESPACE_OID, uuid5
+
+import msgspec
+
+from api.letta.frames import Frame, FrameOptions, Frames
+from api.letta.message_input import wire_content
+from api.letta.messages import date_of, envelope, otid_of, wire_stop_reason
+from api.runs.thread_streams import Present, ThreadCursor
+from shared.concurrency import unix_ms
+from shared.domain.approvals import EXPIRY, Approval
+from shared.domain.events import FIRST_SEQ, StopReason
+from shared.domain.ids import RunId, Seq
+from shared.domain.lifecycle import RunStatus
+from shared.domain.log_writer import Entries
+from shared.domain.messages import NewMessage, UserMessage
+from shared.domain.runs import Run
+from shared.domain.turns import Leg
+
+_SHOWN = FrameOptions(pings=False, compaction_messages=True)
+"""Without pings: nobody counts numbers here, because each frame has its cursor."""
+
+_DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+class LegFrames:
+    """One leg's log in the stream. It keeps no state, so a reader may begin anywhere."""
+
+    cut = None
+    longest_silence_s = inf
+
+    def __init__(self, leg: Leg) -> None:
+        self._leg = leg
+        self._frames = Frames(leg.run.id, _SHOWN)
+
+    @property
+    def shared_as(self) -> tuple[str, int, int]:
+        """All readers of a conversation see the same bytes."""
+        return "conversation", self._leg.turn, self._leg.number
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """The frames of some entries. The end of a leg is not the end of the stream."""
+        shown = [frame for seq, entry in entries if (frame := self._frames.of(seq, entry)) is not None]
+        return b"".join(self._bytes(frame) for frame in shown), False
+
+    def silence(self, last: Seq, now: datetime) -> bytes:
+        """Nothing: the sender sends a comment."""
+        del last, now
+        return b""
+
+    def end_of(self, last: Seq) -> bytes:
+        """Nothing, for the same reason."""
+        del last
+        return b""
+
+    def _bytes(self, frame: Frame) -> bytes:
+        cursor = ThreadCursor(self._leg.turn, self._leg.number, frame.seq)
+        return _event_bytes(cursor, frame.body or {}, kind=b"event: error\n" if frame.is_error else b"")
+
+
+class ConversationFrames:
+    """What a reader of a conversation is sent between the logs of its runs, and as frames of each log."""
+
+    def of_log(self, leg: Leg) -> LegFrames:
+        """The view of a leg's log."""
+        return LegFrames(leg)
+
+    def began(self, leg: Leg, given: Sequence[NewMessage], decided: Sequence[Approval]) -> bytes:
+        """`run_started`, in the place of the first event of the run."""
+        data: dict[str, Any] = {
+            "turn": leg.turn,
+            "leg": leg.number,
+            "input": [_wire_input(message, message.body) for message in given if isinstance(message.body, UserMessage)],
+        }
+        if leg.run.continues is not None:
+            data |= {"continues": leg.run.continues, "decisions": [_wire_decided(one) for one in decided]}
+        return _note_of_leg(leg, FIRST_SEQ, unix_ms(leg.run.created_at), "run_started", data)
+
+    def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
+        """`run_ended`, in the place of the end of the run's stream."""
+        run = leg.run
+        # What has become of a parked run since is no matter of this frame: every reader is sent the same.
+        status = RunStatus.AWAITING_APPROVAL if asked else run.status
+        reason = StopReason.PARKED if asked else run.stop_reason
+        names = [{"id": one.id, "tool_call_id": one.tool_call_id, "tool_name": one.tool_name} for one in asked]
+        data = {"status": status, "stop_reason": wire_stop_reason(reason), "approvals": names}
+        return _note_of_leg(leg, seq, at, "run_ended", data)
+
+    def resolved(self, leg: Leg, seq: Seq, asked: Sequence[Approval]) -> bytes:
+        """`approvals_resolved`, behind the end of a run that has waited."""
+        decided_at = [one.decided_at for one in asked if one.decided_at is not None]
+        at = unix_ms(max(decided_at)) if decided_at else unix_ms(leg.run.created_at)
+        data = {"decisions": [_wire_decided(one, leg.run) for one in asked]}
+        return _note_of_leg(leg, seq, at, "approvals_resolved", data)
+
+    def caught_up(self, cursor: ThreadCursor, present: Present) -> bytes:
+        """`caught_up`, which has no cursor of its own: it depends on when it is asked for."""
+        running, queued, waiting = present.running, present.queued, present.waiting
+        data = {"cursor": str(cursor), "running": running, "queued": queued, "waiting": waiting}
+        return _data_bytes(_note(None, None, unix_ms(present.at), "caught_up", data))
+
+    def over(self) -> bytes:
+        """The mark that the stream is over."""
+        return _DONE
+
+
+def _wire_input(message: NewMessage, body: UserMessage) -> dict[str, Any]:
+    shown = {"id": message.id, "otid": otid_of(message.id, body.otid), "role": body.role}
+    return {**shown, "content": wire_content(body.content)}
+
+
+def _wire_decided(approval: Approval, asked_by: Run | None = None) -> dict[str, Any]:
+    """A call as it was decided. `asked_by` is the run that asked: it may have ended without a decision."""
+    decision = approval.decision
+    edited = None if decision is None else decision.edited_arguments
+    data = {
+        "approval_id": approval.id,
+        "tool_call_id": approval.tool_call_id,
+        "decision": _verdict(approval, asked_by),
+        "reason": None if decision is None else decision.reason,
+        "edited": edited is not None,
+        "decided_by": approval.decided_by,
+    }
+    return data if edited is None else {**data, "edited_arguments": edited}
+
+
+def _verdict(approval: Approval, asked_by: Run | None) -> str:
+    decision = approval.decision
+    if approval.decided_by == EXPIRY:
+        return "expired"
+    if asked_by is not None and asked_by.status is RunStatus.CANCELLED and approval.decided_at == asked_by.completed_at:
+        return "expired" if asked_by.cause == "approval_expired" else "cancelled"
+    if decision is not None and decision.kind == "tool":
+        return "tool_return"
+    return "approve" if decision is not None and decision.approve else "deny"
+
+
+def _note_of_leg(leg: Leg, seq: Seq, at: int, event_type: str, data: dict[str, Any]) -> bytes:
+    cursor = ThreadCursor(leg.turn, leg.number, seq)
+    return _event_bytes(cursor, _note(leg.run.id, seq, at, event_type, data))
+
+
+def _note(run_id: RunId | None, seq: Seq | None, at: int, event_type: str, data: dict[str, Any]) -> dict[str, Any]:
+    note_id = f"message-{uuid5(NAMESPACE_OID, f'{run_id}:{seq}:{event_type}:{at}')}"
+    head = envelope("event_message", message_id=note_id, date=date_of(at // 1000), run_id=run_id, seq_id=seq)
+    return {**head, "event_type": event_type, "event_data": data}
+
+
+def _event_bytes(cursor: ThreadCursor, body: dict[str, Any], *, kind: bytes = b"") -> bytes:
+    place = str(cursor)
+    return b"id: %b\n%b" % (place.encode(), kind) + _data_bytes({**body, "cursor": place})
+
+
+def _data_bytes(body: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % _encoder.encode(body)

@@ -1,0 +1,110 @@
+"""Reads the turns of threads, for readers that follow all of a thread, and what has become of threads."""
+
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from shared.domain.ids import ProjectId, RunId, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunStatus
+from shared.domain.messages import NewMessage, UserMessage
+from shared.domain.runs import Run
+from shared.domain.turns import Leg, has_begun, legs_of
+from shared.sql.connection import Connection
+from shared.sql.engine import Database
+from shared.sql.history.messages import message_of
+from shared.sql.paging import made_of
+from shared.sql.run_tables import has_one_of, runs
+from shared.sql.runs.rows import RUN_COLUMNS, input_of, run_of, status_of
+from shared.sql.tables import agents, conversations, messages
+
+THREADS_AT_ONCE = 1000
+
+
+ThreadState = tuple[int | None, tuple[tuple[RunId, RunStatus], ...]]
+"""What a reader of a thread waits for: its newest turn, and the runs that have not ended, oldest first. Two equal
+states: the thread has not changed."""
+
+
+class TurnStore:
+    """Reads the turns of threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def first_from(self, project_id: ProjectId, thread_id: ThreadId, turn: int) -> list[Leg]:
+        """Returns the legs of the first turn that has this number or a higher one; empty if the thread has none."""
+        of_thread = (runs.c.thread_id == thread_id, runs.c.project_id == project_id)
+        first = sa.select(sa.func.min(runs.c.turn)).where(*of_thread, runs.c.turn >= turn).scalar_subquery()
+        query = sa.select(*RUN_COLUMNS).where(*of_thread, runs.c.turn == first).order_by(runs.c.number)
+        async with self._database.read() as connection:
+            found = await connection.execute(query)
+            return list(legs_of(await made_of(found.mappings().all(), run_of, "options")))
+
+    async def newest(self, project_id: ProjectId, thread_id: ThreadId) -> Leg | None:
+        """Returns the newest leg of the thread that has begun or ended; None if it has none."""
+        newest = (
+            sa.select(runs.c.turn)
+            .where(runs.c.thread_id == thread_id, runs.c.project_id == project_id, runs.c.turn.is_not(None))
+            .order_by(runs.c.turn.desc())
+            .limit(1)
+        )
+        async with self._database.read() as connection:
+            turn = (await connection.execute(newest)).scalar_one_or_none()
+        legs = [] if turn is None else await self.first_from(project_id, thread_id, turn)
+        return next((leg for leg in reversed(legs) if has_begun(leg.run)), None)
+
+    async def input_of(self, run: Run) -> list[NewMessage]:
+        """Returns the users' messages that the run brought into its thread: those of its submission, after those that
+        an earlier run was sent and left over. When retention has deleted the submission, the history has them."""
+        async with self._database.read() as connection:
+            given = [one for one in await input_of(connection, run.id) if isinstance(one.body, UserMessage)]
+            if run.continues is not None and given:
+                return given
+            before = given[0] if given else None
+            return [*await _leading(connection, run, before), *given]
+
+    async def states(self, thread_ids: Collection[ThreadId]) -> dict[ThreadId, ThreadState]:
+        """Returns the states of these threads of all projects; deleted ones are left out."""
+        wanted, states = list(thread_ids), dict[ThreadId, ThreadState]()
+        async with self._database.read() as connection:
+            for start in range(0, len(wanted), THREADS_AT_ONCE):
+                states |= await _states(connection, wanted[start : start + THREADS_AT_ONCE])
+        return states
+
+
+async def _leading(connection: Connection, run: Run, before: NewMessage | None) -> list[NewMessage]:
+    """The users' messages of the run in its history up to this one; without one, up to the first of another kind."""
+    mine = (messages.c.thread_id == run.thread_id, messages.c.turn == run.turn, messages.c.run_id == run.id)
+    query = sa.select(messages).where(*mine).order_by(messages.c.position)
+    if before is not None:
+        place = sa.select(messages.c.position).where(messages.c.id == before.id).scalar_subquery()
+        query = query.where(messages.c.position < place)
+    found = await connection.execute(query.limit(MOST_INPUT))
+    leading: list[NewMessage] = []
+    for message in await made_of(found.mappings().all(), message_of, "body"):
+        if not isinstance(message.body, UserMessage):
+            break
+        leading.append(NewMessage(id=message.id, created_at=message.created_at, body=message.body))
+    return leading
+
+
+MOST_INPUT = 1000
+"""Messages of a history among which those are looked for with which a run began."""
+
+
+async def _states(connection: Connection, thread_ids: Sequence[ThreadId]) -> dict[ThreadId, ThreadState]:
+    # By the index of each thread's turns, which costs the same for ten turns and for a hundred thousand.
+    newest: dict[ThreadId, int | None] = {}
+    for owner in (conversations, agents):
+        turn = sa.select(sa.func.max(runs.c.turn)).where(runs.c.thread_id == owner.c.id).scalar_subquery()
+        found = await connection.execute(sa.select(owner.c.id, turn.label("turn")).where(owner.c.id.in_(thread_ids)))
+        newest |= {ThreadId(row.id): row.turn for row in found}
+    active: dict[ThreadId, list[tuple[RunId, RunStatus]]] = {}
+    found = await connection.execute(
+        sa.select(runs.c.thread_id, runs.c.id, runs.c.status)
+        .where(runs.c.thread_id.in_(thread_ids), has_one_of(runs, ACTIVE))
+        .order_by(runs.c.number)
+    )
+    for row in found:
+        active.setdefault(ThreadId(row.thread_id), []).append((RunId(row.id), status_of(row.status)))
+    return {name: (turn, tuple(active.get(name, ()))) for name, turn in newest.items()}
