@@ -1,4 +1,4 @@
-"""The part of the composition root that makes what the dialects need, each from the same runs."""
+"""The part of the composition root that constructs the services of each dialect, on the same runs."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from shared.sql.runs.approvals import ApprovalStore
 
 
 class DialectServices(NamedTuple):
-    """What the routes of the dialects work with."""
+    """The services that the dialects' routes use."""
 
     models: OfferedModels
     threads: AgentThreads
@@ -76,7 +76,7 @@ def chat_service(
 def answer_service(
     process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
 ) -> AnswerService:
-    """Answers senders on Letta's wire."""
+    """Answers messages on Letta's wire."""
     return AnswerService(
         submissions=submissions,
         streaming=streaming,
