@@ -1,4 +1,4 @@
-"""How a stored MCP server is reached: its secrets decrypted, and put where the server expects them."""
+"""How to reach a stored MCP server: decrypts its secrets, and puts them where the server expects them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from shared.domain.mcp_servers import McpServer, McpTarget
 from shared.secret_keys import SecretKeys
 
 THE_TOKEN, HEADER, VARIABLE = "token", "header:", "env:"
-"""The names of a server's secrets, the last two as beginnings."""
+"""The names of a server's secrets; the last two are prefixes."""
 
 MOST_HEADERS = 50
 LONGEST_HEADER = 16_000
@@ -25,8 +25,8 @@ _OURS = re.compile(
 
 
 def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
-    """Returns the server with its secrets decrypted. Raises `UnreadableSecret`, and `InvalidRequest` if a header cannot
-    be sent."""
+    """The server with its secrets decrypted. Raises `UnreadableSecret`, and `InvalidRequest` if a header cannot be
+    sent."""
     values = secret_keys.open_all(server.id, server.secrets)
     headers = _behind(HEADER, values)
     token = values.get(THE_TOKEN, "").strip()
@@ -48,7 +48,7 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
 
 
 def refuse_headers(headers: Mapping[str, str]) -> None:
-    """Raises `InvalidRequest` for headers that cannot be sent to an MCP server, and names no value."""
+    """Raises `InvalidRequest` for headers that cannot be sent to an MCP server. The error contains no values."""
     _refuse_header_names(headers)
     for name, value in headers.items():
         if len(value) > LONGEST_HEADER or not value.isascii() or not value.isprintable():
@@ -73,7 +73,7 @@ def _refuse_header_names(names: Iterable[str]) -> None:
 
 
 def _credentials(header: str, token: str) -> str:
-    """Clients give a token with its scheme or without. Only `Authorization` has schemes."""
+    """Clients send a token with its scheme or without. Only `Authorization` has schemes."""
     return token if header.lower() != _AUTHORIZATION.lower() or " " in token else f"Bearer {token}"
 
 
