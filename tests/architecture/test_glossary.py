@@ -51,7 +51,7 @@ IN_PLAIN_PROSE = (
 
 PLAIN = (
     "api/access/", "api/openai/", "api/runs/", "bench/", "cli/", "shared/archival/", "shared/mcp/", "shared/network/",
-    "shared/packages/", "shared/redis/", "shared/telemetry/", "worker/proxy/", "worker/tools/inside/",
+    "shared/packages/", "shared/process/", "shared/redis/", "shared/telemetry/", "worker/proxy/", "worker/tools/inside/",
 )  # fmt: skip
 """Folders whose every sentence has been rewritten: it has an actor and a verb."""
 
