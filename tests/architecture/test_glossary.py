@@ -50,9 +50,26 @@ IN_PLAIN_PROSE = (
 """As `IN_TEXTS`, in the folders of `PLAIN` only."""
 
 PLAIN = (
-    "api/access/", "api/openai/", "api/runs/", "bench/", "cli/", "shared/archival/", "shared/mcp/", "shared/network/",
-    "shared/packages/", "shared/process/", "shared/redis/", "shared/telemetry/", "worker/proxy/", "worker/tools/inside/",
-)  # fmt: skip
+    "api/access/",
+    "api/openai/",
+    "api/runs/",
+    "bench/",
+    "cli/",
+    "shared/archival/",
+    "shared/mcp/",
+    "shared/network/",
+    "shared/packages/",
+    "shared/process/",
+    "shared/redis/",
+    "shared/telemetry/",
+    "worker/bodies/answer",
+    "worker/bodies/context_window.py",
+    "worker/bodies/request_size.py",
+    "worker/bodies/tool_turn.py",
+    "worker/proxy/",
+    "worker/runners/",
+    "worker/tools/inside/",
+)
 """Folders whose every sentence has been rewritten: it has an actor and a verb."""
 
 IN_NAMES = (

@@ -1,4 +1,4 @@
-"""Makes the calls of tools that a project's MCP servers run."""
+"""Calls the tools of a project's MCP servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ NO_SERVER = "Error: the tool was not called: its MCP server {!r} is no longer th
 
 
 OF_A_SERVER = RunnerTraits(timeout_s=None)
-"""The runner ends a call in time itself: it then knows whether the server may have acted."""
+"""The runner limits the time of a call itself: it then knows whether the server may have acted."""
 ALWAYS_ASKING = RunnerTraits(timeout_s=None, asks_always=True)
 
 
 class McpServers(Protocol):
-    """Where servers are stored."""
+    """The store of MCP servers."""
 
     async def get(self, project_id: ProjectId, server_id: McpServerId) -> McpServer:
         """Returns a server of this project. Raises `NotFound`."""
@@ -39,13 +39,13 @@ class McpServers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class McpToolRunner:
-    """Asks the server of each tool, as it is stored when the call is made."""
+    """Calls each tool at its server, as stored at the time of the call."""
 
     client: McpClient
     servers: McpServers
     secret_keys: SecretKeys
     timeout_s: float
-    """Seconds for one call, also the most that a tool may choose."""
+    """Time limit of one call in seconds, and the maximum that a tool may choose."""
     traits: RunnerTraits = OF_A_SERVER
 
     def arguments(self, tool: Tool) -> JsonObject:
@@ -55,7 +55,7 @@ class McpToolRunner:
     async def call(
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> ToolReturn | ForeignOutcome:
-        """Returns what the server answers. A server that fails is an error result, and the run goes on."""
+        """Returns the server's answer. A failure of the server is an error result, and the run continues."""
         source = tool_source(tool)
         if source is None:
             return error_return(call, NO_PLACE)
@@ -80,7 +80,7 @@ class McpToolRunner:
             outcome = ToolOutcome("error", f"Error: {error.message}")
         else:
             outcome, images = ToolOutcome("error" if result.is_error else "success", result.text), result.images
-        # The caller knows the agent's secrets, and not those of the server.
+        # The caller redacts the agent's secrets, but does not have those of the server.
         outcome = await without_secrets(outcome, {**target.headers, **target.env})
         return ForeignOutcome(outcome, partial(_returned, call, images))
 
