@@ -1,4 +1,4 @@
-"""Agents and what they are made of: blocks, tools, secrets, settings of models."""
+"""Agents and their parts: blocks, tools, secrets, settings of models."""
 
 from typing import Literal
 
@@ -42,7 +42,7 @@ class Memory(TypedDict):
 
 
 class Tool(TypedDict):
-    """A tool. For a key that may only talk with an agent, the fields that say how it is made are null."""
+    """A tool. For a key that may only talk with an agent, the fields about its source are null."""
 
     id: str
     tool_type: str
@@ -119,7 +119,7 @@ class LLMConfig(TypedDict):
 
 
 class AgentCompactionSettings(TypedDict):
-    """How the histories of an agent are compacted."""
+    """The settings for the compaction of an agent's histories."""
 
     model: str | None
     model_settings: Fields | None
@@ -199,7 +199,7 @@ class AgentState(TypedDict):
 
 
 class ContextOverview(TypedDict):
-    """What fills the context of an agent, in tokens."""
+    """The contents of an agent's context, in tokens."""
 
     context_window_size_max: int
     context_window_size_current: int
@@ -227,7 +227,7 @@ class ContextOverview(TypedDict):
 
 
 class Model(TypedDict):
-    """A model that an agent may have."""
+    """A model that agents can use."""
 
     handle: str
     name: str
@@ -263,7 +263,7 @@ class Model(TypedDict):
 
 
 class EmbeddingModel(TypedDict):
-    """An embedding model that an agent or an archive may have."""
+    """An embedding model that agents and archives can use."""
 
     handle: str
     name: str
@@ -283,7 +283,7 @@ class EmbeddingModel(TypedDict):
 
 
 class ImportedAgents(TypedDict):
-    """What an agent file has brought."""
+    """The result of importing an agent file."""
 
     agent_ids: list[str]
 
@@ -307,7 +307,7 @@ class AgentFileContent(TypedDict):
 
 
 class Archive(TypedDict):
-    """A place for passages, which agents may share."""
+    """A collection of passages, which agents may share."""
 
     created_by_id: Nothing
     last_updated_by_id: Nothing
@@ -344,7 +344,7 @@ class Passage(TypedDict):
 
 
 class FoundMemory(TypedDict):
-    """A passage that an agent's search found."""
+    """A passage that an agent's search has found."""
 
     id: str
     timestamp: Time
@@ -353,14 +353,14 @@ class FoundMemory(TypedDict):
 
 
 class FoundMemories(TypedDict):
-    """What an agent's search found."""
+    """The result of an agent's search."""
 
     results: list[FoundMemory]
     count: int
 
 
 class FoundPassage(TypedDict):
-    """A passage that a search found, and why it stands in its place."""
+    """A passage that a search has found, with the scores for its rank."""
 
     passage: Passage
     score: float
@@ -368,7 +368,7 @@ class FoundPassage(TypedDict):
 
 
 class HttpMcpServer(TypedDict):
-    """An MCP server that is reached at a URL. Its secrets are masked."""
+    """An MCP server at a URL. Its secrets are masked."""
 
     id: str
     server_name: str
@@ -382,7 +382,7 @@ class HttpMcpServer(TypedDict):
 
 
 class StdioMcpServer(TypedDict):
-    """An MCP server that is a command. The values of its variables are masked."""
+    """An MCP server that is started by a command. The values of its variables are masked."""
 
     id: str
     server_name: str
@@ -409,7 +409,7 @@ class NamedHttpMcpServer(TypedDict):
 
 
 class NamedStdioMcpServer(TypedDict):
-    """The older form of a server that is a command."""
+    """The older form of a server that is started by a command."""
 
     server_name: str
     type: Literal["stdio"]
@@ -429,7 +429,7 @@ class SkippedMcpTool(TypedDict):
 
 
 class McpRefresh(TypedDict):
-    """What a refresh has changed, by the names of the project's tools."""
+    """The changes of a refresh, by the names of the project's tools."""
 
     added: list[str]
     updated: list[str]
@@ -447,14 +447,14 @@ class McpTool(TypedDict):
 
 
 class TestedMcpServer(TypedDict):
-    """A server that was reached."""
+    """The server was reached."""
 
     status: Literal["success"]
     tools: list[McpTool]
 
 
 class McpToolResult(TypedDict):
-    """What a call came to. `func_return` is the text that the server has sent, also where the tool failed."""
+    """The result of a call. `func_return` is the text that the server sent, even if the tool failed."""
 
     status: Literal["success", "error"]
     func_return: str
@@ -465,7 +465,7 @@ class McpToolResult(TypedDict):
 
 
 class NamedMcpToolResult(TypedDict):
-    """What a call came to, in the older form."""
+    """The result of a call, in the older form."""
 
     result: str
     success: bool

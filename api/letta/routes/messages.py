@@ -103,8 +103,8 @@ async def capture_messages(
     message_store: MessageStoreDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
-    """Stores a turn that a program had with a model without Holdfast, as the newest of the agent's default history.
-    This creates no run; the agent's next run sees the turn."""
+    """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. No run is
+    made; the agent's next run knows of it."""
     limits = input_limits
     limits.refuse_long_messages([message.texts() for message in request.users_messages()], "request_messages")
     limits.refuse_long_messages([request.answer()], "response_dict.content")
