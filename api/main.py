@@ -29,7 +29,6 @@ from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
 from api.callbacks.signing import signing_key
 from api.dialects import dialect_services
 from api.input_limits import InputLimits
-from api.letta.agents import window_rules_of
 from api.letta.runs import wire_callback
 from api.mcp_servers import McpServers
 from api.openai.response_object import DIALECT as RESPONSES
@@ -138,7 +137,6 @@ def submission_service(
         queue=canceller.queue,
         canceller=canceller,
         traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
-        window_rules=window_rules_of,
         clock=process.clock,
         ids=process.ids,
         on_submitted=process.metrics.api.run_submitted,

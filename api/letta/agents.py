@@ -41,8 +41,7 @@ from api.letta.model_settings import (
 )
 from api.letta.runs import Waiting
 from api.letta.tools import wire_tool, without_source
-from api.runs.submission import WindowRules
-from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, changed_secrets, with_tool_rules
+from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, WindowRules, changed_secrets, with_tool_rules
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.models import DEFAULT_HANDLE, PROVIDERS, can_embed, split_handle
@@ -242,12 +241,14 @@ class AgentFields(BaseModel):
         if variables is not None:
             changes["tool_environment"] = changed_secrets(agent.tool_environment, variables, sees_values=sees_secrets)
         embedding = self.embedding or (self.embedding_config.full_handle() if self.embedding_config else None)
+        extra = self.kept(agent.extra)
         changed = replace(
             agent,
             model=self.handle() or agent.model,
             embedding=embedding or agent.embedding,
             options=self.options(agent.options, agent.model),
-            extra=self.kept(agent.extra),
+            window=window_rules_of(extra),
+            extra=extra,
             **changes,
         )
         if self.tool_rules is None:
@@ -329,9 +330,9 @@ def new_agent(
     )
 
 
-def window_rules_of(agent: Agent) -> WindowRules:
-    """What the agent's definition says of the context of each of its runs."""
-    return WindowRules(bool(agent.extra.get(CLEARS_CONTEXT)), when_full(agent.extra))
+def window_rules_of(extra: Mapping[str, Any]) -> WindowRules:
+    """The rules in `Agent.extra` for the context of each of the agent's runs."""
+    return WindowRules(bool(extra.get(CLEARS_CONTEXT)), when_full(extra))
 
 
 def first_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:

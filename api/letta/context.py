@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.letta.messages import wire_time
 from api.letta.model_settings import ModelSettingsFields, changed_options
-from shared.domain.agents import ModelOptions, render_memory, render_metadata
+from shared.domain.agents import CompactionMode, CompactionOptions, ModelOptions, render_memory, render_metadata
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import UUID4_PATTERN, AgentId
 from shared.domain.messages import (
@@ -27,7 +27,6 @@ from shared.domain.messages import (
     estimate_tokens,
 )
 from shared.domain.models import context_window_of
-from shared.domain.runs import CompactionMode, CompactionOptions
 from shared.domain.tools import Tool
 from shared.sql.definitions.agents import AgentDetails
 

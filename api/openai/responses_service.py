@@ -29,6 +29,7 @@ from api.runs.reader import RunReader, RunWaiter, elsewhere
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
 from shared.concurrency import Clock, unix_ms
+from shared.domain.agents import CompactionOptions
 from shared.domain.errors import (
     AlreadyDecided,
     DecidedOtherwise,
@@ -53,7 +54,7 @@ from shared.domain.messages import (
     estimate_tokens,
     tokens_in,
 )
-from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunOptions, SubmissionKeys
+from shared.domain.runs import NO_KEYS, Run, RunOptions, SubmissionKeys
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
@@ -309,7 +310,7 @@ class ResponseService:
 
     def _compaction(self, thread: ResponseThread) -> CompactionOptions:
         """Compacts the whole history: the client may use the summary in place of all of it."""
-        return replace(self.submissions.window_rules(thread.agent).when_full, mode="all")
+        return replace(thread.agent.window.when_full, mode="all")
 
     def _hung_up(self, run: Run, *, is_kept: bool) -> Callable[[], Awaitable[None]]:
         """Called when the client of a foreground response disconnects."""

@@ -12,13 +12,13 @@ from api.runs.command import AgentThread, SubmissionHeaders
 from api.runs.reader import RunWaiter
 from api.runs.submission import SubmissionService
 from shared.concurrency import Clock
-from shared.domain.agents import Agent
+from shared.domain.agents import Agent, CompactionOptions
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
 from shared.domain.events import Event, Gap, StepRestarted, TextChunk, Unknown
 from shared.domain.ids import AgentId, IdMaker, ProjectId, Seq, ThreadId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import AssistantMessage, NewMessage, Summary, ToolCall, ToolReturn, UserMessage
-from shared.domain.runs import GENERATE, TOOL_RUN, CompactionOptions, Generation, Run, RunOptions, SubmissionKeys
+from shared.domain.runs import GENERATE, TOOL_RUN, Generation, Run, RunOptions, SubmissionKeys
 from shared.domain.tools import Tool
 from shared.sql.access.audit import AuditLog
 from shared.sql.definitions.agents import AgentStore

@@ -15,14 +15,13 @@ from api.request_log import bind_trace, incoming_trace
 from api.runs.cancel import RunCanceller
 from api.runs.command import Command
 from shared.concurrency import Clock, unix_ms
-from shared.domain.agents import Agent
 from shared.domain.errors import AlreadyDecided, CancelMode, Conflict, InvalidRequest, PendingApproval
 from shared.domain.events import StopReason
 from shared.domain.ids import IdMaker, ProjectId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached, ProjectLimits
 from shared.domain.messages import ApprovalResponse, MessageBody, NewMessage, UserMessage
-from shared.domain.runs import NO_KEYS, CompactionOptions, Run, RunError, SubmissionKeys
+from shared.domain.runs import NO_KEYS, Run, RunError, SubmissionKeys
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import ApprovalService
@@ -128,13 +127,6 @@ KEEP_ALIVE = (
 are known to obey it."""
 
 
-class WindowRules(NamedTuple):
-    """The rules in an agent's definition for the context of each of its runs."""
-
-    clears_context: bool
-    when_full: CompactionOptions
-
-
 @dataclass(frozen=True, kw_only=True)
 class SubmissionService:
     """Stores submissions and dispatches them."""
@@ -152,8 +144,6 @@ class SubmissionService:
     canceller: RunCanceller
     decisions: ApprovalService
     traces: SubmissionTraces
-    window_rules: Callable[[Agent], WindowRules]
-    """Reads the rules from an agent's definition, which is stored in the words of the dialect that made it."""
     clock: Clock
     ids: IdMaker
     on_submitted: Callable[[str], None] = lambda _: None
@@ -279,7 +269,7 @@ class SubmissionService:
         return True
 
     def _run(self, command: Command) -> Run:
-        rules, run_id, reopened = self.window_rules(command.agent), self.ids.run(), command.place.reopened
+        window, run_id, reopened = command.agent.window, self.ids.run(), command.place.reopened
         return Run(
             id=run_id,
             project_id=command.agent.project_id,
@@ -288,7 +278,7 @@ class SubmissionService:
             conversation_id=command.conversation_id,
             continues=None if reopened is None else reopened.asked_by,
             turn=None if reopened is None else REOPENED_TURN,
-            options=replace(command.options, clears_context=rules.clears_context, when_full=rules.when_full),
+            options=replace(command.options, clears_context=window.clears_context, when_full=window.when_full),
             priority=command.priority,
             callback_url=command.callback_url,
             created_at=self.clock.now(),

@@ -60,6 +60,38 @@ class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: value for name, value in chosen.items() if value is not None}
 
 
+CompactionMode = Literal["all", "sliding_window"]
+
+
+class CompactionOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a history is to be compacted."""
+
+    mode: CompactionMode = "sliding_window"
+    """Summarise everything, or keep the newest turns as they are."""
+    keep_share: float = 0.3
+    """For a sliding window: how much of the context the kept turns may take up, from 0 to 1."""
+    model: str | None = None
+    """Handle of the model that writes the summary. The run's own writes it when this is None or cannot be asked."""
+    model_options: ModelOptions | None = None
+    """How that model is asked."""
+    prompt: str | None = None
+    """Instructions for the model instead of our own."""
+    acknowledged: bool = False
+    """The conversation follows an answer in which the model has agreed to summarise it: some models would go on with
+    the conversation otherwise."""
+    clip_chars: int | None = 50_000
+    """A longer summary is cut. None: it is not."""
+
+
+class WindowRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The rules for the context of each of an agent's runs."""
+
+    clears_context: bool = False
+    """Each run begins with an empty context, but for the system message."""
+    when_full: CompactionOptions = CompactionOptions()
+    """How the context is compacted when it is full in the middle of a run."""
+
+
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent: instructions, a model, tools and the rules for them."""
 
@@ -84,6 +116,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str = "UTC"
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
+    window: WindowRules = WindowRules()
     extra: dict[str, Any] = {}
     """Fields of requests that Holdfast stores and returns, but does not act on."""
     last_stop_reason: str | None = None

@@ -7,7 +7,15 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from shared.domain.agents import Agent, Block, ClientSkill, ModelOptions, render_system, with_skills
+from shared.domain.agents import (
+    Agent,
+    Block,
+    ClientSkill,
+    CompactionOptions,
+    ModelOptions,
+    render_system,
+    with_skills,
+)
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
@@ -45,29 +53,6 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # Compaction: a summary takes the place of messages that no longer fit into the context.
-
-
-CompactionMode = Literal["all", "sliding_window"]
-
-
-class CompactionOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a history is to be compacted."""
-
-    mode: CompactionMode = "sliding_window"
-    """Summarise everything, or keep the newest turns as they are."""
-    keep_share: float = 0.3
-    """For a sliding window: how much of the context the kept turns may take up, from 0 to 1."""
-    model: str | None = None
-    """Handle of the model that writes the summary. The run's own writes it when this is None or cannot be asked."""
-    model_options: ModelOptions | None = None
-    """How that model is asked."""
-    prompt: str | None = None
-    """Instructions for the model instead of our own."""
-    acknowledged: bool = False
-    """The conversation follows an answer in which the model has agreed to summarise it: some models would go on with
-    the conversation otherwise."""
-    clip_chars: int | None = 50_000
-    """A longer summary is cut. None: it is not."""
 
 
 class Compaction(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from shared.domain.agents import CompactionOptions
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -13,7 +14,6 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from shared.domain.runs import CompactionOptions
 from tests.kit.model_server.model_calls import history, returned
 from worker.bodies.request_size import transcript
 from worker.bodies.summary import messages_to_summarise

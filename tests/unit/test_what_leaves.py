@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from shared.domain.agents import CompactionOptions
 from shared.domain.ids import StepId
 from shared.domain.messages import (
     ApprovalResponse,
@@ -22,7 +23,6 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.models import window_of
-from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from tests.kit.model_server.model_calls import history, returned
 from worker.bodies.request_size import fixed_tokens, history_tokens, last_answer, text_tokens

@@ -15,6 +15,7 @@ from http import HTTPStatus
 import structlog
 
 from shared.concurrency import beside
+from shared.domain.agents import CompactionOptions
 from shared.domain.errors import ModelError, ModelErrorType, NotFound
 from shared.domain.events import Compacted, CompactionBegan, StopReason
 from shared.domain.lifecycle import RunTrigger
@@ -29,7 +30,7 @@ from shared.domain.messages import (
     weight,
 )
 from shared.domain.models import window_of
-from shared.domain.runs import Compaction, CompactionOptions, Step
+from shared.domain.runs import Compaction, Step
 from shared.domain.settling import RunEnd
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer import offered_calls, take_answer

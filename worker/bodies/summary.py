@@ -10,7 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from shared.concurrency import beside
-from shared.domain.agents import ModelOptions
+from shared.domain.agents import CompactionOptions, ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.ids import MessageId
 from shared.domain.messages import (
@@ -30,7 +30,6 @@ from shared.domain.messages import (
     weight,
 )
 from shared.domain.models import context_window_of, window_of
-from shared.domain.runs import CompactionOptions
 from shared.domain.settling import open_calls
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer import PlainAnswer, ask_as_step, question

@@ -1,0 +1,59 @@
+"""Runs that no client has sent: one that another run started by a call of a tool, or one that the server begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from shared.domain.agents import Agent
+from shared.domain.ids import ConversationId, RunId, ThreadId
+from shared.domain.messages import NewMessage
+from shared.domain.runs import Run, RunOptions, SubmissionKeys
+from shared.redis.queue import RunQueue
+from shared.sql.runs.run_store import ANYWHERE, Place, RunStore, Submitted
+
+STARTED = "started:"
+"""The beginning of a submission key that the server has made."""
+
+
+def started_run(
+    agent: Agent,
+    options: RunOptions,
+    *,
+    run_id: RunId,
+    thread_id: ThreadId,
+    now: datetime,
+    conversation_id: ConversationId | None = None,
+) -> Run:
+    """Returns a run of this agent in the background, with the agent's own rules for its context."""
+    window = agent.window
+    changes = {"background": True, "clears_context": window.clears_context, "when_full": window.when_full}
+    return Run(
+        id=run_id,
+        project_id=agent.project_id,
+        agent_id=agent.id,
+        thread_id=thread_id,
+        conversation_id=conversation_id,
+        options=msgspec.structs.replace(options, **changes),
+        created_at=now,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedRuns:
+    """Stores and dispatches such runs."""
+
+    runs: RunStore
+    queue: RunQueue
+
+    async def start(self, run: Run, given: Sequence[NewMessage], *, key: str, place: Place = ANYWHERE) -> Submitted:
+        """Stores the run with its input and dispatches it. A second start with the same key among the runs of
+        `run.keys_thread_id` returns the run of the first.
+
+        Raises `PendingApproval` if the run's thread waits for a person, and `Unavailable`.
+        """
+        keys = SubmissionKeys(names=[STARTED + key])
+        submitted = await self.runs.submit(run, given, keys=keys, place=place)
+        await self.queue.dispatch_stored(submitted.run)
+        return submitted
