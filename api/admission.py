@@ -124,7 +124,7 @@ async def _until_left(receive: Receive) -> None:
 
 
 def is_submission(scope: Scope) -> bool:
-    """Whether the request submits a run."""
+    """Whether the request makes a run."""
     return scope["method"] == "POST" and _SUBMITS.fullmatch(scope["path"]) is not None
 
 

@@ -39,7 +39,7 @@ _PREFIXES = ("/v1/", "/openai/v1/")
 
 
 def is_of_api(path: str) -> bool:
-    """Whether the path belongs to the API, which answers only callers with a key."""
+    """Whether the path is one of the API's, which a caller alone is answered."""
     return path.startswith(_PREFIXES) and path != "/v1/health"
 
 

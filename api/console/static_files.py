@@ -27,10 +27,10 @@ TYPES = {
 served."""
 
 NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-"""Errors of the system for a name that no file has: one below a file, and one that is too long, included."""
+"""What the system says of a name that no file has: also of one below a file, and of one that is too long."""
 
 PAGES = frozenset({"agents", "approvals", "operations", "runs"})
-"""The first parts of the addresses after the page's `#`."""
+"""The first words of the addresses behind the page's `#`."""
 
 IfNoneMatch = Annotated[str | None, Header()]
 

@@ -1,7 +1,7 @@
-"""Lists and calls the tools of MCP servers. All access to such servers goes through this module.
+"""Asks MCP servers for their tools, and has them called: the only way to such a server.
 
-Connections stay open for a while and are shared per server. A call is sent at most once, whatever happens to its
-connection. An error names the server and the problem, and says whether the call may have had its effect.
+Connections are kept per server for a while and shared by those who ask. A call is sent at most once, whatever happens
+to its connection. An error says which server it is about, what is wrong with it, and what is known of the call.
 """
 
 import asyncio

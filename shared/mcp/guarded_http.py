@@ -34,11 +34,11 @@ ANSWER_BYTES = 4_000_000
 CHANNEL_BYTES = 100_000_000
 """Of an older server's only stream of answers, from one request to the next."""
 ERROR_BYTES = 64_000
-"""Of the body of an answer with an error status."""
+"""Of the body beside an HTTP status that says an error."""
 STEP_S = 10.0
-"""Seconds to connect, to send, and to answer a message without a result."""
+"""Seconds to connect, to send, and to answer a message that needs no result."""
 MOST_RESUMPTIONS = 100
-"""How many times the streams of one connection may be resumed."""
+"""How often the streams of one connection may be resumed."""
 
 _SESSION = "mcp-session-id"
 _RESUMES = "last-event-id"
@@ -183,9 +183,9 @@ _UPGRADE = (("http", None), ("https", None))
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """The content of an answer, up to its limit. The package passes the text of an `SSEError` to the caller.
+    """The content of an answer, up to its bound. The package tells the caller what `SSEError` says.
 
-    `requests`: the number of requests sent so far. Each one resets the count of bytes.
+    `requests`: how many requests were sent so far. The count begins anew with each.
     """
 
     def __init__(
