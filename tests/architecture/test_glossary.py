@@ -47,12 +47,18 @@ IN_PLAIN_PROSE = (
     Retired(r"\bc[ao]mes? of it\b", "the result"),
     Retired(r"\bin the place of\b|\btakes? the place of\b", "in place of; replaces"),
 )
-"""As `IN_TEXTS`, in the folders of `PLAIN` only."""
+"""As `IN_TEXTS`, in the folders of `PLAIN` and `PLAIN_ALONE` only."""
 
 PLAIN = (
     "api/access/",
+    "api/answers/",
+    "api/callbacks/",
+    "api/console/__init__.py",
+    "api/console/static_files.py",
     "api/openai/",
+    "api/routes/",
     "api/runs/",
+    "api/tool_source/",
     "bench/",
     "cli/",
     "shared/archival/",
@@ -71,6 +77,9 @@ PLAIN = (
     "worker/tools/inside/",
 )
 """Folders whose every sentence has been rewritten: it has an actor and a verb."""
+
+PLAIN_ALONE = ("api", "shared")
+"""The same for the files that lie directly in these folders."""
 
 IN_NAMES = (
     Retired(r"\bmoments\b", "time, date"),
@@ -133,7 +142,8 @@ def retired_names(source: Source) -> Iterator[str]:
 
 def retired_texts(path: str, text: str) -> Iterator[str]:
     """Retired words anywhere in a file."""
-    words = (*IN_TEXTS, *IN_PLAIN_PROSE) if path.startswith(PLAIN) else IN_TEXTS
+    is_plain = path.startswith(PLAIN) or path.rpartition("/")[0] in PLAIN_ALONE
+    words = (*IN_TEXTS, *IN_PLAIN_PROSE) if is_plain else IN_TEXTS
     if not _may_have(text, words):
         return
     lines = ((number, spelled_out(line)) for number, line in enumerate(text.splitlines(), start=1))
