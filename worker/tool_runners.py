@@ -1,4 +1,4 @@
-"""The runners of a worker, and which tools each is for."""
+"""The runners of a worker, and the tools of each."""
 
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.mcp_servers import MCP_TYPE
@@ -25,7 +25,7 @@ def tool_runners(
     embeddings: EmbeddingClient,
     mcp: McpClient,
 ) -> ToolRunners:
-    """Returns the runners and the tools that each is for. The last row fits every tool."""
+    """Returns the runners with the tools of each. The last row matches every tool."""
     settings, database = process.settings, process.database
     patience = process.patience(settings.database_patience)
     archival = ArchivalMemory(

@@ -72,13 +72,15 @@ PLAIN = (
     "worker/bodies/context_window.py",
     "worker/bodies/request_size.py",
     "worker/bodies/tool_turn.py",
+    "worker/models/",
     "worker/proxy/",
+    "worker/queue/",
     "worker/runners/",
     "worker/tools/inside/",
 )
 """Folders whose every sentence has been rewritten: it has an actor and a verb."""
 
-PLAIN_ALONE = ("api", "shared")
+PLAIN_ALONE = ("api", "shared", "worker")
 """The same for the files that lie directly in these folders."""
 
 IN_NAMES = (
