@@ -157,8 +157,8 @@ class TakenServer:
 
 @contextmanager
 def _asking() -> Generator[None]:
-    """Turns the errors of the MCP client into one error that Letta's SDKs do not retry: the first request may have had
-    its effect."""
+    """Turns what a client raises into one error, which Letta's SDKs do not answer with the same request: the first one
+    may have had its effect."""
     try:
         yield
     except (InvalidRequest, Unavailable) as error:
@@ -183,8 +183,8 @@ class McpServers:
     """Time limit of one call, in seconds."""
 
     async def create(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
-        """Stores a server and imports its tools. A server that cannot be reached is stored too; a later refresh imports
-        its tools. Raises `InvalidRequest` and `Conflict`."""
+        """Stores a server and takes its tools over. It is stored, too, when it cannot be reached: its tools come with
+        the next refresh. Raises `InvalidRequest` and `Conflict`."""
         server = await self.store.create(self._sealed(self._made(project_id, wanted)))
         return await self._taken(server)
 
@@ -206,8 +206,8 @@ class McpServers:
         return await self.store.update(project_id, server_id, changed, now=self.clock.now())
 
     async def refresh(self, project_id: ProjectId, server_id: McpServerId) -> ToolChanges:
-        """Imports the tools that the server lists now. Raises `NotFound`, and `McpServerUnavailable` if it cannot be
-        reached; the project's tools then stay unchanged."""
+        """Takes over what the server lists now. Raises `NotFound`, and `McpServerUnavailable` when it was not reached:
+        the project's tools stay as they are then."""
         taken = await self._taken(await self.store.get(project_id, server_id))
         if taken.changes is None:
             raise McpServerUnavailable(taken.server.problem)
@@ -236,7 +236,7 @@ class McpServers:
         return server
 
     async def listed(self, server: McpServer) -> list[RemoteTool]:
-        """The tools that the server lists now. Raises `McpServerUnavailable`."""
+        """What the server lists now. Raises `McpServerUnavailable`."""
         with _asking():
             listed = await self.client.list_tools(self._target(server))
         if len(listed) > MOST_TOOLS:
@@ -246,7 +246,7 @@ class McpServers:
         return listed
 
     async def try_out(self, project_id: ProjectId, wanted: ServerChange) -> list[RemoteTool]:
-        """The tools that a server lists which is not stored. Raises `InvalidRequest` and `McpServerUnavailable`."""
+        """What a server lists that is not stored. Raises `InvalidRequest` and `McpServerUnavailable`."""
         return await self.listed(self._made(project_id, wanted))
 
     async def tool(self, project_id: ProjectId, server_id: McpServerId, tool_id: ToolId) -> Tool:
@@ -271,7 +271,7 @@ class McpServers:
         if source is None:
             raise NotFound(f"Tool {tool.id} is run by no MCP server")
         server = await self.store.get(tool.project_id, source.server_id)
-        # This call skips the tool's approval, so the log records beforehand whose key made it.
+        # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
         await self.audit.add(tool.project_id, "tool.called", tool.id)
         with _asking():
             return await self.client.call_tool(self._target(server), source.tool_name, arguments, timeout_s=self.call_s)
@@ -313,7 +313,7 @@ class McpServers:
             return target_of(server, self.secret_keys)
         except UnreadableSecret as error:
             raise McpServerUnavailable(
-                f"The MCP server {server.name!r} cannot be asked: {error.message}. Send the secret again"
+                f"The MCP server {server.name!r} cannot be asked: {error.message}. Send the secret anew"
             ) from error
 
     def _made(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:

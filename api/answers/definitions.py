@@ -368,7 +368,7 @@ class FoundPassage(TypedDict):
 
 
 class HttpMcpServer(TypedDict):
-    """An MCP server at a URL. Its secrets are masked."""
+    """An MCP server that is reached at a URL. Its secrets are masked."""
 
     id: str
     server_name: str
@@ -382,7 +382,7 @@ class HttpMcpServer(TypedDict):
 
 
 class StdioMcpServer(TypedDict):
-    """An MCP server that is started by a command. The values of its variables are masked."""
+    """An MCP server that is a command. The values of its variables are masked."""
 
     id: str
     server_name: str
@@ -409,7 +409,7 @@ class NamedHttpMcpServer(TypedDict):
 
 
 class NamedStdioMcpServer(TypedDict):
-    """The older form of a server that is started by a command."""
+    """The older form of a server that is a command."""
 
     server_name: str
     type: Literal["stdio"]
@@ -429,7 +429,7 @@ class SkippedMcpTool(TypedDict):
 
 
 class McpRefresh(TypedDict):
-    """The changes of a refresh, by the names of the project's tools."""
+    """What a refresh has changed, by the names of the project's tools."""
 
     added: list[str]
     updated: list[str]
@@ -447,14 +447,14 @@ class McpTool(TypedDict):
 
 
 class TestedMcpServer(TypedDict):
-    """The server was reached."""
+    """A server that was reached."""
 
     status: Literal["success"]
     tools: list[McpTool]
 
 
 class McpToolResult(TypedDict):
-    """The result of a call. `func_return` is the text that the server sent, even if the tool failed."""
+    """What a call came to. `func_return` is the text that the server has sent, also where the tool failed."""
 
     status: Literal["success", "error"]
     func_return: str
@@ -465,7 +465,7 @@ class McpToolResult(TypedDict):
 
 
 class NamedMcpToolResult(TypedDict):
-    """The result of a call, in the older form."""
+    """What a call came to, in the older form."""
 
     result: str
     success: bool

@@ -74,10 +74,10 @@ class McpClient:
         return len(self._owners)
 
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
-        """Returns the tools that the server has now. Unusable tools are left out, and logged.
+        """Returns the tools that the server has now. Those that cannot be used are left out, and logged.
 
-        Raises `Unavailable` if the server does not answer, and `InvalidRequest` if its configuration or its list must
-        be changed.
+        Raises `Unavailable` if the server does not answer, and `InvalidRequest` if what it is asked by, or what it
+        lists, must be changed.
         """
         deadline = Deadline.after(self._bounds.list_s)
         connect = await _connector()
@@ -93,10 +93,10 @@ class McpClient:
     async def call_tool(
         self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float
     ) -> RemoteResult:
-        """Calls a tool, at most once, within `timeout_s` seconds. A tool's own error is a result.
+        """Has a tool called, at most once, within `timeout_s` seconds. A tool's own error is a result.
 
-        Raises `Unavailable` and `InvalidRequest` as `list_tools` does. The error's text says whether the tool may have
-        had its effect.
+        Raises `Unavailable` and `InvalidRequest` as `list_tools` does; their text says whether the tool may have done
+        its work.
         """
         deadline = Deadline.after(timeout_s)
         connect = await _connector()

@@ -25,7 +25,7 @@ LOST = -39_004
 """The request may have reached the server, and there is no readable answer."""
 
 FORBIDDEN = -39_005
-"""The request was not sent, because its address is not allowed."""
+"""The request was not sent, because its address may not be asked."""
 
 OWN_ERRORS = frozenset({NOT_SENT, REFUSED, SESSION_GONE, LOST, FORBIDDEN})
 
@@ -44,7 +44,7 @@ _SESSION = "mcp-session-id"
 _RESUMES = "last-event-id"
 _EVENTS = "text/event-stream"
 _NOT_DONE = frozenset(range(400, 500)) - {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT}
-"""Statuses that prove that the server has not acted."""
+"""Statuses by which a server says that it did nothing."""
 _WORD_FOR: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "it does not accept the credentials: correct the server's token or headers",
     HTTPStatus.FORBIDDEN: "the credentials do not allow it: correct the server's token or headers",
@@ -239,7 +239,7 @@ async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2
     """The error that the server sent as JSON-RPC, or else the one that its status implies."""
     content = await _read(response, ERROR_BYTES) or b""
     status = response.status_code
-    # Servers report it with a 404, or with a 400 and a sentence.
+    # Servers say so by 404, or by 400 and a sentence.
     if _SESSION in request.headers and status == HTTPStatus.BAD_REQUEST and b"session" in content.lower():
         return _status_refusal(request, HTTPStatus.NOT_FOUND)
     try:

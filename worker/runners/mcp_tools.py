@@ -45,7 +45,7 @@ class McpToolRunner:
     servers: McpServers
     secret_keys: SecretKeys
     timeout_s: float
-    """Time limit of one call in seconds, and the maximum that a tool may choose."""
+    """Seconds for one call, also the most that a tool may choose."""
     traits: RunnerTraits = OF_A_SERVER
 
     def arguments(self, tool: Tool) -> JsonObject:
@@ -80,7 +80,7 @@ class McpToolRunner:
             outcome = ToolOutcome("error", f"Error: {error.message}")
         else:
             outcome, images = ToolOutcome("error" if result.is_error else "success", result.text), result.images
-        # The caller redacts the agent's secrets, but does not have those of the server.
+        # The caller knows the agent's secrets, and not those of the server.
         outcome = await without_secrets(outcome, {**target.headers, **target.env})
         return ForeignOutcome(outcome, partial(_returned, call, images))
 

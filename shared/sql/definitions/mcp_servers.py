@@ -67,8 +67,8 @@ class McpServerStore:
     async def update(
         self, project_id: ProjectId, server_id: McpServerId, change: Change, *, now: datetime, act: bool = True
     ) -> McpServer:
-        """Changes the stored server, and the name of the server in its tools. A change without a difference is none.
-        `act`: a caller asked for it, so the audit log records it.
+        """Changes the stored server; its tools hear of its new name. A change that changes nothing is none. `act`:
+        somebody has asked for it, and the audit log says so.
 
         `change` must be quick and pure. Raises `NotFound`, and `Conflict` when the new name is taken.
         """
