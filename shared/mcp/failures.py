@@ -41,7 +41,7 @@ class Bounds:
     list_s: float = 30.0
     """For a whole list of tools, including the connection."""
     idle_s: float = 60.0
-    """For an unused connection."""
+    """How long a connection is kept that nobody uses."""
     close_s: float = 5.0
     most_connections: int = 100
     """Per process, for all servers together."""

@@ -73,8 +73,8 @@ class _Refusal(NamedTuple):
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """Sends the requests of one connection through `inner`, which it does not close.
 
-    `has_event_channel`: the server answers in one long stream beside the requests, like servers of the protocol's first
-    version. The transport then calls `broken`, with the reason, when a request or the stream fails.
+    `has_event_channel`: the server answers in one long stream beside the requests, as servers of the first version of
+    the protocol do. Then `broken` is called, with the reason, when a request or the stream fails.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return _as_response(guarded)
 
     async def aclose(self) -> None:
-        """`inner` serves other connections too."""
+        """`inner` serves other connections, too."""
 
     def _may_listen(self, request: httpx2.Request) -> bool:
         """Whether a GET opens the only stream of answers, or resumes the stream of one. The client does not listen to

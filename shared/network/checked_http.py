@@ -21,7 +21,7 @@ from shared.network.addresses import AddressPolicy, ForbiddenAddress, flaw_of_po
 
 MOST_REDIRECTS = 5
 REQUEST_S = 15.0
-"""Time limit of a caller's request in seconds, including redirects and the whole answer."""
+"""Seconds for one request of a caller's, its redirects and all of its answer included."""
 _STEP_TIMEOUT_S = 10.0
 _PORTS = {"http": 80, "https": 443}
 
@@ -149,8 +149,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, network: NetworkRules) -> None:
         self._policy = network.policy
-        # No connection is reused: the pool identifies connections by address, and a certificate was checked for one
-        # name only.
+        # No connection is kept: the pool knows them by their address, and a certificate was checked for one name only.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         self._transport = httpx2.AsyncHTTPTransport(verify=network.tls(), trust_env=False, limits=limits)
 
