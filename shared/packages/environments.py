@@ -1,15 +1,15 @@
 """Environments: folders of packages on this machine, each for one set of exact versions and one kind of Python.
 
     <folder>/<key>/<build>  the packages; the key is the hash of the versions and of the Python's tag
-    <folder>/<key>.lock     held shared by those who use it, alone by who builds or removes it; its time is the last use
-    <folder>/work-…         where something is being built or removed; locked as long as its maker lives
+    <folder>/<key>.lock     shared by users, exclusive for a builder or remover; its time is that of the last use
+    <folder>/work-…         a build or a removal in progress; locked as long as its process lives
 
-A build has a name of its own, because who has the folder of an earlier one in its sight does not see the new one.
+Each build has a new name, because a process that has mounted the folder of an earlier one does not see the new one.
 
-Every process may be killed at any time. What a killed builder leaves is removed by the next one, and an environment is
-there as a whole or not at all. It can always be built again.
+Every process may be killed at any time. The next builder removes the remains, and an environment is there completely or
+not at all. It can always be built again.
 
-`package_environments` makes the environments of a process from its settings, and refuses at the start what cannot work.
+`package_environments` constructs the environments of a process from its settings, and refuses invalid ones at the start.
 """
 
 import asyncio

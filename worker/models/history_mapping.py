@@ -2,11 +2,10 @@
 or a crash left the history.
 
 The model's view of the past, beyond the messages themselves:
-* a summary is said to be one, so that the model does not take it for what the user says now;
-* an answer that was cut off ends in a note that says so, and a message that was never answered gets one in place of
-  the answer, so that roles alternate and the model does not take up what the user has stopped;
-* every tool call has a result: one whose result is missing gets "outcome unknown", a result without its call is left
-  out;
+* a summary is marked as one, so that the model does not mistake it for the user's words;
+* an answer that was cut off ends in a note, and a message without an answer gets a note in place of one, so that roles
+  alternate and the model does not continue what the user has stopped;
+* every tool call has a result: a missing result becomes "outcome unknown", and a result without its call is left out;
 * reasoning goes back only to the model that wrote it, unchanged, and never from an answer that was cut off.
 """
 
