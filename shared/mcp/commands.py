@@ -18,7 +18,7 @@ _CHANGES_THE_PROGRAM = re.compile(
     r"|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|GIT_.*|GCONV_PATH|HOSTALIASES|DOTNET_.*|CORECLR_.*",
     re.IGNORECASE,
 )
-"""Variables by which a caller could choose the code that a listed command runs."""
+"""Variables by which a caller would choose the code that a listed command runs."""
 
 
 @dataclass(frozen=True)

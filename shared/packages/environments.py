@@ -9,7 +9,7 @@ Each build has a new name, because a process that has mounted the folder of an e
 Every process may be killed at any time. The next builder removes the remains, and an environment is there completely or
 not at all. It can always be built again.
 
-`package_environments` constructs the environments of a process from its settings, and refuses invalid ones at the start.
+`package_environments` constructs the environments of a process from its settings, and refuses invalid ones at start.
 """
 
 import asyncio

@@ -296,7 +296,7 @@ async def _exported(
     wanted: ExportRequest,
 ) -> Response:
     [details] = await editor.details([await editor.get(project_id, agent_id)])
-    # Stored before the answer: there is no export without its audit event.
+    # Stored before it is shown: there is no export without its event.
     await access.audit.add(project_id, "agent.exported", agent_id)
     history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
     servers = await mcp_servers.of_tools(project_id, details.tools)
