@@ -1,1 +1,1 @@
-"""Talks HTTP. Imports `shared`, never `worker` (but for the `dev` command)."""
+"""The HTTP side of Holdfast. It imports `shared`, and never `worker`, except in the `dev` command."""

@@ -1,11 +1,11 @@
-"""What callers may ask for at once.
+"""Limits on what callers may request at the same time.
 
-Submissions take turns: the API stores a few at a time, and the others wait in the order of their arrival. A burst would
-otherwise take every connection to the database, and reads and cancels would wait behind it. A waiting submission holds
-nothing but its body. The API refuses one only if too many wait, or if its time is over.
+Submissions need a permit. The API stores a few at a time, and the others wait in the order of their arrival. Without
+permits a burst would take every connection to the database, and reads and cancels would wait behind it. A waiting
+submission holds only its body. The API refuses one only if too many wait, or if it has waited too long.
 
-Quotas limit requests per moment and open streams. Redis counts them, so that all processes give one answer. Limits
-protect callers from each other and are not worth an outage: while Redis is away, the API admits everybody.
+Quotas limit requests per second and open streams. Redis counts them, so that all processes enforce the same limits.
+Limits protect callers from each other and are not worth an outage: while Redis is away, the API admits every request.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _SUBMITS_BY_MCP = b"tools/call"
 
 
 class Permit:
-    """The turn of one submission. It ends with its block, or earlier with `end_turn`."""
+    """The permit of one submission. It is released at the end of its block, or earlier by `release_permit`."""
 
     def __init__(self, permits: asyncio.Semaphore) -> None:
         self._permits: asyncio.Semaphore | None = permits
@@ -62,18 +62,18 @@ class Permit:
         self._permits = None
 
 
-_PERMIT: ContextVar[Permit | None] = ContextVar("turn of a submission", default=None)
+_PERMIT: ContextVar[Permit | None] = ContextVar("permit of a submission", default=None)
 
 
 def release_permit() -> None:
-    """Lets the next submission go on. For who has stored one, or is about to wait for something else."""
+    """Releases the present request's permit early. Called once its submission is stored, or before a long wait."""
     permit = _PERMIT.get()
     if permit is not None:
         permit.end()
 
 
 class Admission:
-    """Gives turns to `at_once` submissions, first come, first served. Up to `most_waiting` wait for theirs, each for up
+    """Gives permits to `at_once` submissions, first come, first served. Up to `most_waiting` wait for one, each for up
     to `wait_s` seconds. `on_refused` gets the reason of each refusal: `full` or `late`."""
 
     def __init__(
@@ -84,11 +84,11 @@ class Admission:
         self._wait_s = wait_s
         self._on_refused = on_refused
         self.waiting = 0
-        """Submissions that wait for their turn."""
+        """Submissions that wait for a permit."""
 
     async def enter(self, receive: Receive) -> Permit:
-        """Waits for a turn. Raises `Unavailable` when there is none to be had, and `ClientLeft` when `receive` says so
-        meanwhile."""
+        """Waits for a permit. Raises `Unavailable` if there is none in time, and `ClientLeft` if `receive` reports that
+        the client has disconnected."""
         if self._permits.locked():
             await self._wait(receive)
         else:
@@ -98,7 +98,7 @@ class Admission:
     async def _wait(self, receive: Receive) -> None:
         if self.waiting >= self._most_waiting:
             self._on_refused("full")
-            said = f"{self.waiting} submissions wait already (HOLDFAST_WAITING_SUBMISSIONS)"
+            said = f"{self.waiting} submissions are waiting already (HOLDFAST_WAITING_SUBMISSIONS)"
             raise Unavailable(f"{said}; send the request again")
         self.waiting += 1
         has_permit = goes_on = False
@@ -109,16 +109,16 @@ class Admission:
             goes_on = True
         except TimeoutError:
             self._on_refused("late")
-            said = f"the submission had no turn within {self._wait_s:g} s (HOLDFAST_SUBMISSION_WAIT)"
+            said = f"the submission waited longer than {self._wait_s:g} s (HOLDFAST_SUBMISSION_WAIT)"
             raise Unavailable(f"{said}; send the request again") from None
         finally:
             self.waiting -= 1
             if has_permit and not goes_on:
-                self._permits.release()  # the client left, or the time was over, in this very moment
+                self._permits.release()  # the client left, or the time ran out, just as the permit arrived
 
 
 class ClientLeft(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected, so no answer is needed."""
 
 
 async def _until_left(receive: Receive) -> None:
@@ -142,30 +142,31 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 AWAY_S = 5.0
-"""Seconds without a question to a Redis that did not answer the last one."""
+"""Seconds for which the API asks Redis nothing more after it did not answer."""
 
 STAY_AT_ONCE = 1000
 
 PREFETCH_SHARE, MOST_IN_HAND = 1 / 500, 8
-"""What a process takes at once for a busy caller: this share of a burst, and so many requests at most. By the limits as
-they are, it asks Redis about every eighth of his requests."""
+"""Prefetch size of a busy caller: at most this share of a burst, and at most this many requests. With the default
+limits the API asks Redis about every eighth request."""
 
 BUSY_S = 0.1
-"""Who asks again within so many seconds is busy. So few callers within a limit are busy that all they have in hand, in
-all processes together, is less than half of a burst: nobody is refused for it."""
+"""A caller that asks again within this many seconds is busy. Few callers within a limit are busy, so the prefetched
+requests of all processes together are less than half of a burst, and no request is refused because of them."""
 
 MOST_CALLERS = 1000
-"""Callers whose limits are worked out once: many requests and streams are theirs."""
+"""Callers whose limits stay cached. One caller sends many requests and opens many streams."""
 
 READER_RETRY_S = 10.0
-"""Seconds that a refused reader is asked to wait: nobody knows when another one leaves."""
+"""`Retry-After` of a refused reader, in seconds. The API cannot know when another reader leaves."""
 
 _STOPS_OR_DECIDES = re.compile(r"(?:/openai)?/v1/.+/cancel|/v1/approvals/[^/]+")
-"""Paths whose POST stops runs or decides about them. A caller must be able to do so however much he has sent."""
+"""Paths whose POST stops runs or decides approvals. They have a bucket of their own, so that a caller that has used up
+its requests can still do both."""
 
 
 class CallerQuotas:
-    """Holds callers to their limits."""
+    """Enforces the limits of callers."""
 
     def __init__(self, quotas: Quotas, limits: ProjectLimits, clock: Clock, ids: IdMaker) -> None:
         self._quotas = quotas
@@ -179,7 +180,7 @@ class CallerQuotas:
         """Streams that this process has open, limited or not."""
 
     async def take_request(self, caller: Caller, kind: str) -> None:
-        """Counts one request of this kind; each kind has buckets of its own. Raises `LimitReached`."""
+        """Counts one request of this kind. Each kind has its own buckets. Raises `LimitReached`."""
         hand = self._batch_of(self._limits.of(caller.project_id), caller.project_id, caller.key_id, kind)
         if not hand.buckets:
             return
@@ -198,10 +199,10 @@ class CallerQuotas:
             )
 
     async def _fill(self, hand: "_TokenBatch") -> Empty | None:
-        """Takes a request for who asks, and for a busy caller the next ones, too."""
+        """Takes one request from the buckets. For a busy caller it also prefetches the next ones."""
         now = self._clock.monotonic()
         count = hand.handful if now - hand.asked_at < BUSY_S else 1
-        # Whoever asks meanwhile, or after a refusal, takes one.
+        # A request that arrives during this call, or after a refusal, takes a single one.
         hand.asked_at = -math.inf
         empty = await self._quotas.take(hand.buckets, count)
         if empty is not None and count > 1:
@@ -213,7 +214,7 @@ class CallerQuotas:
         return empty
 
     def reading_of(self, project_id: ProjectId, scope: Scope) -> AbstractAsyncContextManager[None]:
-        """As `reading`, for the sender of a request. One that came with a token for this stream has no key."""
+        """`reading` for the sender of a request. A request with a stream token has no key."""
         caller: Caller | None = scope.get("state", {}).get("caller")
         return self.reading(project_id, None if caller is None else caller.key_id)
 
@@ -245,7 +246,7 @@ class CallerQuotas:
 
     @asynccontextmanager
     async def counting(self) -> AsyncGenerator[None]:
-        """Keeps open streams counted for as long as the block lasts."""
+        """Renews the entries of open streams in Redis for as long as the block lasts."""
         async with repeating(self._stay, every_s=READER_S / 3, name="count readers"):
             yield
 
@@ -273,7 +274,7 @@ class CallerQuotas:
 
 
 async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | None:
-    """Counts a request of its caller's, before its body is read. The 429 for one too many; None for all others."""
+    """Counts a request before the API reads its body. Returns the 429 if a limit is reached, else None."""
     caller: Caller | None = scope.get("state", {}).get("caller")
     if caller is None:
         return None
@@ -288,8 +289,8 @@ async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | N
 
 @dataclass(slots=True)
 class _TokenBatch:
-    """The buckets out of which a caller's requests are taken, the settings behind them, and what this process has taken
-    and not let through yet."""
+    """The buckets of a caller, the settings that define them, and the requests that this process has prefetched and not
+    used yet."""
 
     buckets: Sequence[Bucket]
     settings: Sequence[str]
@@ -310,7 +311,7 @@ def _batch_of(limits: Limits, project_id: ProjectId, key_id: str, kind: str) -> 
 
 @lru_cache(maxsize=MOST_CALLERS)
 def _groups(limits: Limits, project_id: ProjectId, key_id: str | None) -> tuple[Sequence[Group], Sequence[str]]:
-    """The groups with which a caller's streams count, and the settings behind them."""
+    """The groups in which a caller's streams count, and the settings that define them."""
     said = [(f"project:{project_id}", limits.readers, "HOLDFAST_READERS")]
     if key_id is not None:
         said.append((f"key:{project_id}:{key_id}", limits.key_readers, "HOLDFAST_KEY_READERS"))

@@ -1,5 +1,5 @@
-"""Answers that show agents or list messages: they fetch the parts of an agent's state, the calls that it waits for,
-and the pages of a history or of a run."""
+"""Answers that show agents or list messages. They read the parts of an agent's state, the calls that wait for
+decisions, and pages of a history or of a run."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from shared.sql.runs.run_store import RunStore
 
 @dataclass(frozen=True, kw_only=True)
 class AgentAnswers:
-    """Agents as the wire shows them."""
+    """Agents as JSON of Letta's wire."""
 
     editor: AgentEditor
     environment: Mapping[str, str]
@@ -43,9 +43,9 @@ class AgentAnswers:
     async def all(
         self, agents: Sequence[Agent], include: Sequence[str] | None = None, caller: Caller | None = None
     ) -> list[dict[str, Any]]:
-        """The states of the agents. As many queries for a thousand agents as for one.
+        """The states of the agents. A thousand agents take as many queries as one.
 
-        Secrets are shown when `include` asks for them; with their values if the caller may see those, else by name.
+        They include secrets if `include` asks for them: with values if the caller may see those, else with names only.
         """
         return await self._answers(await self.editor.details(agents), include, caller)
 
@@ -57,19 +57,19 @@ class AgentAnswers:
         return answer
 
     async def changed(self, agent: Agent, include: Sequence[str] | None, caller: Caller) -> dict[str, Any]:
-        """The state of an agent that was just changed, as `new`."""
+        """The state of an agent that was just changed, in the form of `new`."""
         [details] = await self.editor.details([agent])
         return await self.new(details, include, caller)
 
     async def new(self, details: AgentDetails, include: Sequence[str] | None, caller: Caller) -> dict[str, Any]:
-        """The state of an agent that was just made. The wire always shows its secrets then; the values are there if
-        `include` asks for them."""
+        """The state of a new agent. The wire always includes its secrets; their values are there only if `include` asks
+        for them."""
         with_values = SECRETS in (include or ())
         [answer] = await self._answers([details], [SECRETS, *(include or ())], caller if with_values else None)
         return answer
 
     def shown_secrets(self, agent: Agent, *, with_values: bool) -> list[ShownSecret]:
-        """The agent's secrets. One that cannot be read is shown without a value: the others are."""
+        """The agent's secrets. A secret that cannot be decrypted has no value here; the others keep theirs."""
         stored = agent.tool_environment
         if not with_values:
             return [ShownSecret(name) for name in stored]
@@ -100,7 +100,8 @@ class AgentAnswers:
         return await beside(shown, sum(map(_size_of, some)))
 
     async def _record_who_is_shown(self, agents: Sequence[Agent]) -> None:
-        """Says in the audit log whose values are shown. Raises `Unavailable`: then they are not shown."""
+        """Records in the audit log whose values the answer contains. Raises `Unavailable`; the answer must not contain
+        them then."""
         with_secrets = [agent for agent in agents if agent.tool_environment]
         if with_secrets:
             shown = [agent.id for agent in with_secrets]
@@ -113,7 +114,8 @@ class AgentAnswers:
             return ShownSecret(name, description=error.message)
 
     async def _waiting(self, agents: Sequence[Agent]) -> dict[ThreadId, dict[str, Any] | None]:
-        """The request that waits in each agent's default history, as the wire's message. All are of one project."""
+        """The wire's message for the approval request that waits in each agent's default history. All agents belong to
+        one project."""
         if not agents:
             return {}
         project_id = agents[0].project_id
@@ -130,7 +132,7 @@ class AgentAnswers:
 
 
 def _size_of(details: AgentDetails) -> int:
-    """About how long it takes to show an agent, in characters of JSON: tools are hashed, secrets deciphered."""
+    """Roughly what it costs to render an agent, in characters of JSON: tools are hashed and secrets are decrypted."""
     agent, sources = details.agent, sum(len(tool.source_code) for tool in details.tools)
     parts = 2 + len(details.tools) + len(details.blocks) + len(agent.tool_environment)
     return CHARACTERS_OF_A_PART * parts + sources // HASHED_AT_ONCE
@@ -138,14 +140,14 @@ def _size_of(details: AgentDetails) -> int:
 
 CHARACTERS_OF_A_PART = 1000
 HASHED_AT_ONCE = 10
-"""So many times as many characters are hashed as are made JSON."""
+"""Hashing is this many times faster per character than making JSON."""
 
 
 _NO_INSTRUCTIONS = [name for name in get_args(MessageType) if name != "system_message"]
 
 
 def types_for(caller: Caller, asked: Collection[str] | None) -> list[str] | None:
-    """The types of messages that are shown to the caller, who has asked for these. None: all."""
+    """The types of messages that this caller may see, out of those that the request names. None: all."""
     if may_see_instructions(caller):
         return None if asked is None else list(asked)
     return [name for name in _NO_INSTRUCTIONS if asked is None or name in asked]
@@ -153,7 +155,7 @@ def types_for(caller: Caller, asked: Collection[str] | None) -> list[str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class MessageAnswers:
-    """Pages of messages as the wire shows them."""
+    """Pages of messages as JSON of Letta's wire."""
 
     lists: MessageLists
     runs: RunStore
@@ -161,10 +163,10 @@ class MessageAnswers:
     async def page(
         self, of: MessageFilter, page: Page, types: Collection[str] | None, *, turned: bool = False
     ) -> list[dict[str, Any]]:
-        """The wire's messages of a page, oldest first; with `turned`, in the order that was asked for.
+        """The wire's messages of a page, oldest first; with `turned`, in the order that the request names.
 
-        The cursors are ids of messages: after is newer, before is older, whatever the order. The page is full when it
-        has as many messages as its limit of which a part is of the types.
+        The cursors are ids of messages: `after` means newer and `before` older, in either order. The page is full when
+        it has as many messages as its limit of which a part is of the types.
         """
 
         def is_wanted(message: Message) -> bool:
@@ -181,9 +183,12 @@ class MessageAnswers:
         return await wire_messages_beside(found[::-1] if turned and not page.ascending else found, types)
 
     async def of_run(self, run: Run, page: Page, caller: Caller) -> list[dict[str, Any]]:
-        """The wire's messages of a page of what the run has added, of the types that its submission asked for, oldest
-        first. A run that waits for its turn has added nothing: what it will begin with stands for that, with the same
-        ids. A run that asks a model one question never adds anything, and what it asks stands for that."""
+        """The wire's messages of one page of a run's own messages, oldest first, of the types that its submission asked
+        for.
+
+        A run that is still queued has added no messages. The page then shows its input, with the ids that the messages
+        will have. A run that asks a model a single question never adds messages, so its page shows the question.
+        """
         types = types_for(caller, run.options.shown_types)
         if run.turn is not None and run.options.generation is None:
             return await self.page(MessageFilter(run.project_id, run_id=run.id), page, types)
@@ -197,5 +202,5 @@ class MessageAnswers:
 
 
 async def wire_messages_beside(messages: Sequence[Message], types: Collection[str] | None) -> list[dict[str, Any]]:
-    """As `wire_messages`, for as many as there are."""
+    """`wire_messages` for many messages. A thread renders a long list."""
     return await beside(partial(wire_messages, messages, types), CHARACTERS_OF_A_VALUE * parts_of(messages))

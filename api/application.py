@@ -1,4 +1,4 @@
-"""The application: the routes, and what a request passes through before and behind them."""
+"""The application: its routes and the middlewares around them."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ ERROR_SHAPES = Dialects(
 
 
 def openapi_document() -> dict[str, Any]:
-    """The OpenAPI document of a server that asks for keys, without a server."""
+    """The OpenAPI document of a server with API keys. It needs no running server."""
     app = _with_routes(openapi_url=None)
     describe_truly(app, keys_are_required=True)
     return app.openapi()
@@ -84,14 +84,15 @@ def _with_routes(*, openapi_url: str | None) -> FastAPI:
         redoc_url=None,
     )
     for router in ROUTERS:
-        # As they are. `include_router` would work every route out anew for this app, which takes a tenth of a second.
+        # The routes are added as they are. `include_router` would analyse every route again for this app, which takes a
+        # tenth of a second.
         app.router.routes.extend(router.routes)
     return app
 
 
 def create_app(services: Services, *, admission: Admission, has_keys: bool) -> FastAPI:
-    """The API over these services. Whoever made the services closes them. `has_keys`: requests need one, as it
-    starts."""
+    """The API over these services. The caller that constructed the services closes them. `has_keys`: at its start the
+    server demands API keys."""
     settings, access = services.settings, services.access
     has_docs = settings.docs == "on" or (settings.docs == "auto" and not has_keys)
     app = _with_routes(openapi_url="/openapi.json" if has_docs else None)
@@ -103,7 +104,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     describe_truly(app, keys_are_required=has_keys)
     origins = listed(settings.cors_origins)
     installs_packages = services.packages.are_built
-    # The last one that is added is the first one that a request meets.
+    # The middleware that is added last sees a request first.
     app.add_middleware(
         RequestInput,
         bodies=BodyReader(max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout),

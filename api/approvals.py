@@ -1,4 +1,4 @@
-"""Decisions on one waiting tool call: checked against what was shown and against the tool, then stored and followed."""
+"""Checks a decision on one waiting tool call against the call that was shown and against the tool, and stores it."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from shared.tool_arguments import RefusedArguments, check_arguments
 
 @dataclass(frozen=True, kw_only=True)
 class ApprovalDecisions:
-    """Checks and stores people's decisions."""
+    """Checks and stores decisions."""
 
     approvals: ApprovalStore
     tools: ToolStore
@@ -30,13 +30,13 @@ class ApprovalDecisions:
     traces: SubmissionTraces
     clock: Clock
     on_continued: Callable[[], None] = lambda: None
-    """Told when a decision lets a run go on."""
+    """Called when a decision starts a continuation."""
 
     async def decide(self, project_id: ProjectId, approval_id: ApprovalId, request: DecisionIn) -> Decided:
-        """Decides one call. The decision on the last call of an answer starts the continuation of the run.
+        """Stores a decision on one call. The decision on the last open call starts the continuation of the run.
 
-        Raises `NotFound`, `InvalidRequest`, or `Conflict`: arguments or tool are not those that were shown, or another
-        caller decided otherwise before.
+        Raises `NotFound`, `InvalidRequest`, or `Conflict`: the arguments or the tool differ from those that were shown,
+        or another caller has decided otherwise.
         """
         asked = await self.approvals.get(project_id, approval_id)
         if request.arguments_hash not in (None, asked.arguments_hash):
@@ -73,8 +73,8 @@ class ApprovalDecisions:
         )
 
     async def _refuse_changed_tool(self, asked: Approval, named: str, *, approves: bool) -> None:
-        """Raises `Conflict` when a decision names another version of the tool than the one that was shown, or approves
-        one that the agent's tool no longer has: the run would not make the call."""
+        """Raises `Conflict` if the decision names another version of the tool than the one that was shown, or approves
+        a version that the agent no longer has: the run would not make that call."""
         if named != asked.tool_version:
             raise Conflict(
                 f"tool_version is {named}, but approval {asked.id} asks for a call of {asked.tool_name} in the version "
@@ -90,7 +90,7 @@ class ApprovalDecisions:
             )
 
     async def _edited(self, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
-        """The new arguments as text; None when they are the old ones."""
+        """The new arguments as text; None if they equal the old ones."""
         if arguments is None or arguments == parsed_arguments(asked.arguments):
             return None
         schemas = {

@@ -1,4 +1,5 @@
-"""The base tools of a project: rows like those of any other tool, made when the project first asks for tools."""
+"""The base tools of a project. They are rows like other tools, and the API adds them when the project first asks for
+tools."""
 
 from shared.concurrency import Clock
 from shared.domain.ids import IdMaker, ProjectId
@@ -8,7 +9,7 @@ from shared.sql.definitions.tools import ToolStore
 
 
 class BaseToolSeeder:
-    """Puts the base tools of this release into projects. A tool of a project's own under such a name stays."""
+    """Adds the base tools of this release to projects. A project's own tool of the same name stays."""
 
     def __init__(self, *, tools: ToolStore, clock: Clock, ids: IdMaker) -> None:
         self._tools = tools
@@ -17,12 +18,12 @@ class BaseToolSeeder:
         self._filled: set[ProjectId] = set()
 
     async def fill(self, project_id: ProjectId) -> None:
-        """Makes sure that the project has them. Asks the database once per project and process."""
+        """Ensures that the project has the base tools. Asks the database once per project and process."""
         if project_id not in self._filled:
             await self.add(project_id)
 
     async def add(self, project_id: ProjectId) -> list[Tool]:
-        """Makes those that the project lacks, and brings the others to what this release says; all of them."""
+        """Adds the missing base tools and updates the others to this release. Returns all of them."""
         stored = await self._tools.add_base_tools(project_id, [self._row(project_id, tool) for tool in BASE_TOOLS])
         self._filled.add(project_id)
         return stored

@@ -1,7 +1,7 @@
-"""Fields of bodies that hold many entries: how many each may have.
+"""Limits on the entries of lists and objects in bodies.
 
-A body is bounded in bytes and values. What is done with each entry of a list costs more than to read it, so such a list
-has a bound of its own, and the refusal names the field.
+The size of a body is limited in bytes and values. Handling an entry of a list costs more than reading it, so each such
+list has its own limit, and the refusal names the field.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from shared.json_limits import schema_flaw
 
 MOST_ENTRIES = 1000
-"""Of a list, or of an object whose names are the client's own: tools, blocks and tags of an agent, lines, rules."""
+"""For a list, or an object whose keys the client chooses: an agent's tools, blocks and tags, text lines, tool rules."""
 
 Names = Annotated[list[str], Field(max_length=MOST_ENTRIES)]
 Parts = Annotated[list[dict[str, Any]], Field(max_length=10_000)]
-"""Of a message's content: as many as a request may have messages."""
+"""For a message's content: as many parts as a request may have messages."""
 Objects = Annotated[list[dict[str, Any]], Field(max_length=MOST_ENTRIES)]
 Tag = Annotated[str, Field(max_length=500)]
-"""Agents are found by their tags, and an index of Postgres has room for so many characters."""
+"""Agents are found by their tags, and an index entry of Postgres has room for this many characters."""
 Tags = Annotated[list[Tag], Field(max_length=MOST_ENTRIES)]
 
 
 def _refuse_many(given: Any) -> Any:
-    # Before its entries are looked at: each wrong one would be an error of its own.
+    # Checked before the entries: each wrong entry would be a flaw of its own.
     if isinstance(given, dict):
         entries = len(cast("dict[str, object]", given))
         if entries > MOST_ENTRIES:
@@ -34,7 +34,7 @@ def _refuse_many(given: Any) -> Any:
 
 
 Few = BeforeValidator(_refuse_many)
-"""Of an object whose names are the client's own."""
+"""For an object whose keys the client chooses."""
 Variables = Annotated[dict[str, str | None], Few]
 
 
@@ -46,14 +46,14 @@ def _affordable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 BoundedSchema = Annotated[dict[str, Any], AfterValidator(_affordable)]
-"""A JSON Schema that something is to be checked against."""
+"""A JSON Schema that the server will validate values against."""
 
 Name = Annotated[str, Field(max_length=1000)]
 Description = Annotated[str, Field(max_length=100_000)]
 Instructions = Annotated[str, Field(max_length=1_000_000)]
 
 LONGEST_SETTINGS, LONGEST_METADATA = 100_000, 1_000_000
-"""Bytes of an object as JSON. What an agent or a conversation has is read again for each of their requests."""
+"""Bytes of an object as JSON. Each request to an agent or a conversation reads its settings again."""
 
 
 def _no_longer_than(most: int) -> Callable[[dict[str, Any]], dict[str, Any]]:

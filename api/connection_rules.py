@@ -1,4 +1,4 @@
-"""What a connection to the API may cost, and how many there may be."""
+"""Limits on the cost of one connection to the API, and on the number of connections."""
 
 import resource
 from typing import NamedTuple
@@ -8,38 +8,38 @@ import structlog
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FILES_FOR_OTHERS = 128
-"""Open files that connections leave to the database, Redis, tools and logs."""
+"""Open files that connections leave free for the database, Redis, tools and logs."""
 
 
 class ConnectionRules(NamedTuple):
-    """What a connection may cost."""
+    """Time limits of one connection."""
 
     timeout_s: float
-    """For a request to arrive, and for a whole answer to be taken at `SLOWEST_READER`."""
+    """For a request to arrive, and for the client to read a whole answer at `SLOWEST_READER`."""
     reader_timeout_s: float = 300.0
-    """For the client of a stream to take one buffer of it."""
+    """For the client of a stream to read one buffer."""
     max_connections: int = 1000
 
 
 class ConnectionLimit:
-    """How many connections there may be at once: no more than `most`, nor than this process may open files."""
+    """Limits the number of connections, to `most` and to the files that this process may open."""
 
     def __init__(self, most: int) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         can_open = most if files == resource.RLIM_INFINITY else max(1, files - FILES_FOR_OTHERS)
         self.most = min(most, can_open)
         self._count = 0
-        self._is_told = False
+        self._is_logged = False
 
     def enter(self) -> int:
-        """Counts one more connection; by how many there are too many. Says so in the log once, and again when there was
-        room in between."""
+        """Counts a new connection and returns by how many the limit is exceeded. It logs the first excess, and logs
+        again after connections were below the limit."""
         self._count += 1
         if self._count <= self.most:
-            self._is_told = self._is_told and self._count > self.most * 0.9
+            self._is_logged = self._is_logged and self._count > self.most * 0.9
             return 0
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             log.warning(
                 "connections_refused",
                 most=self.most,
@@ -48,5 +48,5 @@ class ConnectionLimit:
         return self._count - self.most
 
     def leave(self) -> None:
-        """Counts one connection less."""
+        """Counts a closed connection."""
         self._count -= 1

@@ -1,7 +1,7 @@
-"""What routes declare instead of fetching it: services, the caller's project, checked ids, pages.
+"""Dependencies that routes declare: services, the caller's project, checked ids, pages.
 
-All of it is `async`, though nothing here waits: FastAPI runs any other dependency in a thread, which costs a request
-more than most of what it asks for.
+They are all `async`, although none waits: FastAPI runs a plain function in a thread, which costs more than most of
+these do.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -38,7 +38,7 @@ from shared.sql.paging import Page
 
 @cache
 def served(kind: Any) -> Any:
-    """The service of this type, as a dependency of a route. `Services` has one of each."""
+    """A dependency that returns the service of this type. `Services` has one of each type."""
 
     async def find(request: Request) -> object:
         return request.app.state.served[kind]
@@ -51,7 +51,7 @@ EnvironmentDep = Annotated[Mapping[str, str], served(Mapping[str, str])]
 
 
 async def caller_of(request: Request) -> Caller:
-    """Who asks, as `Authentication` has found out."""
+    """The caller that `Authentication` has identified."""
     return request.state.caller
 
 
@@ -67,7 +67,7 @@ ProjectDep = Annotated[ProjectId, Depends(project_of)]
 
 
 async def agents_of_key(caller: CallerDep) -> frozenset[AgentId]:
-    """The agents that the caller's key is tied to; empty: it sees all of its project."""
+    """The agents that the caller's key is bound to. Empty: the key sees its whole project."""
     return caller.scopes.agents
 
 
@@ -75,7 +75,7 @@ AgentsOfKeyDep = Annotated[frozenset[AgentId], Depends(agents_of_key)]
 
 
 async def shows_instructions(caller: CallerDep) -> bool:
-    """Whether the caller is shown what the project tells an agent."""
+    """Whether the caller may see the instructions that the project gives to agents."""
     return may_see_instructions(caller)
 
 
@@ -94,11 +94,12 @@ OptionalAgentIdQuery = Annotated[AgentId | None, Query(pattern=f"^agent-{UUID4_P
 
 
 ThreadName = Annotated[str, Path(pattern=f"^(default|(conv|agent)-{UUID4_PATTERN})$")]
-"""A conversation's id; `default`, with the agent's id beside it; or the agent's id, for the same history."""
+"""The id of a conversation; `default`, with the agent's id beside it; or the agent's id, which names the same
+history."""
 
 
 async def run_id_of(run_id: Annotated[str, Path(json_schema_extra={"pattern": f"^run-{UUID4_PATTERN}$"})]) -> RunId:
-    """The run id of the path. The wire answers a malformed one with a 400 of its own, not with a 422."""
+    """The run id of the path. A malformed id is a 400 on Letta's wire, not a 422."""
     if not is_id(run_id, "run"):
         raise InvalidRequest(f"Invalid run ID format: {run_id}. Expected format: 'run-<uuid4>'", field="path.run_id")
     return RunId(run_id)
@@ -111,7 +112,7 @@ async def project_of_stream(
     caller: CallerDep,
     _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None,
 ) -> ProjectId:
-    """The project of a page's token for this run's stream, or of the key; `Authentication` has read either."""
+    """The project of the stream token, or of the key. `Authentication` has read either."""
     return caller.project_id
 
 
@@ -119,8 +120,8 @@ StreamProjectDep = Annotated[ProjectId, Depends(project_of_stream)]
 
 
 async def last_event_id_of(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> str | None:
-    """The header of a client that comes back to a stream. Sent more than once, it says all that it said, which is no
-    number: of two, neither may be the one that was seen."""
+    """The `Last-Event-ID` of a client that resumes a stream. If the header is there more than once, the values are
+    joined, which is no valid number: the API cannot tell which event the client saw last."""
     said = dict.fromkeys(request.headers.getlist("Last-Event-ID"))
     return ", ".join(said) if len(said) > 1 else last_event_id
 
@@ -131,7 +132,7 @@ LastEventIdDep = Annotated[str | None, Depends(last_event_id_of)]
 async def starting_after_of(
     request: Request, starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None
 ) -> int | None:
-    """The cursor in the address of a stream. Raises `InvalidRequest` for two that differ."""
+    """The cursor in the query of a stream. Raises `InvalidRequest` if there are two."""
     said = dict.fromkeys(request.query_params.getlist("starting_after"))
     if len(said) > 1:
         raise InvalidRequest("starting_after is there more than once", field="query.starting_after")
@@ -172,13 +173,13 @@ async def _types_shown(caller: CallerDep, asked: _AskedTypes = None) -> list[str
 
 
 MessageTypes = Annotated[list[str] | None, Depends(_types_shown)]
-"""The types of messages that a list shows; None: all."""
+"""The types of messages that a list contains; None: all."""
 
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""
 
 Moment = Annotated[datetime, AfterValidator(in_utc)]
-"""A time that a client names; without a zone it is UTC."""
+"""A time in a request. Without a time zone it is UTC."""
 
 Number = Annotated[int, Query(ge=-(2**31), lt=2**31)]
 Numbers = Annotated[list[Number] | None, Query(max_length=1000)]
@@ -194,8 +195,7 @@ async def submission_headers(
     read_timeout: Annotated[str | None, Header(alias="X-Stainless-Read-Timeout")] = None,
     waits: Annotated[str | None, Header(alias="X-Stainless-Timeout")] = None,
 ) -> SubmissionHeaders:
-    """What the headers of a submission say. The SDK for Python and the one for TypeScript name their timeout
-    differently."""
+    """The headers of a submission. Letta's SDKs for Python and TypeScript send their timeouts under different names."""
     tried = try_of(retry_count, read_timeout or waits)
     return SubmissionHeaders(
         idempotency_key, if_busy, status_events, priority, tried, caller.key_id, bool(caller.scopes.agents)

@@ -1,4 +1,4 @@
-"""The part of the composition root that makes what the dialects need, each from the same runs."""
+"""The part of the composition root that constructs the services of each dialect, on the same runs."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from shared.sql.runs.turns import TurnStore
 
 
 class DialectServices(NamedTuple):
-    """What the routes of the dialects work with."""
+    """The services that the dialects' routes use."""
 
     models: OfferedModels
     threads: AgentThreads
@@ -157,7 +157,7 @@ def answer_service(
     waiter: RunWaiter,
     sleeptime: SleeptimeRuns,
 ) -> AnswerService:
-    """Answers senders on Letta's wire."""
+    """Answers messages on Letta's wire."""
     return AnswerService(
         submissions=submissions,
         streaming=streaming,

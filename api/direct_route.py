@@ -1,13 +1,13 @@
-"""A route that answers plain requests without FastAPI's resolution of dependencies.
+"""A route that answers plain requests without FastAPI's dependency resolution.
 
-FastAPI looks at each request anew at what its route declares, dependency by dependency, which costs more than all that
-the routes do beside SQL. What is declared does not change: `Plan` reads it once. A request is plain when it has no
-query and, where its route reads a body, a JSON object. Any other one, and any of which something is refused, goes to
-FastAPI, which says what is wrong with it. So nobody sees a difference but in time.
+FastAPI resolves each dependency again for every request, which costs more than the rest of a route without SQL. The
+declarations do not change, so `Plan` reads them once. A request is plain if it has no query and, where its route reads
+a body, that body is a JSON object. FastAPI gets all other requests, and those in which a check fails, so that it writes
+the refusal. Clients see no difference.
 
-`declaration_of` reads what a route's function declares, once, from its signature. The rules are FastAPI's, as its
-documentation has them: `Path`, `Query`, `Header` and `Depends` say what a parameter is; without one of them, a name of
-the path is of the path, a model is the body, and all else is of the query.
+`declaration_of` reads the declaration from the signature of a route's function, once. It follows FastAPI's documented
+rules: `Path`, `Query`, `Header` and `Depends` mark a parameter; an unmarked one is a path parameter if the path names
+it, the body if its type is a model, and a query parameter otherwise.
 """
 
 import json
@@ -35,10 +35,10 @@ from api.letta.unused_input import models_in
 from shared.concurrency import others_turn
 
 Kind = Literal["path", "query", "header", "body", "form", "inner", "request", "response", "other"]
-"""`inner`: what another function makes of the request. `other`: what only FastAPI knows how to find."""
+"""`inner`: the result of another function, as `Depends` declares it. `other`: only FastAPI can find the value."""
 
 ABSENT = Named.empty
-"""The default of what has to be there."""
+"""The default of a required parameter."""
 
 
 @dataclass(frozen=True)
@@ -47,50 +47,51 @@ class Parameter:
 
     name: str
     alias: str
-    """Its name in a request."""
+    """Its name in requests."""
     kind: Kind
     annotation: Any
-    """Its type, without what says where it comes from."""
+    """Its type, without the marker of its source."""
     default: Any
     inner: "Declaration | None" = None
 
     @cached_property
     def adapter(self) -> "TypeAdapter[Any]":
-        """What checks a value of it."""
+        """Validates values of it."""
         return TypeAdapter(self.annotation)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A function, with its parameters in their order."""
+    """A function and its parameters, in order."""
 
     function: Callable[..., Awaitable[Any]]
     parameters: Sequence[Parameter]
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it is a coroutine: FastAPI runs any other in a thread, or ends it when the answer is out."""
+        """Whether it is a coroutine. FastAPI runs a plain function in a thread, and closes a generator after the
+        answer."""
         return iscoroutinefunction(self.function)
 
     def of(self, *kinds: Kind) -> list[Parameter]:
-        """Its own parameters of these kinds."""
+        """The function's own parameters of these kinds."""
         return [one for one in self.parameters if one.kind in kinds]
 
     def all_of(self, kind: Kind) -> Iterator[Parameter]:
-        """The parameters of this kind, also of the functions that it depends on."""
+        """The parameters of this kind, those of its dependencies included."""
         yield from self.of(kind)
         for one in self.parameters:
             if one.inner is not None:
                 yield from one.inner.all_of(kind)
 
     def body_model(self) -> type[BaseModel] | None:
-        """The model of the whole body. A form's fields are its route's to judge."""
+        """The model of the whole body. A form has none: its route checks the fields."""
         bodies = self.of("body")
         return next(models_in(bodies[0].annotation), None) if len(bodies) == 1 else None
 
 
 def declaration_of(route: APIRoute) -> Declaration:
-    """What the route's function declares, and what its router does for all of its routes."""
+    """What the route's function and its router declare."""
     in_path = frozenset(route.param_convertors)
     own = _declaration(route.endpoint, in_path)
     of_router = [_depends(f"router {number}", one, None, in_path) for number, one in enumerate(route.dependencies)]
@@ -151,20 +152,18 @@ def _kind(named: Named, annotation: Any, said: FieldInfo | None, in_path: frozen
     return "body" if next(models_in(annotation), None) is not None else "query"
 
 
-# Finds the route of a request by its method and its noun, instead of in the list of all routes.
-#
-# The list is searched from its beginning, and each entry matches a regular expression: for the last routes that takes a
-# tenth of a millisecond and more.
+# Finds the route of a request by its method and its noun, instead of searching the list of all routes. That search
+# matches a regular expression per route: for the last routes it takes a tenth of a millisecond and more.
 
 
 def noun_of(path: str) -> str:
-    """`/v1/agents` of everything below it; no route has a parameter there."""
+    """The noun of a path, such as `/v1/agents` for everything below it. No route has a parameter in it."""
     return "/".join(path.split("/", 3)[:3])
 
 
 class RouteIndex(BaseRoute):
-    """The routes that a request may mean, in their order. As the first of an application's routes it answers whatever
-    one of them matches, and leaves the rest to those behind it: other methods, and paths that do not exist."""
+    """The application's first route. It dispatches to the first of `routes` that matches. It leaves requests that match
+    none, by method or by path, to the routes after it."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         found: defaultdict[tuple[str, str], list[BaseRoute]] = defaultdict(list)
@@ -174,7 +173,7 @@ class RouteIndex(BaseRoute):
         self._routes = dict(found)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """The first route that matches, and what it adds to the scope."""
+        """The first route that matches, and its additions to the scope."""
         for route in self._routes.get((scope["method"], noun_of(scope["path"])), ()) if scope["type"] == "http" else ():
             match, child = route.matches(scope)
             if match is Match.FULL:
@@ -182,19 +181,18 @@ class RouteIndex(BaseRoute):
         return Match.NONE, {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Not the route's `handle`: that looks at the method again.
+        # The route's own `handle` would check the method again.
         await scope["route"].app(scope, receive, send)
 
 
-# A route of which FastAPI works out what it declares when it is first asked, and not when its module is imported.
-#
-# FastAPI walks each route's dependencies anew and makes a validator of every parameter that it meets. For all routes
-# together that was a third of a server's start, and a deployment uses few of them.
+# FastAPI analyses the declaration of such a route at its first use, not at import. FastAPI walks the dependencies of
+# each route and makes a validator for each parameter. For all routes together that took a third of a server's start,
+# and a deployment uses few of them.
 
 
 class LateRoute(APIRoute):
-    """Knows at once what finds it: its path, methods and name. Whoever asks for anything else has FastAPI read the
-    declaration first; what is wrong with it is raised then, once for each that asks."""
+    """A route that has its path, methods and name at once. FastAPI reads the rest of the declaration when code first
+    accesses another attribute. It raises an error in the declaration then, at each access."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **declared: Any) -> None:
         self._declared: dict[str, Any] = {"path": path, "endpoint": endpoint, **declared}
@@ -206,19 +204,20 @@ class LateRoute(APIRoute):
             name=declared.get("name"),
             include_in_schema=declared.get("include_in_schema", True),
         )
-        # As FastAPI has it. Starlette adds HEAD to GET, and has made an application of its own of the endpoint.
+        # These values are FastAPI's. Starlette adds HEAD to GET, and has wrapped the endpoint in an application of its
+        # own.
         self.methods = {method.upper() for method in declared.get("methods") or ["GET"]}
         del self.app
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here for what is not there yet.
+        # Python calls this for attributes that do not exist yet.
         if name.startswith("__") or "_declared" not in self.__dict__:
             raise AttributeError(name)
         self.read()
         return getattr(self, name)
 
     def read(self) -> None:
-        """Reads the declaration. All of a route is there afterwards."""
+        """Reads the declaration. Afterwards the route has all attributes."""
         declared = self._declared
         declared["endpoint"] = with_long_answers(declared["endpoint"])
         super().__init__(**declared)
@@ -229,42 +228,43 @@ JSON = "application/json"
 
 
 class NotPlain(Exception):
-    """FastAPI has to look at the request."""
+    """FastAPI must handle the request."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function that a route declares, and what it is called with."""
+    """A function that a route declares, and its arguments by source."""
 
     function: Callable[..., Awaitable[Any]]
     inner: Sequence[tuple[str, "Call"]]
     defaults: Mapping[str, Any]
-    """Of all parameters that are not in the path, which a request may leave out."""
+    """Defaults of all optional parameters outside the path."""
     path: Sequence[Parameter]
     headers: Mapping[str, Parameter]
     itself: Sequence[str]
-    """The names of parameters that are the request; so with `answers`, of what a route may add headers to."""
+    """The parameters that take the request itself. `answers` are those that take the response, to which a route may add
+    headers."""
     answers: Sequence[str]
 
 
 class Asked(NamedTuple):
-    """A request, and what its dependencies have answered."""
+    """A request, and the results of its dependencies so far."""
 
     request: Request
     headers: Mapping[str, str]
     response: Response
-    """What a route may add headers to."""
+    """Takes the headers that a route adds."""
     answers: dict[Callable[..., Awaitable[Any]], Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a route is called. `of` is None for one that declares something which only FastAPI knows how to find."""
+    """How to call a route. `of` returns None if only FastAPI can find one of its values."""
 
     endpoint: Call
     body: Parameter | None
     answer: "TypeAdapter[Any] | None"
-    """What checks and renders the answer; None where it is a response already."""
+    """Validates and renders the answer; None if the route returns a response."""
     status: int | None
 
     @classmethod
@@ -295,7 +295,7 @@ def _is_rendered_plainly(route: APIRoute) -> bool:
 
 
 def _call_of(declared: Declaration, *, is_inner: bool = False) -> Call:
-    """Raises `NotPlain`."""
+    """How to call the declared function. Raises `NotPlain`."""
     absent = declared.of("query", "header")
     is_found_here = (
         declared.is_awaited,
@@ -303,7 +303,7 @@ def _call_of(declared: Declaration, *, is_inner: bool = False) -> Call:
         not (is_inner and declared.of("body")),
         not any(model for one in declared.of("path", "query", "header") for model in models_in(one.annotation)),
         not any(_takes_list(one.annotation) for one in declared.of("header")),
-        # What is no constant is a list, which somebody might change, or has to be there.
+        # Other defaults are lists, which a function might change, or mean that the value is required.
         all(one.default is None or isinstance(one.default, (bool, int, float, str)) for one in absent),
     )
     if not all(is_found_here):
@@ -325,7 +325,7 @@ def _takes_list(annotation: Any) -> bool:
 
 
 class DirectRoute(LateRoute):
-    """Answers plain requests as its plan says, and has FastAPI answer the others."""
+    """Answers plain requests by its plan, and leaves the others to FastAPI."""
 
     def read(self) -> None:
         """See `LateRoute.read`."""
@@ -337,7 +337,7 @@ class DirectRoute(LateRoute):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         read: list[Message] = []
         try:
-            # What the answer was made of is let go before it begins: a stream may go on for hours.
+            # The objects behind the answer are released before it begins: a stream may last for hours.
             answer = await self._made(scope, receive, read)
         except NotPlain:
             await others_turn(read[0].get("body", b"") if read else b"")
@@ -346,7 +346,7 @@ class DirectRoute(LateRoute):
         await answer(scope, receive, send)
 
     async def _made(self, scope: Scope, receive: Receive, read: list[Message]) -> Response:
-        """The answer to a plain request. What is received is in `read` when `NotPlain` is raised."""
+        """The answer to a plain request. When it raises `NotPlain`, `read` has the messages that were received."""
         plan = self._plan
         headers = _first_of_each(scope["headers"])
         if plan is None or scope["query_string"] or (plan.body and headers.get("content-type") != JSON):
@@ -378,7 +378,7 @@ def _rendered(plan: Plan, answered: Any, response: Response) -> Response:
 
 
 async def _values(call: Call, asked: Asked) -> dict[str, Any]:
-    """What a function is called with. Raises `NotPlain`, and what its dependencies raise."""
+    """The arguments of a function. Raises `NotPlain`, and the errors of its dependencies."""
     values = dict(call.defaults)
     for name, inner in call.inner:
         if inner.function not in asked.answers:
@@ -401,7 +401,7 @@ def _checked(parameter: Parameter, given: Any) -> Any:
 
 
 async def _document(receive: Receive, read: list[Message]) -> dict[str, Any]:
-    """The JSON object of a body, which `RequestInput` has put into one message. Raises `NotPlain` for another body."""
+    """The JSON object of a body, which `RequestInput` passes on in one message. Raises `NotPlain` for other bodies."""
     message = await receive()
     read.append(message)
     if message["type"] != "http.request" or message.get("more_body"):

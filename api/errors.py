@@ -1,5 +1,5 @@
-"""From errors to HTTP. A route, a check or a middleware raises an error or makes a `Refusal`, in the words of no
-dialect. One table gives each its status, and the request's path decides in which dialect the bytes are written."""
+"""Maps errors to HTTP. A route, a check or a middleware raises an error or makes a `Refusal`, in words that belong to
+no dialect. One table maps each error to a status, and the request's path selects the dialect that renders it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +28,11 @@ from shared.sql.causes import DATABASE_ERRORS, as_ours
 _FLAWS_IN_SENTENCE = 10
 _PREFIX = re.compile(r"[A-Z_]{4,}: ")
 MOST_FLAWS = 20
-"""Of one request that are shown: a body has room for a hundred thousand."""
+"""Flaws of one request that an answer shows: a body has room for a hundred thousand."""
 
 
 class Failure(NamedTuple):
-    """Why a run failed that a request has waited for."""
+    """Why a run failed for which a request waits."""
 
     error_type: str
     detail: str | None
@@ -47,25 +47,25 @@ class Refusal:
     message: str
     """A sentence."""
     detail: str | None = None
-    """The same behind a word in capitals, or in the framework's own words, where older programs look for that."""
+    """The same sentence after a word in capitals, or in the framework's words, where older programs expect that."""
     field: str | None = None
     hint: str = ""
-    """What to do. Empty: what the code says."""
+    """What to do about it. Empty: the text for the error code."""
     run_id: str | None = None
-    """The run that is in the way, or goes on."""
+    """The run that prevents the request, or that goes on."""
     waiting: WaitingCalls | None = None
-    """The calls that are to be decided before."""
+    """The calls that need decisions first."""
     flaws: Sequence[Mapping[str, Any]] = ()
-    """What is wrong with the request, as pydantic says it."""
+    """Validation errors as pydantic reports them."""
     failure: Failure | None = None
 
 
 ErrorShape = Callable[[Refusal], tuple[int, dict[str, Any]]]
-"""How a dialect says a refusal: the status and the body of the answer."""
+"""Renders a refusal in a dialect: the status and the body of the answer."""
 
 
 class Dialects(NamedTuple):
-    """The error shapes of the API's dialects, by the beginning of their paths; the longest that fits counts."""
+    """The error shapes of the API's dialects, by path prefix. The longest match wins."""
 
     shapes: Mapping[str, ErrorShape]
 
@@ -79,7 +79,7 @@ DIALECTS = "dialects"
 
 
 class RefusalAnswer(Response):
-    """The answer to a request that is refused. It is made when it is sent, for the dialect of the request's path."""
+    """The answer to a refused request. It is rendered while it is sent, in the dialect of the request's path."""
 
     def __init__(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status_code=refusal.status)
@@ -96,26 +96,26 @@ class RefusalAnswer(Response):
 def plain_body(
     code: ErrorCode, detail: object, message: str = "", *, field: str | None = None, hint: str = "", **more: object
 ) -> dict[str, Any]:
-    """The body of an error where no dialect has another one: `detail`, and what is the same for every error. `message`
-    is the sentence, where `detail` is none; `more` are further fields."""
+    """The body of an error where no dialect has its own form: `detail`, and the fields that every error has. `message`
+    is the sentence if `detail` is none. `more` are further fields."""
     sentence = message or without_prefix(str(detail))
     return {"detail": detail, **error_fields(code, sentence, field=field, hint=hint), **more}
 
 
 def without_prefix(detail: str) -> str:
-    """The sentence of a detail that begins with a word in capitals."""
+    """The sentence of a detail without its leading word in capitals."""
     return _PREFIX.sub("", detail, count=1)
 
 
 def sentence_of(found: Sequence[Mapping[str, Any]]) -> str:
-    """The first ten flaws of a request in one sentence, each behind its place."""
+    """The first ten flaws of a request in one sentence, each after its place."""
     said = ((field_of(one["loc"]), text_of(one)) for one in found[:_FLAWS_IN_SENTENCE])
     return "; ".join(f"{place}: {text}" if place else text for place, text in said)
 
 
 def field_of(loc: Sequence[Any]) -> str | None:
-    """A place that pydantic names, as programs write it: `messages[0].role` in the body, `query.limit` elsewhere. None:
-    the whole body."""
+    """A place that pydantic reports, as programs write it: `messages[0].role` in the body, `query.limit` elsewhere.
+    None: the whole body."""
     place = place_of(loc[1:] if loc and loc[0] == "body" else loc, "")
     return showable(place.removeprefix(".")) or None
 
@@ -126,30 +126,29 @@ def place_of(keys: Sequence[Any], whole: str) -> str:
 
 
 def text_of(flaw: Mapping[str, Any]) -> str:
-    """What a flaw says."""
+    """The text of a flaw."""
     return showable(str(flaw["msg"]).removeprefix("Value error, "))
 
 
 def showable(text: str) -> str:
-    """The text without halves of surrogate pairs, which no answer can have."""
+    """The text without lone surrogates, which JSON in UTF-8 cannot contain."""
     return text.encode(errors="backslashreplace").decode()
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LONGEST_PATH, LONGEST_METHOD = 200, 20
-"""Characters that a sentence repeats of a request."""
+"""Characters of a request's path and method that a sentence repeats."""
 
 Headers = Mapping[str, str] | None
 
 SHOULD_RETRY = "x-should-retry"
-"""The header that tells Letta's SDKs whether to send a request again: without it they do so for every 409, 429
-and 5xx."""
+"""The header by which Letta's SDKs decide whether to retry. Without it they retry every 409, 429 and 5xx."""
 
 
 class ErrorAnswer(NamedTuple):
-    """What an error becomes: a status, a code, and a word before its sentence where older programs look for one.
-    `passes` is true of an error that the same request may not meet a moment later."""
+    """The answer for an error: a status, a code, and a prefix of the sentence where older programs expect one.
+    `passes`: the same request may succeed a moment later."""
 
     status: int
     code: ErrorCode
@@ -158,15 +157,15 @@ class ErrorAnswer(NamedTuple):
 
 
 LONGEST_DETAIL = 4000
-"""Characters. An error may repeat what was asked for, and that may be megabytes."""
+"""Characters. An error may repeat a part of the request, which may be megabytes."""
 
 
 UNKNOWN = "An unknown error occurred"
-"""All that a client learns of a fault of ours."""
+"""The only text that a client gets for an internal error."""
 
 _INVALID, _CONFLICT, _AWAY = "INVALID_ARGUMENT", "CONFLICT", "SERVICE_UNAVAILABLE"
 _NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR)
-"""Errors that end a run inside a worker. One that reaches a route is a fault of ours."""
+"""Errors that end a run inside a worker. If a route raises one, that is an internal error."""
 
 ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
@@ -211,7 +210,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
 }
 
 _MODEL_STATUS: Mapping[str, int] = {
-    # A 401 or a 429 would be of the caller's own key, and not of the provider's.
+    # A 401 or a 429 would mean the caller's own key, not the provider's.
     domain.ModelErrorType.AUTHENTICATION: 502,
     domain.ModelErrorType.RATE_LIMIT: 503,
     domain.ModelErrorType.TIMEOUT: 504,
@@ -221,9 +220,9 @@ _MODEL_STATUS: Mapping[str, int] = {
 
 
 def model_error_answer(error_type: str, detail: str | None, message: str | None = None) -> RefusalAnswer:
-    """The answer for a run that failed with this error type; types that are not a model's are a 500 of their own.
+    """The answer for a run that failed with this error type. A type that is not a model's is a 500.
 
-    A worker has tried the model as often as it may. A client that sent the message again would start another run.
+    The worker has already retried the model. A client that sent the message again would start another run.
     """
     headers = {SHOULD_RETRY: "false"}
     said, code = (
@@ -239,7 +238,7 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
 
 
 def add_error_answers(app: FastAPI, dialects: Dialects) -> None:
-    """Teaches the application the table, and in which shapes its errors are said."""
+    """Registers the table and the dialects' error shapes with the application."""
     setattr(app.state, DIALECTS, dialects)
     app.add_exception_handler(domain.HoldfastError, answer_domain_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
@@ -256,7 +255,7 @@ async def answer_domain_error(request: Request, error: Exception) -> RefusalAnsw
 
 
 def domain_error_answer(asked: str, error: Exception) -> RefusalAnswer:
-    """The answer for an error of ours. `asked` is the method and the path, for the log."""
+    """The answer for a domain error. `asked` is the method and the path, for the log."""
     if isinstance(error, domain.ModelError):
         return model_error_answer(error.error_type, error.message)
     kind = next(kind for kind in type(error).__mro__ if kind in ERROR_ANSWERS)
@@ -266,7 +265,7 @@ def domain_error_answer(asked: str, error: Exception) -> RefusalAnswer:
         log.warning("request_unavailable", request=asked, reason=str(error), cause=_cause(error))
     elif answer.status >= 500 and not is_anothers:
         log.error("request_failed", request=asked, exc_info=error)
-    # What another server was asked for may have had its effect.
+    # The other server may have acted on the request.
     headers = {SHOULD_RETRY: "true"} if answer.passes else {SHOULD_RETRY: "false"} if is_anothers else {}
     if answer.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
@@ -296,7 +295,7 @@ def _shortened(text: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """What the service itself said, without a traceback: when one is away, every request says so."""
+    """The service's own message, without a traceback: during an outage every request logs it."""
     return " ".join(str(error.__cause__ or "no cause").split())[:200]
 
 
@@ -310,14 +309,15 @@ async def _answer_database_error(request: Request, error: Exception) -> RefusalA
 
 async def _answer_unknown_error(request: Request, error: Exception) -> RefusalAnswer:
     log.error("request_failed", request=f"{request.method} {request.url.path}", exc_info=error)
-    # No middleware sees this answer.
+    # This answer passes no middleware.
     refusal = Refusal(status=500, code=ErrorCode.INTERNAL_ERROR, message=UNKNOWN)
-    # Starlette raises the error again when it is answered, and the server then hangs up: the client is to know.
+    # Starlette raises the error again after the answer, and the server then closes the connection. The header announces
+    # that to the client.
     return RefusalAnswer(refusal, {"Connection": "close", REQUEST_ID: request_id()})
 
 
 async def _answer_wrong_method(request: Request, error: Exception) -> RefusalAnswer:
-    # A path may have several routes, and the first one knows of its own methods only.
+    # A path may have several routes, and the first one knows only its own methods.
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = (route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     allowed = {method for methods in found for method in methods}
@@ -327,7 +327,7 @@ async def _answer_wrong_method(request: Request, error: Exception) -> RefusalAns
 
 
 class Refused(HTTPException):
-    """Whoever stands before a route refuses the request with it."""
+    """A check in front of a route raises this to refuse the request."""
 
     def __init__(
         self, status: int, code: ErrorCode, detail: str, *, field: str | None = None, headers: Headers = None
@@ -351,14 +351,14 @@ def refused(
     headers: Headers = None,
     run_id: str | None = None,
 ) -> RefusalAnswer:
-    """The answer to a request that is refused. `message` is the sentence, where `detail` is none."""
+    """The answer to a refused request. `message` is the sentence if `detail` is none."""
     said = message or without_prefix(detail)
     refusal = Refusal(status=status, code=code, message=said, detail=detail, field=field, run_id=run_id)
     return RefusalAnswer(refusal, headers)
 
 
 _OF_STATUS = {404: ErrorCode.PATH_NOT_FOUND, 413: ErrorCode.BODY_TOO_LARGE, 415: ErrorCode.UNSUPPORTED_MEDIA_TYPE}
-"""Codes of what the framework refuses. There are no others: what it cannot read of a form is a 400."""
+"""Codes for the framework's refusals. It has no others: an unreadable form is a 400."""
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> RefusalAnswer:
@@ -381,5 +381,5 @@ async def _answer_validation_error(request: Request, error: Exception) -> Refusa
 
 
 def input_refusal(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> RefusalAnswer:
-    """The answer to a request of which pydantic, or a check before it, has found these flaws."""
+    """The answer to a request in which pydantic, or an earlier check, has found these flaws."""
     return RefusalAnswer(Refusal(status=422, code=code, message=sentence_of(found), flaws=found))

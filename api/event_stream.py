@@ -1,10 +1,10 @@
-"""Answers that take long to send: a stream of server-sent events, and JSON that a thread makes piece by piece.
+"""Answers that take long to send: streams of server-sent events, and JSON that a thread makes piece by piece.
 
-A stream sends its body itself. Everything that is ready leaves in one send, each send waits for the client's socket,
-and the stream notices at once when its client goes away. A reader costs its socket and one batch of entries.
+A stream sends its body itself. It sends all ready events at once, each send waits for the client's socket, and the
+stream notices at once when its client disconnects. A reader costs its socket and one batch of events.
 
-A long list (an agent with its tools and memory, a page of messages) takes a second and more to become JSON. A thread
-makes it, so that the event loop serves others meanwhile.
+A long list (an agent with its tools and memory, a page of messages) takes a second or more to become JSON. A thread
+makes it, so that the event loop serves other requests meanwhile.
 """
 
 import asyncio
@@ -29,33 +29,34 @@ FRAME_END = b"\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 
 KEEP_ALIVE_BYTES = "keep_alive_bytes"
-"""The key in the state of a request of what may be sent between any two pieces of its answer, and means nothing."""
+"""Key in a request's state: bytes without meaning that the server may send between any two pieces of the answer."""
 
 ENDS_WITH_CLIENT = "ends_with_client"
-"""The key in the state of a request whose work ends when its client goes away, before its answer has begun."""
+"""Key in a request's state: the request's work is to end if its client disconnects before the answer begins."""
 
 BREAK_OFF = "break_off"
-"""The key in the state of a request of what closes its connection in the middle of the answer."""
+"""Key in a request's state: a function that closes the connection in the middle of the answer."""
 
 RAW_SEND = "raw_send"
-"""The key in the state of a request of the server's own `send`.
+"""Key in a request's state: the server's own `send`.
 
-What stands between a response and the server has to do with its head. A stream that went through all of it would
-wake ten functions for each token."""
+The middlewares between a response and the server change only its head. Without this key a stream would call ten
+functions for each token.
+"""
 
 
 class StreamBroken(Exception):
-    """What a stream has sent does not hold: its client has to read it again."""
+    """What the stream has sent is no longer valid; its client has to read the stream again."""
 
 
 class EventStream(Response):
-    """A response that sends batches of events until they end, the client goes away or the server is `ending`.
+    """A response that sends batches of events until they end, the client disconnects or the server is `ending`.
 
-    `batches` yields the bytes of those that are ready; an empty batch becomes a comment, which keeps proxies from
-    hanging up. `cut` is sent when the server ends and the run goes on; None breaks the connection off instead, for
-    clients that take any clean end for the last one. `batches` may raise `StreamBroken`, which breaks it off too.
-    `entrance` is open for as long as the stream is, and may refuse it. `on_leave` is called when the client goes away,
-    and `on_whole` when it has been sent everything.
+    `batches` yields the bytes of the events that are ready. An empty batch becomes a comment, which keeps proxies from
+    closing the connection. `cut` is sent when the server ends before the run does; with None the response breaks off
+    the connection instead, for clients that take any clean end for the end of the stream. `batches` may raise
+    `StreamBroken`, which breaks off the connection too. `entrance` is open for as long as the stream, and may refuse
+    it. `on_leave` is called when the client disconnects, and `on_whole` after the last event was sent.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> bool:
-        """Sends the stream. False: the connection is to be broken off."""
+        """Sends the stream. Returns False if the connection must be broken off."""
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(self._send(send, figures), name="send events")
             leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
             ending = group.create_task(_wait_for(self._ending), name="watch for the server's end")
             await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
-            # A cancelled send has passed its bytes on already: no frame is cut.
+            # Cancelling a send cuts no frame: its bytes are in the transport already.
             is_cut = ending.done() and not sending.done() and not leaving.done()
             is_left = leaving.done() and not sending.done() and not ending.done()
             for task in (sending, leaving, ending):
@@ -116,7 +117,7 @@ class EventStream(Response):
         return True
 
     async def _send(self, send: Send, figures: StreamFigures) -> bool:
-        """Sends the batches. False: what was sent does not hold."""
+        """Sends the batches. Returns False if what was sent is no longer valid."""
         try:
             async for body in self._batches():
                 figures.frames += body.count(FRAME_END)
@@ -133,7 +134,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 async def finishes(work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:
-    """Does the work. False when the server ends before it is done."""
+    """Does the work. Returns False if the server ends first."""
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work, name="wait for a run's end")
         leaving = group.create_task(_wait_for(ending), name="wait for the server's end")
@@ -149,13 +150,13 @@ async def _wait_for(event: asyncio.Event) -> None:
 
 
 CHARACTERS_OF_A_VALUE = 100
-"""As many characters become JSON in the time that a value takes which is none: a number, the key of a field."""
+"""This many characters become JSON in the time of one value without text, such as a number or a key."""
 
 JSON = "application/json"
 
 
 def is_long(value: object) -> bool:
-    """Whether it takes more than about a millisecond to make JSON of this. Looks at a thousand values at most."""
+    """Whether rendering this value as JSON takes more than about a millisecond. Looks at a thousand values at most."""
     left, waiting = LONG_DATA, [value]
     while waiting and left > 0:
         one = waiting.pop()
@@ -170,7 +171,7 @@ def is_long(value: object) -> bool:
 
 
 def in_pieces(value: Any) -> bytes:
-    """As JSON, with no long call into C: nothing else of the process runs meanwhile."""
+    """The value as JSON, without a long call into C, which would block every other thread."""
     if isinstance(value, list) and is_long(cast("object", value)):
         return b"[%b]" % b",".join(map(in_pieces, cast("list[Any]", value)))
     if isinstance(value, dict) and is_long(cast("object", value)):
@@ -180,14 +181,14 @@ def in_pieces(value: Any) -> bytes:
 
 
 async def json_answer(value: Any, status: int = 200) -> Response:
-    """The answer with this value, whatever its length."""
+    """An answer with this value, short or long."""
     body = await asyncio.to_thread(in_pieces, value) if is_long(value) else in_pieces(value)
     return Response(body, status, media_type=JSON)
 
 
 def with_long_answers(endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """The endpoint of a route, whose long answers are responses already. FastAPI would look through each of them, and
-    make it JSON, in one go."""
+    """The endpoint of a route, which returns long answers as responses. FastAPI would validate and render each of them
+    in one blocking call."""
 
     @wraps(endpoint)
     async def answered(**values: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What stands around every answer: HTTP that the application does not know of, headers that an answer's route or a
-check adds, and what a browser may do with it."""
+"""Middlewares for every answer: details of HTTP that the application ignores, headers that a route or a check adds, and
+rules for browsers."""
 
 import asyncio
 import json
@@ -28,12 +28,13 @@ from shared.domain.runs import Run
 
 
 class ClientSide:
-    """Keeps to HTTP what the application does not know of: to be the first that a request meets.
+    """Implements the parts of HTTP that the application does not know. It must be the first middleware that a request
+    meets.
 
-    * HEAD is answered as GET is, without the body (RFC 9110, 9.3.2). A stream ends behind its head.
-    * A client may hold its body back (`Expect: 100-continue`). Where the answer comes before it was asked for the body,
-      the connection ends behind the answer: the client may send the body then, or leave it out (RFC 9110, 10.1.1), and
-      a server that reads on takes the next request for the body if it is left out.
+    * HEAD is answered as GET is, without the body (RFC 9110, 9.3.2). A stream ends after its head.
+    * A client may hold its body back (`Expect: 100-continue`). If the answer comes before the application reads the
+      body, the connection ends after the answer: the client may send the body then, or leave it out (RFC 9110,
+      10.1.1). A server that reads on would take the next request for the body if it is left out.
     * A stream finds the server's own `send` (`RAW_SEND`).
     """
 
@@ -77,7 +78,8 @@ def _closing_unless_asked(receive: Receive, send: Send) -> tuple[Receive, Send]:
     return asked, closing
 
 
-# What every answer tells a browser: to believe its type, to keep nothing, to show it in no frame of another page.
+# Headers of every answer. They tell a browser to trust the content type, to store nothing, and to show the answer in no
+# frame of another page.
 
 
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
@@ -103,17 +105,19 @@ _CONSOLE: Sequence[str] = (
     "form-action 'none'",
     "frame-ancestors 'none'",
 )
-"""The console shows what models and tools wrote. No script but its own files runs there, whatever they wrote."""
+"""The console shows text that models and tools wrote. The policy lets only the console's own scripts run, whatever that
+text contains."""
 
 
 SERVER_ENDS = "SERVICE_UNAVAILABLE: this server is ending; send the request again"
 
 
 class EveryAnswer:
-    """Adds these headers to every answer. `Cache-Control` is left to whoever has set it, as streams do.
+    """Adds these headers to every answer. A `Cache-Control` that the answer has already stays, as streams set their
+    own.
 
-    A request that the server cancels at its end gets a 503, if nothing of its answer is out yet. The server itself
-    would answer it with a bare 500.
+    A request that the server cancels when it ends gets a 503, if its answer has not begun. uvicorn would send a bare
+    500.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -148,12 +152,12 @@ def _guard(headers: MutableHeaders, path: str) -> None:
     headers["Referrer-Policy"] = "no-referrer"
     headers["Content-Security-Policy"] = _policy_of(path)
     if is_of_api(path):
-        # Conversations are nobody's business but the caller's: no proxy and no browser keeps them.
+        # Answers may contain conversations, so no proxy and no browser may cache them.
         headers.setdefault("Cache-Control", "no-store")
 
 
 def _policy_of(path: str) -> str:
-    """What a page at this path may load."""
+    """The content security policy of the page at this path."""
     if path == "/docs":
         return "; ".join(_DOCUMENTATION)
     return "; ".join(_CONSOLE) if path == "/console" or path.startswith("/console/") else _NOTHING
@@ -162,41 +166,41 @@ def _policy_of(path: str) -> str:
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 ASKS_FOR_NOTHING = {"order_by": "created_at"}
-"""Query parameters with the value that every list goes by anyway."""
+"""Query parameters with a value that every list uses anyway."""
 
 PIP_REQUIREMENTS = ("pip_requirements",)
-"""What is acted on where the operator has named a package index."""
+"""Fields that have an effect only where the operator has configured a package index."""
 
 MAX_NAMES = 20
-"""Of one request: so many are looked for, shown and logged."""
+"""Names per request that the middleware looks for, shows and logs."""
 MAX_LOGGED = 10_000
 LONGEST_NOTE, LONGEST_WARNING = 500, 4000
-"""Characters. Programs refuse long heads."""
+"""Characters. Some clients refuse long heads."""
 _SHOWABLE = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
 
 
 class UnusedInputWarnings:
-    """Says in a `Warning` header what of an accepted request is not acted on, and logs it once for each agent.
+    """Names the ignored parts of an accepted request in a `Warning` header, and logs them once per agent.
 
-    What belongs to no agent is logged once for each path.
+    Requests that name no agent are logged once per path.
     """
 
     def __init__(self, *, installs_packages: bool) -> None:
-        """`installs_packages`: this server acts on the `pip_requirements` of tools."""
+        """`installs_packages`: this server uses the `pip_requirements` of tools."""
         self._acted_on = PIP_REQUIREMENTS if installs_packages else ()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._parameters: dict[str, frozenset[str]] = {}
 
     def warn(self, scope: Scope, body: bytes, message: Message) -> None:
         """Adds the header to the head of an answer."""
-        # Routing has put the route there. Paths without one are not ours to judge.
+        # The router has put the matched route there. Paths without one are not checked.
         route = scope.get("route")
         if isinstance(route, APIRoute) and (names := self._first_unused(route, scope, body)):
             self._log(route, scope, names)
             MutableHeaders(scope=message).append("Warning", _warning(names))
 
     def _first_unused(self, route: APIRoute, scope: Scope, body: bytes) -> list[str]:
-        """The names, up to one more than are shown: a body has room for tens of thousands."""
+        """The ignored names, at most one more than the answer shows: a body has room for tens of thousands."""
         return list(islice(_once_each(self._unused(route, scope, body)), MAX_NAMES + 1))
 
     def _unused(self, route: APIRoute, scope: Scope, body: bytes) -> Iterator[str]:
@@ -248,12 +252,12 @@ def _once_each(names: Iterable[str]) -> Iterator[str]:
 
 
 def _shown(name: str) -> str:
-    """The name, unless it holds what has no place in a header or a log."""
+    """The name, unless it has characters that a header or a log cannot contain."""
     return name if _SHOWABLE.fullmatch(name) else "a name that cannot be shown"
 
 
 def warning_of(notes: Sequence[str]) -> str:
-    """The notes as a `Warning` header, in plain characters, as many as fit. The log has them as they are."""
+    """The notes as a `Warning` header in ASCII, as many as fit. The log has them unchanged."""
     header = ""
     for note in notes:
         plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in note[:LONGEST_NOTE])
@@ -265,7 +269,8 @@ def warning_of(notes: Sequence[str]) -> str:
 
 
 def warn_if_pruned(response: Response, run: Run) -> None:
-    """Says of an answer about what a run has left behind that it is empty because retention deleted that."""
+    """Adds a `Warning` to an answer about a run whose log and steps retention has deleted, which is why the answer is
+    empty."""
     if run.pruned_at is not None:
         said = f"run {run.id} was pruned at {wire_time(run.pruned_at)}: its log and its steps are deleted"
         response.headers.append("Warning", warning_of([said]))

@@ -1,6 +1,6 @@
-"""What decides about a request before anything of its body is read: a page's origin, the path, the key, its limits.
+"""Checks a request before the API reads its body: a web page's origin, the path, the key, the caller's limits.
 
-Nobody without a key makes this process read, parse or keep anything.
+A client without a key cannot make this process read, parse or keep a body.
 """
 
 import re
@@ -22,14 +22,14 @@ from shared.domain.errors import ErrorCode, Unavailable
 from shared.sql.access.audit import asked_by
 
 NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
-"""Statuses that the same request would meet again. 408 is a body that was lost on its way."""
+"""Statuses that a retry of the same request would get again. 408 is not one: the body was lost on its way."""
 
 
 class Gate:
-    """Lets a request in, or answers it.
+    """Admits a request, or answers it.
 
-    Letta's SDKs are told not to send a request again whose answer cannot change, unless the answer says otherwise. They
-    would send it three times, and their users would wait for more than a second for the same answer.
+    The gate tells Letta's SDKs not to retry a request whose answer cannot change, unless the answer says otherwise.
+    They would send it three times, and their users would wait more than a second for the same answer.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class BrowserGuard:
-    """Refuses what a web page of somebody else could send to a server that asks for no key.
+    """Refuses requests that a foreign web page could send to a server without API keys.
 
-    Such a server trusts whoever reaches it, and the browser of whoever runs it does: a page can have its own name lead
-    to 127.0.0.1 (DNS rebinding), or send a form there. Both are seen by a name in `Host` or `Origin` that is not ours.
-    A page of another server on this machine has one of our names, and a browser sends its forms without asking first.
-    So what changes something comes from the pages of this very server, by its port.
+    Such a server trusts every client that can reach it, and so does the browser on that machine. A page can make its
+    own name resolve to 127.0.0.1 (DNS rebinding), or submit a form there. In both cases `Host` or `Origin` has a name
+    that is not ours. A page of another server on this machine has one of our names, and a browser sends its forms
+    without a preflight. So only pages of this server, by host and port, may change something.
 
-    `names` are those that are allowed beside loopback's, `origins` the pages that may ask from elsewhere.
+    `names` are allowed besides those of loopback; `origins` are other pages that may send requests.
     """
 
     def __init__(self, *, keys: AcceptedKeys, names: Collection[str], origins: Collection[str]) -> None:
@@ -93,7 +93,7 @@ class BrowserGuard:
         self._allowed = frozenset(name.lower() for name in names)
 
     async def refusal(self, scope: Scope) -> Response | None:
-        """The 403 for what may be a foreign page's; None for what may pass."""
+        """The 403 for a request that a foreign page may have sent; None for all others."""
         found = self._suspicion(scope["method"], scope["headers"])
         if found is None or await self._is_closed():
             return None
@@ -107,8 +107,7 @@ class BrowserGuard:
             return False
 
     def _suspicion(self, method: str, headers: list[tuple[bytes, bytes]]) -> tuple[str, str] | None:
-        """The header that says that the request may be a foreign page's, and a sentence; None when it is not. A program
-        sends no `Origin`."""
+        """The header that makes the request suspect, and a sentence; None if none does. Programs send no `Origin`."""
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         for said in hosts:
@@ -125,17 +124,17 @@ class BrowserGuard:
         return None
 
     def _is_ours(self, name: str) -> bool:
-        # Browsers take every name under `localhost` for this machine, and nobody can rebind one.
+        # Browsers resolve every name under `localhost` to this machine, so no page can rebind one.
         return name in LOOPBACK_NAMES or name in self._allowed or name.endswith(".localhost")
 
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""What changes nothing, and what a browser asks before it sends something else; it shows an answer to its own pages
-alone."""
+"""Methods that change nothing, and the browser's preflight. A browser shows the answers to the server's own pages
+only."""
 
 
 def _name_of(address: str) -> str:
-    """The host of an address, without its port; "" for what is none."""
+    """The host of an address, without its port; "" if it has none."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -143,8 +142,7 @@ def _name_of(address: str) -> str:
 
 
 def _is_same_server(origin: str, hosts: Sequence[str]) -> bool:
-    """Whether a page's origin is the server that is asked, by its port as well. A browser leaves the usual port out of
-    both."""
+    """Whether a page's origin is the requested server, port included. A browser omits the default port from both."""
     return urlsplit(origin).netloc.lower() in {host.lower() for host in hosts}
 
 
@@ -165,13 +163,13 @@ def _not_ours(header: str, said: str) -> str:
 _AGENT = r"agents/[^/]+/"
 _NOT_OURS = re.compile(
     "/v1/(?:"
-    # whole nouns
+    # Whole nouns.
     r"(?:client-side-access-tokens|embeddings|environments|files|folders|groups|identities|jobs"
     r"|metadata|providers|ready|repositories|sandbox-config|shared-agents|sources|telemetry|templates"
     r"|voice-beta)(?:/.*)?"
-    # Letta's own administration, and what its own pages and coding tools ask
+    # Letta's administration, and the paths of its web pages and coding tools.
     r"|(?:_internal_[a-z]+|anthropic|orgs|users|zai)(?:/.*)?"
-    # parts of nouns that are ours
+    # Paths below nouns that Holdfast serves.
     rf"|{_AGENT}(?:files|folders|groups|identities|repositories|schedule|sources|variables)(?:/.*)?"
     rf"|{_AGENT}mcp-servers/.+"
     rf"|{_AGENT}core-memory/variables|{_AGENT}system-prompt/recompile"
@@ -193,19 +191,20 @@ _LETTAS_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class LettaPaths:
-    """Lets `/v1/agents/` and `/v1/agents` be one path, without a redirect: that would lose a POST's body.
+    """Treats `/v1/agents/` and `/v1/agents` as one path, without a redirect, which would lose the body of a POST.
 
-    A path of Letta that Holdfast does not have gets a 501 that says so, instead of a 404 that looks like a wrong id.
-    `lists` are the routes there that are answered all the same.
+    A path of Letta that Holdfast does not have gets a 501 that says so, because a 404 would look like a wrong id.
+    `lists` are the routes there that Holdfast answers nevertheless.
     """
 
     def __init__(self, *, lists: Sequence[BaseRoute]) -> None:
         self._lists = lists
 
     def refusal(self, scope: Scope) -> Response | None:
-        """Writes the path as the routes have it. The 501 for one that Holdfast does not have; None for all others."""
+        """Rewrites the path to the form of the routes. Returns the 501 for a path that Holdfast does not have, else
+        None."""
         path = scope["path"].rstrip("/") or "/"
-        scope["path"] = path  # in place: who stands outside reads the route that was found in this scope
+        scope["path"] = path  # in place: the outer middlewares read the matched route from this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
         if not is_letta or any(route.matches(scope)[0] is Match.FULL for route in self._lists):
             return None

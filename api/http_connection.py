@@ -1,8 +1,8 @@
-"""One connection to the API: uvicorn's protocol, with limits on what a client may cost before a request is there,
-between requests and while it is answered. It knows nothing of what is asked.
+"""One connection to the API: uvicorn's protocol, with limits on a client's costs before a request, between requests and
+during an answer. It knows nothing about the contents of requests.
 
-An application sees a request when its head is complete, and can end only what it sees. A connection that says nothing,
-a head that never ends and a body that nobody wants are the server's to end.
+An application sees a request only after its head is complete. A silent connection, a head that never ends and a body
+that no route reads are the server's to end.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ MAX_URL_BYTES = 16 * 1024
 MAX_HEADERS = 100
 
 MAX_UNREAD_BYTES = 1_000_000
-"""So much of a body is thrown away after its answer, so that a client which is still sending can read the answer."""
+"""Bytes of a body that the server discards after its answer: a client that is still sending can then read it."""
 
 MAX_UNANSWERED = 16
-"""Requests of one connection that wait for answers: the one that is being answered, and those that its client has sent
-behind it without waiting (HTTP pipelining). What more it sends is not read, and the connection ends with the last of
-these answers, so that the client knows which requests it has to send again (RFC 9112, 9.3.2)."""
+"""Requests of one connection that may wait for answers: the one that the application is answering, and those that the
+client has sent behind it without waiting (HTTP pipelining). The server reads no more of them, and closes the connection
+after the last of these answers, so that the client knows which requests to send again (RFC 9112, 9.3.2)."""
 
 MAX_AHEAD_BYTES = 64 * 1024
-"""So much is read behind a request that is being answered; then the client has to wait."""
+"""Bytes that the server reads behind a request that is being answered. Then the client has to wait."""
 
 TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
-"""RFC 5482. None where the system has no such limit, as macOS."""
+"""RFC 5482. None on systems without this option, such as macOS."""
 
 
 class HeadRefusal(NamedTuple):
-    """What is said of a connection before an application knows of a request."""
+    """An answer to a connection whose request never reaches an application."""
 
     status: str
     code: ErrorCode
@@ -68,32 +68,32 @@ TOO_MANY = HeadRefusal(
 )
 
 INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
-"""What may be sent before an answer and means nothing (RFC 9110, 15.2): clients pass over it."""
+"""Interim response that clients skip (RFC 9110, 15.2). The server may send it before an answer."""
 
 PROBES, PROBE_S = 3, 0.3
-"""How often, and how many seconds apart, a client that has closed its side is sent something that means nothing. One
-that is gone refuses the first, and the kernel then refuses those behind it."""
+"""How many probes go to a client that has closed its side, and how many seconds apart. A host that is gone refuses the
+first, and the kernel then fails the next."""
 
 TOO_MANY_AT_ONCE = HeadRefusal(
     "503 Service Unavailable",
     ErrorCode.TOO_MANY_CONNECTIONS,
     f"One connection has {MAX_UNANSWERED} requests at most that wait for answers",
 )
-"""Nobody is sent this: the connection ends with the last of the answers."""
+"""For the log only: the connection ends after the last of the answers."""
 
 EXCESS_S = 1.0
-"""How long a connection over the limit stays for its request, which is answered with a 503."""
+"""Seconds for which a connection over the limit stays open for its request, which gets a 503."""
 
 SLOWEST_READER = 1000
-"""Bytes per second. Who takes less of an answer, while it waits in this process's memory, is cut off."""
+"""Bytes per second. The server cuts off a client that reads a buffered answer more slowly."""
 
 
 _WITHOUT_CHUNKS = ("0.9", "1.0")
-"""Versions of HTTP that know no transfer codings, and no answer in between such as `100 Continue`."""
+"""Versions of HTTP without transfer codings and without interim responses such as `100 Continue`."""
 
 
 def _flaw_of_framing(headers: Sequence[tuple[bytes, bytes]], version: str) -> str:
-    """What a proxy in front of this server could read otherwise than this server does; empty: nothing."""
+    """A part of the framing that a proxy in front of this server could read differently; empty: none."""
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (not hosts and version != "1.0"):
         return "a request has one Host header"
@@ -110,7 +110,7 @@ class HeadRefused(Exception):
 
 
 def _with_path(url: bytes) -> bytes:
-    """An absolute URL that names no path means the root; uvicorn would find none."""
+    """An absolute URL without a path means the root; uvicorn would find no path."""
     scheme, mark, rest = url.partition(b"://")
     end = min((rest.find(one) for one in b"/?#" if one in rest), default=len(rest))
     if not mark or rest[end : end + 1] == b"/":
@@ -119,19 +119,19 @@ def _with_path(url: bytes) -> bytes:
 
 
 def _break_off(cycle: Any) -> None:
-    """Tells the application that the client of this request is gone. What it still sends goes nowhere."""
+    """Tells the application that this request's client has disconnected. Its further output is discarded."""
     cycle.disconnected = True
     cycle.message_event.set()
 
 
 CLOSE_DELIMITED = "close_delimited"
-"""The key in the state of a request of its `CloseDelimited`, if its client knows no chunks."""
+"""Key in a request's state: its `CloseDelimited`, if its client does not support chunks."""
 
 
 class CloseDelimited:
-    """An answer to a client that knows no chunks: one without a length ends with its connection (RFC 9112, 6.3).
+    """An answer to a client without support for chunks: without a length it ends with its connection (RFC 9112, 6.3).
 
-    It tells uvicorn's `cycle`, which would choose chunks, that each piece is as long as it is."""
+    uvicorn's `cycle` would choose chunks, so this sets the length that it expects to that of each piece."""
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
@@ -139,7 +139,7 @@ class CloseDelimited:
         """An answer without a length has begun."""
 
     def before(self, send: Send) -> Send:
-        """What the application sends by instead of `send`."""
+        """A `send` for the application, in place of the given one."""
 
         async def unframed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -153,7 +153,7 @@ class CloseDelimited:
 
 
 class CloseDelimitedAnswers:
-    """The application, for clients that know no chunks as well. It stands around all that sends answers."""
+    """The application, for clients without chunks as well. It must be the outermost layer that sends answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -164,12 +164,12 @@ class CloseDelimitedAnswers:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. It is closed when it has begun, or begun a request, and no request is there after `timeout_s`;
-    and when its client does not take what it is answered. A stream keeps no more than one buffer, and waits for its
-    client for `reader_timeout_s` at a time: who comes back goes on where it was.
+    """One connection. The server closes it if no complete request arrives within `timeout_s` of its begin, or if its
+    client does not read an answer. A stream buffers at most one piece, and waits `reader_timeout_s` for its client each
+    time: a client that reconnects can resume it.
 
     uvicorn's `cycle` is the last request whose head was read. A client may send several before it reads an answer, so
-    `_unanswered` has all that have no whole answer yet; the first of them is the one that is being answered."""
+    `_unanswered` has all requests without a complete answer. The first of them is the one in progress."""
 
     def __init__(
         self,
@@ -223,14 +223,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._stream_watch is not None and isinstance(exc, TimeoutError):
             log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)  # the kernel has the same limit
         self._forget_stream()
-        for cycle in self._unanswered:  # uvicorn tells the last request alone
+        for cycle in self._unanswered:  # uvicorn informs only the last request
             _break_off(cycle)
         self._unanswered.clear()
         self.pipeline.clear()
-        super().connection_lost(None)  # with an error, its timer for idle connections would go on
+        super().connection_lost(None)  # with an error, its timer for idle connections would keep running
 
     def eof_received(self) -> Any:
-        """The client sends nothing more. It may still read, or be gone altogether: only what is sent to it can tell."""
+        """The client sends nothing more. It may still read, or be gone altogether; only a write can tell."""
         if self._in_body and self._unanswered:
             self._forget_half_a_request()
         if not self._unanswered or self._connection.is_closing():
@@ -250,7 +250,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             cast("Any", self.parser).feed_data(data)
         except HttpParserError:
-            # Either the parser has given up, or one of the methods below, which then says why.
+            # Either the parser gave up, or one of the methods below, which has then set the reason.
             self._stop_reading(self._refusal or NO_HTTP)
         except HttpParserUpgrade as offered:
             self.data_received(self._without_offer() + data[offered.args[0] :])
@@ -259,19 +259,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._count(len(data))
 
     def _without_offer(self) -> bytes:
-        """The head that was just read, without its offer to speak another protocol. The parser takes the body of a
-        request with one for that other protocol; Java's client offers HTTP/2 with each first request, POSTs as well."""
+        """The head that was just read, without its `Upgrade`. After one the parser would treat the body as another
+        protocol. Java's client offers HTTP/2 with its first request, even if that is a POST."""
         method, version = cast("Any", self.parser).get_method(), cast("Any", self.parser).get_http_version()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
     def _count(self, length: int) -> None:
-        """Counts bytes that were parsed to what they turned out to be."""
+        """Adds parsed bytes to the counter of their kind."""
         if self._is_answered() and self._deadline is None:
             self._expect_request(self._timeout_s)
         if self._in_head:
-            # Of bytes in which a request ended, nobody knows where the next one began.
+            # A request ended within these bytes, and the position at which the next one began is unknown.
             self._head_bytes += 0 if self._has_ended_one else length
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._stop_reading(HEAD_TOO_LONG)
@@ -284,7 +284,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._hold_back(length)
 
     def _hold_back(self, length: int) -> None:
-        """Counts what came behind a request that is being answered. Too much of it waits in the kernel."""
+        """Counts bytes behind a request that is being answered. Beyond the limit they wait in the kernel."""
         self._ahead_bytes += length
         if self._ahead_bytes > MAX_AHEAD_BYTES:
             self.flow.pause_reading()
@@ -317,7 +317,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = _with_path(self.url)
         if cast("Any", self.parser).should_upgrade():
-            return  # it is read again, as what it is without the offer
+            return  # it is parsed again without the upgrade
         super().on_headers_complete()
         if cast("Any", self.parser).get_http_version() in _WITHOUT_CHUNKS:
             cast("Any", self.cycle.scope)["state"][CLOSE_DELIMITED] = CloseDelimited(self.cycle)
@@ -325,12 +325,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
         self._request_is_there()
         self._unanswered.append(self.cycle)
-        # uvicorn reads nothing more behind a request that waits for its turn, and would not see the client leave.
+        # uvicorn reads no more while a request waits in the queue, and would not notice that the client disconnects.
         self.flow.resume_reading()
 
     def _break_off_answer(self, cycle: Any) -> None:
-        """Closes the connection behind what was sent of an answer, without the answer's end: its client sees that
-        there was more."""
+        """Closes the connection after the part of an answer that was sent, without the answer's end, so that the client
+        sees that it is incomplete."""
         _break_off(cycle)
         self._end()
 
@@ -353,7 +353,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reads_no_more:
             self._refuse(self._refusal or NO_HTTP)
         elif self._in_head and self._deadline is None:
-            self._expect_request(self._timeout_s)  # the next request has begun: it is no idle connection
+            self._expect_request(self._timeout_s)  # the next request has begun, so the connection is not idle
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -366,7 +366,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._forget_stream()
         if self._reader_watch is not None:
-            # The client has taken nearly all of it. What it is sent next is measured anew.
+            # The client has read nearly all of it. The next piece gets a new time limit.
             self._reader_watch.cancel()
             self._reader_watch = None
         if self._connection.is_closing():
@@ -379,11 +379,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self._is_answered() and self._deadline is None:  # else a request has begun meanwhile
+        if self._is_answered() and self._deadline is None:  # otherwise a request has begun meanwhile
             self._end()
 
     def _stop_reading(self, why: HeadRefusal) -> None:
-        """Reads nothing more of this client. It is answered what it asked before, and told why behind that."""
+        """Reads nothing more from this client. It gets the outstanding answers, and then the refusal."""
         log.info("request_not_read", reason=why.detail, answers_before=len(self._unanswered))
         self._reads_no_more, self._refusal = True, why
         if self._in_body:
@@ -392,9 +392,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(why)
 
     def _forget_half_a_request(self) -> None:
-        """Takes back the last request, whose body does not go on."""
+        """Removes the last request, whose body will not continue."""
         if self._is_answered():
-            self._end()  # it was answered before its body was there, and another answer would belong to nothing
+            self._end()  # it was answered before its body arrived, and a second answer would belong to no request
             return
         half = self._unanswered.pop()
         if self._unanswered:
@@ -405,7 +405,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         _break_off(half)
 
     def _is_answered(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether no request waits for an answer."""
         return not self._unanswered
 
     def _is_streaming(self) -> bool:
@@ -418,8 +418,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return answer is not None and answer.is_sending
 
     def _probe_client(self, times: int) -> None:
-        """Sends something that means nothing, where the answer has room for it, so that a client that is gone is
-        noticed while there is nothing to send."""
+        """Sends bytes without meaning, where the answer allows them, so that the kernel detects a client that is gone
+        while there is nothing else to send."""
         if self._connection.is_closing():
             return
         cycle = self._unanswered[0]
@@ -446,7 +446,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._end()
 
     def _end(self) -> None:
-        """Closes the connection, once its client has taken what is still to be sent."""
+        """Closes the connection after its client has read the rest."""
         if not self._connection.is_closing():
             self._connection.close()
             self._watch_reader()
@@ -462,7 +462,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stream_watch = None
 
     def _drop_reader(self) -> None:
-        """Ends a stream whose client has not taken one buffer in all this time."""
+        """Ends a stream whose client has not read one buffer within the time limit."""
         self._stream_watch = None
         log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
         self._connection.abort()
@@ -492,8 +492,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _forget_vanished(connection: socket.socket | None, after_s: float) -> None:
-    """Has the kernel end the connection when its peer has acknowledged nothing for so long. One that vanished without a
-    word, as a telephone in a tunnel, would keep its place for some 15 minutes."""
+    """Makes the kernel end the connection if its peer acknowledges nothing for this long. A peer that vanished
+    silently, such as a phone in a tunnel, would otherwise occupy a connection for some 15 minutes."""
     if connection is None or TCP_USER_TIMEOUT is None:
         return
     if connection.family in (socket.AF_INET, socket.AF_INET6):

@@ -1,4 +1,4 @@
-"""The HTTP server under the application: uvicorn, with bounded connections, which ends when its owner says so."""
+"""The HTTP server under the application: uvicorn, with bounded connections and a defined end."""
 
 import asyncio
 import functools
@@ -16,16 +16,16 @@ from api.connection_rules import ConnectionLimit, ConnectionRules
 from api.http_connection import BoundedHttpProtocol, CloseDelimitedAnswers
 
 IDLE_S = 75
-"""Seconds that a connection may be idle between two requests. Whoever uses it again must be the first to let go, or a
-request is sent into a connection that is just being closed. Clients let go after 5 s (httpx) or 4 s (Node), proxies
-after 60 s (nginx, AWS ALB). uvicorn's own limit is 5 s."""
+"""Seconds that a connection may be idle between two requests. Its client must close it first; otherwise the client may
+send a request into a connection that the server is closing. Clients close after 5 s (httpx) or 4 s (Node), proxies
+after 60 s (nginx, AWS ALB). uvicorn's default is 5 s."""
 
 STREAMS_END_S = 5
-"""Seconds that requests under way get at the end; uvicorn would otherwise wait for them for ever."""
+"""Seconds that open requests get when the server ends; uvicorn's default is to wait for ever."""
 
 
 def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
-    """How to serve the application. `given` are further fields of uvicorn's."""
+    """uvicorn's configuration for the application. `given` are further fields of it."""
     protocol = functools.partial(
         BoundedHttpProtocol,
         timeout_s=rules.timeout_s,
@@ -40,7 +40,7 @@ def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S,
         log_config=None,  # uvicorn's own would print every error with its traceback
         log_level="warning",
         server_header=False,
-        # uvicorn would believe what anybody on this machine says about the address of others.
+        # uvicorn would believe the forwarding headers of any process on this machine.
         proxy_headers=False,
         timeout_keep_alive=idle_s,
         **given,
@@ -50,11 +50,12 @@ def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S,
 async def serve(
     app: FastAPI, sockets: list[socket.socket], rules: ConnectionRules, *, on_listening: Callable[[], None]
 ) -> None:
-    """Serves on bound sockets until SIGTERM or SIGINT. `on_listening` is called when the first request can come."""
+    """Serves on bound sockets until SIGTERM or SIGINT. `on_listening` is called when the server accepts connections."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        # At its end uvicorn raises the signal again, for whom it was before. Runs are still to be handed over then.
+        # When uvicorn ends, it raises the signal again for the previous signal handler. The process still has to hand
+        # over runs then.
         signal.signal(number, _heard_already)
-    # What is here lives as long as the process. Each full collection would look through all of it, and hold up every
+    # These objects live as long as the process. Otherwise each full collection would scan all of them, and delay every
     # stream meanwhile.
     gc.collect()
     gc.freeze()
@@ -67,7 +68,7 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Ends the open streams when it ends itself: a stream with a silent run would never end by itself."""
+    """Ends the open streams before it ends itself: the stream of a silent run would not end by itself."""
 
     def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
         super().__init__(config)
@@ -76,11 +77,11 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        self._loop.call_soon_threadsafe(self._ending.set)  # a signal comes between two steps of the loop
+        self._loop.call_soon_threadsafe(self._ending.set)  # the signal handler runs between two steps of the loop
 
 
 def _once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    """uvicorn calls this when it listens, and every half a minute from then on."""
+    """uvicorn calls this when it starts to listen, and then every half a minute."""
     todo = [act]
 
     async def notified() -> None:
@@ -91,4 +92,4 @@ def _once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
 
 
 def _heard_already(_number: int, _frame: object) -> None:
-    """uvicorn has acted on the signal."""
+    """uvicorn has handled the signal already."""

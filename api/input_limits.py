@@ -1,6 +1,7 @@
-"""How long a text of a request may be that is kept: a message, and the source of a tool.
+"""Limits on the length of texts that the server keeps: messages, and the source of tools.
 
-The whole body is bounded before it is parsed. These limits are for what stays, is sent to models, and is parsed.
+The whole body is limited before it is parsed. These limits apply to texts that the server stores, sends to models and
+parses.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,20 +14,20 @@ from shared.process.settings import Settings
 
 @dataclass(frozen=True)
 class InputLimits:
-    """The limits of this server."""
+    """The text limits of this server."""
 
     message_chars: int
-    """Of all texts of one message together. Images count by the body's limit alone."""
+    """For all texts of one message together. Images count only towards the body's limit."""
     tool_source_chars: int
 
     @classmethod
     def of(cls, settings: Settings) -> "InputLimits":
-        """Those that the settings say."""
+        """The limits that the settings define."""
         return cls(settings.max_message_chars, settings.max_tool_source_chars)
 
     def refuse_long_messages(self, given: Sequence[object], field: str = "messages") -> None:
-        """Raises `InvalidRequest` for the first message that is too long. Of each is given what counts, as JSON values;
-        `field` is where the messages stand in the body."""
+        """Raises `InvalidRequest` for the first message that is too long. `given` has the countable parts of each
+        message, as JSON values. `field` is the place of the messages in the body."""
         for place, message in enumerate(given):
             length = sum(map(len, _texts(message)))
             if length > self.message_chars:
@@ -37,7 +38,7 @@ class InputLimits:
                 )
 
     def refuse_long_text(self, text: str, field: str) -> None:
-        """Raises `InvalidRequest` for a text for a model that is longer than a message may be."""
+        """Raises `InvalidRequest` if a text for a model is longer than a message may be."""
         if len(text) > self.message_chars:
             raise InvalidRequest(
                 f"{field} has {len(text)} characters, {self.message_chars} are allowed (HOLDFAST_MAX_MESSAGE_CHARS): "
@@ -46,7 +47,7 @@ class InputLimits:
             )
 
     def refuse_long_source(self, source: object, field: str = "source_code") -> None:
-        """Raises `InvalidRequest` for a source that is too long. What is no text is for others to refuse."""
+        """Raises `InvalidRequest` if a source is too long. Other checks refuse a source that is no text."""
         if isinstance(source, str) and len(source) > self.tool_source_chars:
             raise InvalidRequest(
                 f"{field} has {len(source)} characters, {self.tool_source_chars} are allowed "
@@ -56,7 +57,7 @@ class InputLimits:
 
 
 def _texts(value: object) -> Iterable[str]:
-    """Every text of a JSON value but the data of images. The body's depth is bounded."""
+    """Every text of a JSON value except the data of images. The depth of the body is limited already."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The API's composition root: the only place that constructs what it consists of."""
+"""The API's composition root, the only place that constructs the parts of the API."""
 
 import asyncio
 import os
@@ -81,14 +81,14 @@ from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
 from shared.sql.runs.webhooks import WebhookDeliveryStore
 
-# The part of the composition root that makes what runs need: reading, submitting, deciding, cancelling.
+# The part of the composition root that constructs the services for runs: reading, submitting, deciding, cancelling.
 
 
 def run_reader(
     runs: RunStore, events: EventStore, event_log: EventLog, feed: EventFeed, everybodys: ProcessContext
 ) -> RunReader:
     """Reads logs. `everybodys` is the process with a database that shows all projects."""
-    # Silent readers of all projects ask one question together.
+    # One query serves the silent readers of all projects.
     log_ends = LogEnds(RunStore(everybodys.database))
     on_gap = everybodys.metrics.api.reader_gaps.inc
     return RunReader(runs=runs, events=events, event_log=event_log, feed=feed, log_ends=log_ends, on_gap=on_gap)
@@ -121,7 +121,7 @@ def compaction_service(process: ProcessContext, submissions: SubmissionService, 
 def submission_service(
     process: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
 ) -> SubmissionService:
-    """Takes submissions."""
+    """Accepts submissions."""
     listing = RunListing(process.database)
     return SubmissionService(
         runs=canceller.runs,
@@ -180,7 +180,7 @@ def run_canceller(process: ProcessContext, orphans: OrphanedRuns, feed: EventFee
 
 
 def approval_service(process: ProcessContext, orphans: OrphanedRuns, approvals: ApprovalStore) -> ApprovalService:
-    """Decides what waits for a person."""
+    """Decides waiting calls."""
     decision_store = DecisionStore(process.database, process.ids)
     return ApprovalService(
         approvals=approvals,
@@ -195,7 +195,7 @@ def approval_service(process: ProcessContext, orphans: OrphanedRuns, approvals: 
 def approval_decisions(
     process: ProcessContext, decisions: ApprovalService, tools: ToolStore, traces: SubmissionTraces
 ) -> ApprovalDecisions:
-    """Checks what a person decides, and decides."""
+    """Checks and stores decisions."""
     return ApprovalDecisions(
         approvals=decisions.approvals,
         tools=tools,
@@ -207,7 +207,7 @@ def approval_decisions(
 
 
 def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: EventLog, queue: RunQueue) -> OrphanedRuns:
-    """Ends runs that no worker has."""
+    """Ends runs that no worker holds."""
     settlements = SettlementStore(process.database, process.ids)
     trees = RunTrees(
         children=ChildStore(process.database),
@@ -240,8 +240,8 @@ EVENT_SHAPES: Mapping[str, EventShape] = {RESPONSES: response_event}
 
 
 class _Clients(NamedTuple):
-    """What the API asks other servers with: Redis for events, receivers of webhooks, models' servers, MCP servers, and
-    the index of packages."""
+    """The API's clients of other servers: Redis for events, webhook receivers, model servers, MCP servers, and the
+    package index."""
 
     feed: EventFeed
     http: CallersHttp
@@ -253,7 +253,7 @@ class _Clients(NamedTuple):
 
 @asynccontextmanager
 async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
-    """The application, with its feed running and callbacks delivered for as long as the block lasts."""
+    """The application. Its event feed runs and it delivers callbacks for as long as the block lasts."""
     feed, settings = EventFeed(process.log_servers), process.settings
     network = NetworkRules.of(
         settings.reachable_networks, settings.ca_file, allow_private=settings.callback_allow_private
@@ -269,7 +269,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         stack.push_async_callback(embeddings.aclose)
         server_models = ServerModels(process.environment, network, process.clock)
         stack.push_async_callback(server_models.aclose)
-        # As the workers reach them: what callbacks may do is no rule for these.
+        # The workers reach MCP servers by the same rules. The restrictions on callbacks do not apply.
         reachable = NetworkRules.of(settings.reachable_networks, settings.ca_file)
         callers = await _for_callers(process)
         mcp = await stack.enter_async_context(mcp_parts(callers, reachable))
@@ -290,8 +290,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
 
 @asynccontextmanager
 async def _packages(process: ProcessContext) -> AsyncGenerator[PackageEnvironments]:
-    """The packages of tools: chosen here, so that the answer to a tool's author says at once what is wrong. Tidied for
-    as long as the block lasts."""
+    """The packages of tools. The API resolves them itself, so that the author of a tool learns at once what is wrong.
+    Deletes unused packages for as long as the block lasts."""
     settings = process.settings
     packages = await package_environments(process, settings.tool_python if settings.package_index else "")
     async with packages.tidied():
@@ -299,7 +299,7 @@ async def _packages(process: ProcessContext) -> AsyncGenerator[PackageEnvironmen
 
 
 async def _is_true(answer: Awaitable[bool], *, unless_away: bool) -> bool:
-    """The database's answer; what is safe to take for it when the database is away."""
+    """The database's answer; the safe assumption if the database is away."""
     try:
         return await answer
     except Unavailable:
@@ -307,12 +307,12 @@ async def _is_true(answer: Awaitable[bool], *, unless_away: bool) -> bool:
 
 
 async def _for_callers(process: ProcessContext) -> ProcessContext:
-    """The same process, with a database that shows each request the rows of its caller's project."""
-    is_told = process.settings.row_level_security
-    can_bind = is_told and not process.database.is_sqlite
+    """The same process, with a database that limits each request to the rows of its caller's project."""
+    wants_policies = process.settings.row_level_security
+    can_bind = wants_policies and not process.database.is_sqlite
     if can_bind and await _is_true(process.database.passes_policies(), unless_away=False):
         log.warning("row_level_security_is_void", fix="give Holdfast a role that is no superuser and lacks BYPASSRLS")
-    return replace(process, database=process.database.scoped_to(project_of_request, policies=is_told))
+    return replace(process, database=process.database.scoped_to(project_of_request, policies=wants_policies))
 
 
 def _callbacks(process: ProcessContext, http: CallersHttp) -> CallbackDelivery:
@@ -352,7 +352,7 @@ def _webhooks(process: ProcessContext, http: CallersHttp) -> WebhookEndpoints:
 
 
 def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
-    """`process` acts for callers; `everybodys` is the same process, for what is done for all projects together."""
+    """`process` acts for callers. `everybodys` is the same process for work across all projects."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
     run_store, listing, approvals = _run_store(process), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)

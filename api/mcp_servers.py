@@ -1,7 +1,7 @@
-"""MCP servers of a project: makes them, changes them, and takes their tools over.
+"""The MCP servers of a project: creates them, changes them, and imports their tools.
 
-No answer shows a secret. A client that sends back what it was shown keeps what is stored, except where the server's
-address changes: who may write an address must not be able to send a token there that they cannot read.
+No answer contains a secret. A client that sends back the masked form keeps the stored secret, except where the server's
+address changes: a caller that may change an address must not be able to send a token there that the caller cannot read.
 """
 
 from collections.abc import Awaitable, Generator, Mapping, Sequence
@@ -39,18 +39,18 @@ from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import ToolStore
 
 MASK = "********"
-"""Stands for a secret in every answer."""
+"""Replaces a secret in every answer."""
 
 DEFAULT_HEADER = "Authorization"
 LONGEST_PROBLEM = 500
-"""Characters that are stored of why a server was not reached."""
+"""Characters of the reason that are stored when a server cannot be reached."""
 
 Texts = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerChange:
-    """What a request says of a server. None: it says nothing; of a secret, that is `UNSET`, and None takes it away."""
+    """A request to change a server. None leaves a field unchanged; for secrets `UNSET` does, and None deletes them."""
 
     name: str | None = None
     transport: Transport | None = None
@@ -63,7 +63,7 @@ class ServerChange:
     env: Texts | UnsetType | None = UNSET
 
     def applied(self, before: McpServer) -> McpServer:
-        """The server after the change, its new secrets as they were sent. Raises `InvalidRequest`."""
+        """The server after the change, with the new secrets unencrypted. Raises `InvalidRequest`."""
         transport = self.transport or before.transport
         secrets = self._secrets(before.secrets)
         if not self._keeps_sign_in():
@@ -110,8 +110,8 @@ class ServerChange:
         if kept:
             field = "command" if after.transport == "stdio" else "server_url"
             raise InvalidRequest(
-                f"{field}: it leads elsewhere than before, where the stored secrets ({', '.join(kept)}) do not go: "
-                "send them anew with it, or null to do without them",
+                f"{field}: the address changes, and stored secrets ({', '.join(kept)}) are not sent to a new address: "
+                "send them again with it, or null to remove them",
                 field=field,
             )
 
@@ -135,7 +135,7 @@ def _value(name: str, given: str, before: Texts, field: str) -> str:
     if _is_mask(given):
         if name not in before:
             raise InvalidRequest(
-                f"{place}: {MASK} stands for a stored secret, and none is stored: send it", field=place
+                f"{place}: {MASK} means the stored secret, but none is stored: send its value", field=place
             )
         return before[name]
     if is_sealed(given):
@@ -146,7 +146,7 @@ def _value(name: str, given: str, before: Texts, field: str) -> str:
 
 
 def _place(server: McpServer) -> tuple[str, ...]:
-    """Where the server's secrets go."""
+    """The destination of the server's secrets."""
     if server.transport == "stdio":
         return (server.command, *server.args)
     parts = urlsplit(server.url)
@@ -180,8 +180,8 @@ def _masked(server: McpServer, kind: str) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class TakenServer:
-    """A server, and what became of its tools. `changes` is None where the server was not reached: `server.problem` says
-    why."""
+    """A server, and the changes to its tools. `changes` is None if the server could not be reached; `server.problem`
+    has the reason."""
 
     server: McpServer
     changes: ToolChanges | None
@@ -211,7 +211,7 @@ def _bounded(server: McpServer, listed: list[RemoteTool]) -> list[RemoteTool]:
 
 @dataclass(frozen=True, kw_only=True)
 class McpServers:
-    """What callers do with their project's servers."""
+    """Operations on a project's servers for its callers."""
 
     store: McpServerStore
     tools: ToolStore
@@ -223,9 +223,9 @@ class McpServers:
     ids: IdMaker
     commands: AllowedCommands
     asks_always: bool
-    """The operator demands that a person decides on each call of a server's tool."""
+    """The operator demands approval for each call of an MCP server's tool."""
     call_s: float
-    """Seconds that a call may take."""
+    """Time limit of one call, in seconds."""
 
     async def create(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
         """Stores a server and takes its tools over. It is stored, too, when it cannot be reached: its tools come with
@@ -234,14 +234,14 @@ class McpServers:
         return await self.taken(server)
 
     async def put(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
-        """Stores a server, or changes the one of its name, and takes its tools over. Raises `InvalidRequest`."""
+        """Creates a server, or changes the one of that name, and imports its tools. Raises `InvalidRequest`."""
         before = None if wanted.name is None else await self.store.named(project_id, wanted.name)
         if before is None:
             return await self.create(project_id, wanted)
         return await self.taken(await self.change(project_id, before.id, wanted))
 
     async def change(self, project_id: ProjectId, server_id: McpServerId, wanted: ServerChange) -> McpServer:
-        """Changes what is given. Raises `NotFound`, `InvalidRequest` and `Conflict`."""
+        """Changes the given fields. Raises `NotFound`, `InvalidRequest` and `Conflict`."""
 
         def changed(before: McpServer) -> McpServer:
             after = wanted.applied(before)
@@ -261,7 +261,7 @@ class McpServers:
         return taken.changes
 
     async def add_tool(self, project_id: ProjectId, name: str, tool_name: str) -> Tool:
-        """Takes over one of the tools that a server lists. Raises `NotFound`, `InvalidRequest` for one that the project
+        """Imports one of the tools that a server lists. Raises `NotFound`, `InvalidRequest` for a tool that the project
         cannot have, and `McpServerUnavailable`."""
         server = await self.find(project_id, name)
         listed = await self.listed(server)
@@ -307,9 +307,9 @@ class McpServers:
         return tool
 
     async def call(self, tool: Tool, arguments: dict[str, Any], *, is_repeated: bool) -> RemoteResult:
-        """Calls a tool at once, once, without an agent and without asking anybody. `is_repeated`: the client's library
-        sends the same request again by itself, as it does after a timeout. Raises `NotFound` when the server was
-        deleted meanwhile, `Conflict` for a repeated call that may have its effect twice, and `McpServerUnavailable`."""
+        """Calls a tool immediately and once, without an agent and without an approval. `is_repeated`: the client
+        library retries the request by itself, as after a timeout. Raises `NotFound` if the server was deleted
+        meanwhile, `Conflict` for a retry that could have its effect twice, and `McpServerUnavailable`."""
         if is_repeated and not tool.idempotent:
             raise Conflict(
                 f"The call of {tool.name!r} was sent before, and whether the tool did its work is not known. It was "
@@ -329,11 +329,11 @@ class McpServers:
             return await self.signed_in.asked(server, call)
 
     async def of_agent(self, project_id: ProjectId, agent_id: AgentId) -> Sequence[McpServer]:
-        """The servers that run some of the agent's tools. Raises `NotFound`."""
+        """The servers that provide some of the agent's tools. Raises `NotFound`."""
         return await self.of_tools(project_id, await self.tools.for_agent(project_id, agent_id))
 
     async def of_tools(self, project_id: ProjectId, own: Sequence[Tool]) -> Sequence[McpServer]:
-        """The project's servers that run some of these tools."""
+        """The project's servers that provide some of these tools."""
         ids = {source.server_id for tool in own if (source := tool_source(tool)) is not None}
         return [server for server in await self.store.list(project_id) if server.id in ids] if ids else []
 
@@ -381,7 +381,7 @@ class McpServers:
         return replace(server, secrets=self.secret_keys.seal_all(server.id, server.secrets))
 
     def _refuse_flaws(self, server: McpServer) -> None:
-        """Raises `InvalidRequest` for a server that leads nowhere, or that cannot be sent what is to be sent."""
+        """Raises `InvalidRequest` if the server's address is invalid, or if a secret cannot be sent to it."""
         if not server.name:
             raise InvalidRequest("server_name is missing", field="server_name")
         if server.transport == "stdio":
@@ -391,5 +391,5 @@ class McpServers:
         flaw = flaw_of_url(server.url) if server.url else "is missing"
         if flaw is not None:
             raise InvalidRequest(f"server_url: {flaw}", field="server_url")
-        with suppress(UnreadableSecret):  # one that is kept, and cannot be wrong for the first time
+        with suppress(UnreadableSecret):  # a stored one, which was checked before
             target_of(server, self.secret_keys)

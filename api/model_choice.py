@@ -1,4 +1,4 @@
-"""Which model an agent or a conversation gets where its request leaves the choice to the server."""
+"""Chooses the model of an agent or a conversation if its request leaves the choice to the server."""
 
 from typing import TypeVar
 
@@ -17,8 +17,8 @@ Body = TypeVar("Body", bound=AgentFields | ConversationFields)
 
 
 def with_served_model(body: Body, models: OfferedModels, response: Response) -> Body:
-    """The request with the model that its handle means here. Where that is another one, the answer's `Warning` header
-    and the log say so. Raises `InvalidRequest` as `OfferedModels.served` does."""
+    """The request with the model that its handle stands for on this server. If that is another model, the answer's
+    `Warning` header and the log say so. Raises `InvalidRequest` as `OfferedModels.served` does."""
     asked = body.handle()
     served = models.served(asked)
     if served == asked:

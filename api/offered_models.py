@@ -1,4 +1,4 @@
-"""What the configured providers are known to have, and which model a handle means."""
+"""The models that the configured providers have, and the model that a handle stands for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,20 +21,21 @@ from shared.network.server_models import FoundModels
 
 @dataclass(frozen=True)
 class OfferedModels:
-    """The models that this process offers, and the one that is meant where a request leaves the choice open."""
+    """The models that this process offers, and the model for a request that leaves the choice open."""
 
     environment: Mapping[str, str]
-    """Says which providers are configured."""
+    """Environment variables, which configure the providers."""
     builtin: bool
     """Whether the built-in models are on."""
     default: str = ""
     """The handle of `HOLDFAST_DEFAULT_MODEL`; empty: none is set."""
 
     def served(self, handle: str | None, *, field: str = "model") -> str | None:
-        """The model that a request's handle means here; None if it names none. `field` is where it stands.
+        """The model that a request's handle stands for; None if the request names none. `field` is its place in the
+        request.
 
-        Raises `InvalidRequest` for a built-in model where they are off, and if there is nothing to choose from. A
-        provider's key may come later, and only the workers have it.
+        Raises `InvalidRequest` for a built-in model if those are off, and if there is no model to choose. A provider
+        without a key is accepted: the key may come later, and only the workers have it.
         """
         meant = self._choice(handle, field) if handle is not None and leaves_choice(handle) else handle
         if meant is not None and is_builtin(meant) and not self.builtin:
@@ -42,7 +43,7 @@ class OfferedModels:
         return meant
 
     def needed(self, handle: str | None) -> str:
-        """The same for an agent to make, which gets the default if its request names none. Raises `InvalidRequest` if
+        """The same for a new agent, which gets the default if its request names no model. Raises `InvalidRequest` if
         there is no default either."""
         meant = self.served(handle or self.default or None)
         if meant is None:
@@ -54,10 +55,9 @@ class OfferedModels:
         return meant
 
     def listed(self, found: FoundModels) -> list[KnownModel]:
-        """The models of every provider that is configured: what its server was `found` to have, else the well-known
-        ones.
+        """The models of every configured provider: those that its server was `found` to have, else the well-known ones.
 
-        The default comes first, whoever serves it: clients that are told no model take the first one.
+        The default comes first, whichever provider has it: clients without a configured model take the first one.
         """
         well_known = [
             model
@@ -76,7 +76,7 @@ class OfferedModels:
         first = next(iter(self.listed(FoundModels())), None)
         if first is None:
             raise InvalidRequest(
-                f"the model {asked!r} leaves the choice to the server, and this one knows of no model: name one, or "
+                f"the model {asked!r} leaves the choice to the server, which knows no model: name one, or "
                 "set HOLDFAST_DEFAULT_MODEL",
                 field=field,
             )

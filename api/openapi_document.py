@@ -1,7 +1,7 @@
-"""The OpenAPI document, with what a framework cannot know: the refusals that come from elsewhere than a route, their
-bodies, and which answers are streams.
+"""The OpenAPI document, with additions that FastAPI cannot know: refusals that come from middlewares, the bodies of
+errors, and which answers are streams.
 
-Programs are generated from the document, and requests that test us are. It says what is answered.
+Clients are generated from the document, and so are the fuzzer's requests. It must match the real answers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,13 @@ SOMETIMES_STREAMS = {
     *(("get", f"{base}/v1/responses/{{response_id}}") for base in ("", "/openai")),
 }
 BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
-"""What an EventSource asks for. A 204 tells one that has everything to stop."""
+"""The request of an EventSource. A 204 tells one that has read everything to stop."""
 
 READINESS = "/readyz"
-"""Its 503 says the same as its 200: what is there, and what is away."""
+"""Its 503 has the same body as its 200, with the services that are there and those that are away."""
 
 TYPES = "api.answers.operations"
-"""Where the types of answers are. Only the document needs them, and a process begins without making them."""
+"""The module with the types of answers. Only the document needs them, so a process starts without building them."""
 REF = "#/components/schemas/{model}"
 FRAMES_OF_MCP = "Server-sent events: the `data` of each is one of these as JSON; the last one is the answer."
 FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
@@ -56,8 +56,8 @@ SERVERS = [
 ]
 
 REFUSALS: Mapping[str, str] = {
-    "400": "The request means something that cannot be done.",
-    "401": "The key is missing or not ours.",
+    "400": "The request is well-formed, but asks for something that cannot be done.",
+    "401": "The key is missing or unknown.",
     "403": "The key, or where the request comes from, does not allow it.",
     "404": "There is no such thing, or it is another project's.",
     "408": "The body did not arrive in time.",
@@ -66,7 +66,7 @@ REFUSALS: Mapping[str, str] = {
     "414": "The URL is longer than this server takes.",
     "415": "The form is not sent as `multipart/form-data`.",
     "422": "The request is not what this path takes.",
-    "429": "Too much at once, here or at the model's provider.",
+    "429": "Too many requests, at this server or at the model's provider.",
     "431": "The head is longer than this server takes.",
     "500": "A fault of ours, or of the model's provider.",
     "503": "A service behind this server is away. `Retry-After` says when to come back.",
@@ -75,12 +75,12 @@ REFUSALS: Mapping[str, str] = {
 }
 BODY_NOT_IN_TIME = "408"
 OF_THE_HEAD = ("414", "431")
-"""What the server says before anybody knows whom the request is for."""
+"""Statuses that the server sends before it knows the requested path."""
 OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
 READ_FORMS = {("post", "/v1/agents/import")}
 NOT_OF_OPENAI = ("422",)
-"""What is wrong with a body is a 400 there."""
+"""Invalid bodies are a 400 there."""
 
 REFUSAL: Json = {"$ref": "#/components/schemas/Refusal"}
 
@@ -124,7 +124,7 @@ SCHEMAS: Mapping[str, Json] = {
     },
     "ModelFailure": {
         "title": "ModelFailure",
-        "description": "What became of a run whose model failed.",
+        "description": "The state of a run whose model failed.",
         "type": "object",
         "required": ["error", *_ERROR_FIELDS],
         "properties": {
@@ -167,11 +167,11 @@ ENDS_RUNS = {
     ("post", "/v1/agents/{agent_id}/tools/{tool_name}/run"),
     ("post", "/v1/conversations/{conversation_id}/compact"),
 }
-"""Operations that wait for a run and answer what its model has failed with."""
+"""Operations that wait for a run and return the error of its model."""
 
 
 def describe_truly(app: FastAPI, *, keys_are_required: bool) -> None:
-    """Has the application answer with a document that is true. It is made once, when somebody asks for it."""
+    """Makes the application serve a document that matches its answers. It is built at the first request for it."""
     generated = app.openapi
 
     def described() -> Json:
@@ -198,24 +198,24 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
             _describe_answers(method, path, operation, types)
         if needs_key(path):
             ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
-            # An empty one stands for a request without any.
+            # An empty requirement means that requests need no key.
             operation["security"] = [*({} for _ in range(not keys_are_required)), *({way: []} for way in ways)]
     document["components"]["schemas"] = dict(sorted(schemas.items()))
     return document
 
 
 class AnswerTypes(NamedTuple):
-    """What operations are called and answer with, as schemas."""
+    """The names and answer types of operations, as schemas."""
 
     names: Mapping[tuple[str, str], str]
     answers: Mapping[tuple[str, str], Json]
     frames: Mapping[tuple[str, str], Json]
     schemas: Json
-    """Those that the others name."""
+    """Schemas to which the others refer."""
 
     @classmethod
     def of(cls, operations: Mapping[tuple[str, str], Any]) -> "AnswerTypes":
-        """Makes the schemas of these operations' types."""
+        """Builds the schemas of these operations' types."""
         adapters: list[tuple[tuple[str, str, str], Literal["serialization"], TypeAdapter[Any]]] = []
         for (method, path), operation in operations.items():
             for kind, type_ in (("answer", operation.answer), ("frame", operation.frame)):
@@ -232,7 +232,7 @@ class AnswerTypes(NamedTuple):
 
 
 def _drop_titles(whole: Json) -> None:
-    """A property's title is its name once more."""
+    """Removes the titles of properties, which only repeat their names."""
     for schema in whole["$defs"].values():
         for inside in schema.get("properties", {}).values():
             inside.pop("title", None)

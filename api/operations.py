@@ -1,7 +1,7 @@
-"""The state of the deployment: gathered from the database, Redis and what each process publishes of itself.
+"""The state of the deployment, from the database, Redis and the entries that each process publishes.
 
-A service that is away costs its own fields and nothing else, because operators look here when something is away. The
-composition root calls `operations_service` and `showing_process`.
+A service that is away costs only its own fields, because operators look here during an outage. The composition root
+calls `operations_service` and `showing_process`.
 """
 
 import asyncio
@@ -31,32 +31,31 @@ from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.telemetry.api_metrics import DeploymentState
 from shared.telemetry.metrics import Metrics
 
-# What a scrape says of the whole deployment: its runs by status, its queue, its callbacks, its Redis servers.
-#
-# Every API process says the same of it; a sum over processes would count it more than once. SQL and Redis are asked
-# when somebody scrapes, and seldom: a scrape every second costs them no more than one every `KEPT_S`. One that does not
-# answer in time is left out, and never holds a scrape up.
+# The metrics of the whole deployment: its runs by status, its queue, its callbacks, its Redis servers. Every API
+# process exports the same values; a sum over processes would count them more than once. The API asks SQL and Redis
+# during a scrape, at most once per `KEPT_S`, however often Prometheus scrapes. A service that does not answer in time
+# is left out, and never delays a scrape.
 
 
 KEPT_S = 5.0
-"""Seconds for which figures are shown again."""
+"""Seconds for which the values are cached."""
 
 ASK_S = 2.0
 """Seconds that SQL and Redis have to answer. Prometheus waits for ten."""
 
 QUIETEST_LOOKED_AT = 20
-"""Running runs whose logs are looked at for their last event: those that SQL has heard nothing of for longest."""
+"""Running runs whose logs the API reads for their last event: those whose last write to SQL is oldest."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(kw_only=True)
 class DeploymentFigures:
-    """Keeps the figures of the deployment, and gives the process's metrics with them."""
+    """Caches the deployment's values, and exports them with the metrics of this process."""
 
     metrics: Metrics
     figures: RunFigureStore
-    """Of a database that shows all projects."""
+    """On a database that shows all projects."""
     queue: RunQueue
     redis: RedisServers
     event_log: EventLog
@@ -65,13 +64,12 @@ class DeploymentFigures:
     _one_asks: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def exposition(self) -> bytes:
-        """All metrics of this process in Prometheus' text format, with figures of the deployment that are `KEPT_S` old
-        at most."""
+        """All metrics of this process in Prometheus' text format. The deployment's values are at most `KEPT_S` old."""
         async with self._one_asks:
             if self.clock.monotonic() - self._asked_at >= KEPT_S:
                 self.metrics.api.deployment = await self._ask()
                 self._asked_at = self.clock.monotonic()
-        # Up to twenty milliseconds of computing, which no token has to wait for.
+        # Up to twenty milliseconds of computation, which would delay tokens on the event loop.
         return await asyncio.to_thread(self.metrics.exposition)
 
     async def _ask(self) -> DeploymentState:
@@ -91,13 +89,13 @@ class DeploymentFigures:
         )
 
     async def _longest_silence_s(self) -> float:
-        """How long the most silent of the running runs has shown nothing; 0 when none runs. Events go to Redis first,
-        and to SQL with each step or some thousands of them."""
+        """The longest time for which one of the running runs has logged no event; 0 if none runs. Events go to Redis
+        first, and to SQL with each step or after some thousands of them."""
         now, longest = self.clock.now(), 0.0
         for run in await self.figures.quietest(QUIETEST_LOOKED_AT):
             unheard_s = (now - run.heard_at).total_seconds()
             if unheard_s <= longest:
-                break  # each of those behind it was heard of later
+                break  # SQL has heard of each later one more recently
             entry = await self.event_log.newest(run.id)
             unshown_s = unheard_s if entry is None else unix_ms(now) / 1000 - decode(entry).at / 1000
             longest = max(longest, min(unheard_s, unshown_s))
@@ -114,24 +112,24 @@ async def _in_time(ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """Looks at the deployment."""
+    """Reads the state of the deployment."""
 
     database: Database
     redis: RedisServers
     presence: ProcessPresence
     tool_presence: ToolPresence
-    """What living workers show of the walls around their tools."""
+    """The sandbox isolation that live workers report."""
     queue: RunQueue
     figures: RunFigureStore
     callbacks: CallbackStore
     webhooks: WebhookDeliveryStore
     clock: Clock
     deployment_figures: DeploymentFigures
-    """What a scrape says of the deployment."""
+    """The values that a scrape reports."""
 
     async def look(self, project_id: ProjectId, services: Mapping[str, bool | None]) -> OperationsView:
-        """The deployment, with this project's runs and callbacks. `services` says which of what it needs answers."""
-        # What is away is not asked: each question would be waited for.
+        """The deployment, with this project's runs and callbacks. `services` tells which services answer."""
+        # Services that are away are not asked: each question would last until its timeout.
         is_there, has_redis = bool(services["database"]), bool(services["redis"])
         has_database = is_there and bool(services["migrations"])
         now = self.clock.now()
@@ -152,7 +150,7 @@ class Operations:
         )
 
     async def _answers_ms(self, ask: Callable[[], Awaitable[None]], is_there: bool) -> float | None:
-        """The milliseconds that a service takes to answer the smallest question."""
+        """The milliseconds that a service takes to answer the smallest request."""
         began = self.clock.monotonic()
 
         async def asked() -> float:
@@ -173,8 +171,8 @@ class Operations:
 def operations_service(
     process: ProcessContext, everybodys: ProcessContext, queue: RunQueue, event_log: EventLog
 ) -> Operations:
-    """Looks at the deployment, and at the rows of a caller's project. `everybodys` is the process with a database that
-    shows all projects."""
+    """Reads the deployment, and the rows of a caller's project. `everybodys` is the process with a database that shows
+    all projects."""
     servers = RedisServers(shared=process.redis, logs=process.log_servers, is_embedded=process.is_embedded)
     return Operations(
         database=process.database,
@@ -198,7 +196,7 @@ def operations_service(
 
 
 def showing_process(process: ProcessContext, name: str, quotas: CallerQuotas) -> AbstractAsyncContextManager[None]:
-    """Shows this process in `/v1/admin/operations` for as long as the block lasts, under its name in traces."""
+    """Publishes this process for `/v1/admin/operations` for as long as the block lasts, under its name in traces."""
     started_at = process.clock.now()
 
     def state() -> ApiState:

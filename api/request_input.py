@@ -1,11 +1,11 @@
-"""What a request brings, read once: its body, its turn among submissions, what its key may send, names that nobody acts
-on. What is left to the routes is a body that can be parsed, stored and shown again.
+"""Reads a request's input once: its body, its permit as a submission, the limits of its key, and names that the API
+ignores. Routes get a body that can be parsed, stored and shown again.
 
-Nobody makes this process keep more than the limit, however the body is sent.
+A client cannot make this process keep more than the limit, in whatever way it sends the body.
 
-Strict requests: a name that the API does not act on refuses the request, which otherwise only gets a `Warning`. Letta's
-clients send fields that no server acts on, so strictness is asked for: by a header, or by the operator for every
-request. The refusal comes before the route has done anything.
+Strict requests: an ignored name refuses the request, which would otherwise only get a `Warning`. Letta's clients send
+fields that no server uses, so strictness is off by default. A header turns it on for one request, and the operator for
+all. The refusal comes before the route does anything.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ from shared.json_limits import flaw_of_document
 
 STRICT = b"x-holdfast-strict"
 OURS = "x-holdfast-"
-"""How the names of our own headers begin. What other headers mean is not for us to know."""
+"""Prefix of Holdfast's own headers. Other headers are not checked."""
 _SAID = {"true": True, "1": True, "false": False, "0": False}
 CLOSE = 0.6
-"""How much of a name has to be the same for it to be meant."""
+"""Similarity from which a known name is suggested for an unknown one."""
 LONGEST_NAME = 80
-"""Characters of a name that are compared and shown. A longer one is no slip of a finger."""
+"""Characters of a name that are compared and shown. A longer name is no typing error."""
 
 Flaw = dict[str, Any]
 
 
 class StrictRequests:
-    """Refuses what is not acted on, where the request or the operator wants that."""
+    """Refuses a request with ignored names, if the request or the operator demands that."""
 
     def __init__(self, *, routes: Sequence[BaseRoute], by_default: bool, installs_packages: bool) -> None:
         self._routes = routes
@@ -56,7 +56,7 @@ class StrictRequests:
         self._acted_on = PIP_REQUIREMENTS if installs_packages else ()
 
     def refusal(self, scope: Scope, body: bytes) -> Response | None:
-        """The 422 that names what is not acted on; None where nothing is, or nobody asked."""
+        """The 422 that lists the ignored names; None if there are none or the request is not strict."""
         said = next((value for name, value in scope["headers"] if name == STRICT), None)
         if said is None and scope["path"] == SIGN_IN_RETURN:
             return None  # authorization servers add parameters of their own
@@ -91,7 +91,7 @@ class StrictRequests:
 
     @cached_property
     def _headers(self) -> frozenset[str]:
-        """The headers of ours that a route reads. A client may send them with every request."""
+        """Holdfast's own headers that a route reads. A client may send them with every request."""
         routes = [route for route in self._routes if isinstance(route, APIRoute)]
         read = (one.alias.lower() for route in routes for one in declaration_of(route).all_of("header"))
         return frozenset(name for name in read if name.startswith(OURS)) | {STRICT.decode()}
@@ -101,7 +101,7 @@ def _document(body: bytes) -> object:
     try:
         return json.loads(body) if body else None
     except (ValueError, RecursionError):
-        return None  # the route says what is wrong with it
+        return None  # the route refuses it with the reason
 
 
 def _why(one: Unacted) -> str:
@@ -112,7 +112,7 @@ def _why(one: Unacted) -> str:
 
 def _unknown(kind: str, name: str, known: Collection[str]) -> str:
     shown = name[:LONGEST_NAME]
-    # `callbackUrl` and `callback_url` differ in more letters than most slips do.
+    # `callbackUrl` and `callback_url` differ in more characters than most typing errors.
     plain = {one.replace("_", "").replace("-", "").lower(): one for one in sorted(known)}
     near = get_close_matches(shown.replace("_", "").replace("-", "").lower(), plain, 1, CLOSE)
     meant = f"; did you mean {plain[near[0]]!r}?" if near else ""
@@ -124,7 +124,7 @@ def _flaw(loc: tuple[str | int, ...], text: str) -> Flaw:
 
 
 class RequestInput:
-    """Has the route answer a request whose input may be believed, or answers it instead."""
+    """Passes a request with valid input to the route, or refuses it."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class RequestInput:
         if body is None and self._bodies.is_read(scope):
             body = await self._bodies.read(receive)
             if body is None:
-                return  # the client has gone away
+                return  # the client has disconnected
         if isinstance(body, Response):
             await body(scope, receive, send)
             return
@@ -163,7 +163,7 @@ class RequestInput:
             await self._judged(scope, given, send)
 
     async def _in_turn(self, scope: Scope, given: "_Given", send: Send) -> None:
-        """Lets a submission wait for its turn, behind the reading of its body."""
+        """Reads the body of a submission first, and then waits for its permit."""
         try:
             permit = await self._admission.enter(given.receive)
         except ClientLeft:
@@ -195,7 +195,7 @@ class RequestInput:
 
 
 class _Given:
-    """A body that was read, and what comes behind it. None: nothing here reads one."""
+    """A body that was read, and the `receive` behind it. None: no part of the API reads this body."""
 
     def __init__(self, body: bytes | None, receive: Receive) -> None:
         self.receive = receive
@@ -203,25 +203,25 @@ class _Given:
         self._is_replayed = body is None
 
     async def replayed(self) -> Message:
-        """The body as the route receives it, in one message; then what else there is."""
+        """The body for the route, in one message, and then the messages behind it."""
         if self._is_replayed:
             return await self.receive()
         self._is_replayed = True
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     def forget(self) -> None:
-        """The answer begins, and a stream goes on for as long as its run: nobody needs the body any more."""
+        """Releases the body when the answer begins: a stream lasts as long as its run and needs it no more."""
         self.body = b""
 
 
 TIMES_SLOWER = 10
-"""A whole body may take so many times as long as the silence that is allowed inside it."""
+"""A whole body may take this many times as long as the longest allowed silence within it."""
 
 
 class BodyReader:
-    """Reads the body of a request to a path under `/v1` once, and checks it: its counted bytes, then its JSON.
+    """Reads the body of a request to a path under `/v1` once. Checks its length, and then its JSON.
 
-    `max_bytes` is the longest body; `timeout_s` is how long a client may be silent inside one.
+    `max_bytes` is the longest body. `timeout_s` is the longest silence of a client within one.
     """
 
     def __init__(self, *, max_bytes: int, timeout_s: float) -> None:
@@ -229,18 +229,18 @@ class BodyReader:
         self._timeout_s = timeout_s
 
     def is_read(self, scope: Scope) -> bool:
-        """Whether the request has a body that something here reads."""
+        """Whether the request has a body that the API reads."""
         return is_of_api(scope["path"]) and scope["method"] not in ("GET", "HEAD")
 
     def declared_too_long(self, scope: Scope) -> Response | None:
-        """The 413 for a body whose head says that it is too long; None for all others."""
+        """The 413 for a body whose `Content-Length` is too long; None for all others."""
         if not is_of_api(scope["path"]):
             return None
         declared: bytes = dict(scope["headers"]).get(b"content-length", b"0")
         return self._too_long() if declared.isdigit() and self._is_over(declared) else None
 
     async def read(self, receive: Receive) -> bytes | Response | None:
-        """The body, or the answer that refuses it. None: the client has gone away."""
+        """The body, or the answer that refuses it. None: the client has disconnected."""
         try:
             body = await self._received(receive)
         except TimeoutError:
@@ -255,13 +255,13 @@ class BodyReader:
 
     def _is_over(self, declared: bytes) -> bool:
         digits = declared.lstrip(b"0")
-        # Python does not convert a number of thousands of digits.
+        # Python refuses to convert a number of thousands of digits.
         return len(digits) > len(str(self._max_bytes)) or int(digits or b"0") > self._max_bytes
 
     async def _received(self, receive: Receive) -> bytes | None:
-        """The body, or as much of it as shows that it is too long. None: the client has gone away.
+        """The body, or as much of it as proves that it is too long. None: the client has disconnected.
 
-        Raises `TimeoutError` for one that does not arrive.
+        Raises `TimeoutError` if it does not arrive.
         """
         body = bytearray()
         async with asyncio.timeout(self._timeout_s * TIMES_SLOWER):

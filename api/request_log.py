@@ -1,7 +1,7 @@
-"""The id by which a request is found, and the access log: one line per request, when its answer has ended.
+"""The request id and the access log, which has one line per request, written when its answer has ended.
 
-The id is bound to every line that is logged on the way, and is on every answer. The line has the route as it is
-declared, never the path or the query as they were sent: those may hold what users wrote, or a token.
+The id is bound to every log line of the request, and every answer has it. The line contains the declared route, never
+the path or the query of the request: those may contain users' texts, or a token.
 """
 
 import re
@@ -28,11 +28,11 @@ HEADER = "X-Request-Id"
 _HEADER = HEADER.lower().encode()
 
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
-"""An id of a caller's that is taken over: as long as the ids of proxies and of traces, and nothing that breaks a
-line."""
+"""A caller's request id that the API accepts: at most as long as the ids of proxies and traces, and without characters
+that would break a log line."""
 
 _OURS = re.compile(r"[a-z]+-[0-9a-f-]{36}")
-"""What a parameter of a path looks like that is an id, and not a text."""
+"""A path parameter that is an id, not a text."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PREFIXES = ("/v1/", "/openai/v1/")
@@ -47,16 +47,16 @@ def is_of_api(path: str) -> bool:
 
 
 PROBES = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
-"""Asked every few seconds by machines: their lines are for DEBUG while all is well."""
+"""Monitoring systems request these every few seconds. Successful ones are logged at DEBUG."""
 
 
 ASKED_METHOD = "asked_method"
-"""The key in the state of a request of the method that its client has sent, where it is answered as another."""
+"""Key in a request's state: the method that its client has sent, if the application sees another one."""
 
 
 @dataclass(slots=True)
 class StreamFigures:
-    """What was sent of a stream, and why it ended. Kept in the request's state under `KEY`."""
+    """Figures of a stream, and why it ended. Stored in the request's state under `KEY`."""
 
     frames: int = 0
     end: str = "client_left"
@@ -65,7 +65,7 @@ class StreamFigures:
 
 
 def request_id() -> str:
-    """The id of the request that the present task answers; empty outside of one."""
+    """The id of the request that the current task answers; empty outside of one."""
     return str(get_contextvars().get("request_id", ""))
 
 
@@ -75,10 +75,10 @@ def asked_method(scope: Scope) -> str:
 
 
 class RequestRecord:
-    """Gives each request its id and its trace, counts it when its answer begins, and logs it when that has ended.
+    """Gives each request its id and its trace, counts it when its answer begins, and logs it when the answer has ended.
 
-    `is_on`: whether there is an access log. `proxies` are believed what they say about addresses. It stands outside of
-    whatever may refuse a request, so that refusals count too.
+    `is_on`: whether to write the access log. `proxies` may set the client's address by headers. It is the outermost of
+    the middlewares that can refuse a request, so that refusals count too.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class RequestRecord:
             return
         asked_at = self._clock.monotonic()
         said, status = _id_of(scope), 0
-        # The rest of the product finds one id, whoever made it.
+        # The rest of the product reads the id from one place, whether the caller or the API made it.
         scope["headers"] = [*((name, value) for name, value in scope["headers"] if name != _HEADER), (_HEADER, said)]
-        # Never taken back: what fails is logged outside of here, too, and each request is a task of its own.
+        # Never unbound: errors are logged outside of this block too, and each request has a task of its own.
         clear_contextvars()
         bind_contextvars(request_id=said.decode())
         trace = _given(scope)
@@ -115,7 +115,7 @@ class RequestRecord:
         method, path = asked_method(scope), scope["path"]
 
         def begins(with_status: int) -> None:
-            """Counts it now: a stream goes on for as long as its run."""
+            """Counts the request at this point: a stream lasts as long as its run."""
             nonlocal status
             status = with_status
             template = getattr(scope.get("route"), "path", NO_ROUTE)
@@ -130,7 +130,7 @@ class RequestRecord:
         try:
             await self._app(scope, receive, named)
         except Exception:
-            # The answer to an error that nobody foresaw is made outside of here, where no middleware sees it.
+            # The answer to an unexpected error is made outside of this middleware, and no middleware sees it.
             if not status:
                 begins(500)
             raise
@@ -152,7 +152,7 @@ class RequestRecord:
         )
 
     def _route(self, scope: Scope, path: str) -> str:
-        """The declared path; of a request that no route saw, the noun of one."""
+        """The declared path. For a request that matched no route: its noun."""
         found = getattr(scope.get("route"), "path", None)
         if found is not None:
             return str(found)
@@ -166,7 +166,7 @@ def _id_of(scope: Scope) -> bytes:
 
 
 def _noun(path: str) -> str:
-    """`/v1/agents` of everything below it."""
+    """The noun of a path, such as `/v1/agents` for everything below it."""
     parts = path.split("/", 3)
     return "/".join(parts[:3] if parts[1:2] == ["v1"] else parts[:2])
 
@@ -183,22 +183,21 @@ def _figures(scope: Scope) -> dict[str, Any]:
     return {"frames": figures.frames, "stream_end": figures.end} if isinstance(figures, StreamFigures) else {}
 
 
-# The trace that a request came with: W3C's `traceparent`, with which its sender says what the request is a part of.
-#
-# What the request starts goes on in that trace, and the lines that are logged on its behalf name it. A header that is
-# not well-formed, or is there twice, is passed over, as W3C says: it is no reason to refuse a request.
+# The trace of the request's sender (W3C's `traceparent`). The work that the request starts continues that trace, and
+# log lines name it. A header that is malformed or duplicated is ignored, as W3C demands: it is no reason to refuse a
+# request.
 
 
 _INCOMING: ContextVar[str | None] = ContextVar("trace context of the request", default=None)
 
 
 def incoming_trace() -> str | None:
-    """The W3C trace context that the present request came with, if it came with one."""
+    """The W3C trace context that the current request came with, if any."""
     return _INCOMING.get()
 
 
 def bind_trace(traceparent: str | None) -> None:
-    """Lets what is logged from here on, on behalf of the present request, name its trace."""
+    """Adds the trace to all further log lines of the current request."""
     trace_id = trace_id_of(traceparent)
     if trace_id is not None:
         bind_contextvars(trace_id=trace_id)
@@ -211,4 +210,5 @@ def _given(scope: Scope) -> str | None:
 
 
 NO_ROUTE = "none"
-"""In the metrics, of a request that no route has seen: it was refused before, or there is no such path."""
+"""Route label in the metrics for a request that reached no route: it was refused earlier, or its path does not
+exist."""

@@ -1,4 +1,4 @@
-"""What the routes work with. Made once in `main.py`, found in `app.state.services`."""
+"""The services that routes use. `main.py` constructs them once and stores them in `app.state.services`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -56,7 +56,7 @@ from shared.sql.runs.steps import StepStore
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """The API's collaborators."""
+    """The API's services."""
 
     settings: Settings
     clock: Clock
@@ -112,9 +112,9 @@ class Services:
     message_answers: MessageAnswers
     input_limits: InputLimits
     operations: Operations
-    """What living processes show of themselves, and figures."""
+    """The entries that live processes publish, and their figures."""
 
     def by_type(self) -> dict[Any, object]:
-        """Each service by the type that its field declares. A route names the types that it uses."""
+        """Each service by the type of its field. A route names the types that it uses."""
         declared = get_type_hints(type(self))
         return {declared[field.name]: getattr(self, field.name) for field in fields(self)}

@@ -1,4 +1,4 @@
-"""What waits for a decision, as every answer of the API names it: refusals, refused runs and parked runs."""
+"""The calls that wait for decisions, in the form that all answers share: refusals, refused runs and parked runs."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from shared.domain.ids import is_id
 
 BY_A_PERSON = '{"decision": "approve"} or {"decision": "deny"}'
 BY_THE_CLIENT = '{"decision": "tool_return", "tool_return": "…"} or {"decision": "deny"}'
-"""Bodies of a decision on one call, by who makes it: a tool of the client's cannot be approved."""
+"""Bodies of a decision on one call, by the tool's kind: the client runs its own tools, so it cannot approve them."""
 
 
 def wire_waiting(waiting: WaitingCalls) -> dict[str, Any]:
-    """The names of what waits, and the requests that decide it."""
+    """The names of the waiting calls, and the requests that decide them."""
     return {
         "pending_request_id": waiting.message_id,
         "run_id": waiting.run_id,
@@ -24,7 +24,7 @@ def wire_waiting(waiting: WaitingCalls) -> dict[str, Any]:
 
 
 def _how_to_resolve(waiting: WaitingCalls) -> str:
-    """The requests in words, with bodies that can be sent as they are."""
+    """The requests as text, with bodies that can be sent unchanged."""
     of_people = [approval_id for approval_id in waiting.approval_ids if approval_id not in waiting.client_side]
     one = [
         f"{_paths(ids)} with {bodies}"

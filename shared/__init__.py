@@ -1,1 +1,1 @@
-"""What the API and the worker must agree on. Imports neither of them."""
+"""The code that the API and the worker share. It imports neither of them."""

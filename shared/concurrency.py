@@ -1,7 +1,7 @@
-"""Work that runs beside other work: for the length of a block, again and again, or on a thread of its own.
+"""Background work: for the length of a block, periodically, or on a thread of its own.
 
-Feeds, lease renewal and watchers run for as long as a block needs them. When one of them breaks, its block is
-cancelled: it must not go on as if nothing had happened.
+Feeds, lease renewal and watchers run for as long as a block needs them. If one of them fails, its block is cancelled,
+because it must not continue without it.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ import structlog
 
 from shared.domain.errors import Unavailable
 
-# The time, handed in to everything that needs it: tests own their clock, the product uses the system's.
+# The clock is injected everywhere: tests control theirs, the product uses the system's.
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """A source of time."""
 
     def now(self) -> datetime:
         """Wall-clock time, aware, UTC."""
@@ -48,14 +48,14 @@ class SystemClock:
 
 
 def unix_ms(moment: datetime) -> int:
-    """Unix time in milliseconds, as the log's events carry it."""
+    """Unix time in milliseconds, the form in the log's events."""
     return int(moment.timestamp() * 1000)
 
 
 @asynccontextmanager
 async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
-    """A task group whose failure comes out as itself and not in a group, because callers catch domain errors. If
-    several fail, the body's failure is raised, or else the last one."""
+    """A task group that raises its failure itself, not in an exception group, because callers catch domain errors. If
+    several tasks fail, it raises the body's failure, or else the last one."""
     here = asyncio.current_task()
     cancelling_before = here.cancelling() if here is not None else 0
     failure: BaseException | None = None
@@ -63,15 +63,15 @@ async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
         async with asyncio.TaskGroup() as group:
             yield group
     except BaseExceptionGroup as failures:
-        failure = failures.exceptions[-1]  # a task group adds the body's last
+        failure = failures.exceptions[-1]  # a task group lists the body's error last
     if failure is None:
         return
     if here is not None and here.cancelling() > cancelling_before:
-        # Until Python 3.13 a task group that unwinds for an error drops a cancellation that comes meanwhile. Since then
-        # it is pending, and is raised at the sleep.
+        # Until Python 3.13 a task group that unwinds after an error drops a cancellation that arrives meanwhile. Since
+        # then the cancellation is pending, and the sleep raises it.
         await asyncio.sleep(0)
         raise asyncio.CancelledError
-    raise failure  # outside the except block, so that it keeps the cause and context that it had
+    raise failure  # outside the except block, so that it keeps its original cause and context
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
         except Unavailable as error:
             log.warning("background_round_put_off", loop=name, reason=error.message)
         except Exception:
-            # The background-loop boundary: the next round may find things better, and nobody else would do this work.
+            # The background-loop boundary: the next round may succeed, and no other code does this work.
             log.exception("background_round_failed", loop=name)
         try:
             async with asyncio.timeout(every_s):
@@ -123,11 +123,11 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
 
 
 async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
-    """Runs `work` on an event loop in a thread of its own until it ends, fails, or this task is cancelled. It has this
-    task's context variables, so that what it logs names the same worker.
+    """Runs `work` on an event loop in its own thread until it ends, fails, or this task is cancelled. It inherits this
+    task's context variables, so that its log lines name the same worker.
 
-    A failure of `work` is raised here. A cancellation of this task is passed on to `work` and waited for, so that
-    nothing of `work` remains.
+    A failure of `work` is raised here. A cancellation of this task is passed on to `work`. This function then waits
+    until `work` has ended completely.
     """
     began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -141,7 +141,7 @@ async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: 
             loop.call_soon_threadsafe(task.cancel)
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # it is taken note of: what counts is that we were cancelled
+            running.exception()  # noted only: this task was cancelled, which matters more
         raise
     finally:
         executor.shutdown(wait=False)
@@ -167,13 +167,12 @@ async def _announced(
 
 
 LATE_S = 1.0
-"""An event loop that notices so long afterwards that a time is over has stood still meanwhile."""
+"""An event loop that notices a timeout this many seconds late has stood still meanwhile."""
 
 
 class AnswerTimeout:
-    """Bounds a wait for a service or a tool, as `asyncio.timeout`. A process that stood still when the time was over,
-    as on a virtual machine that was paused, cannot know whether the other side was silent: it waits as long once
-    more."""
+    """Limits a wait for a service or a tool, like `asyncio.timeout`. If the process stood still when the time ran out,
+    as on a paused virtual machine, the other side may have answered. The wait then starts once more."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -203,27 +202,29 @@ class AnswerTimeout:
 
 
 class MovingTimer:
-    """One timer for a moment that moves with each event, on the event loop's clock: a timer for each event would be one
-    for each token. A moment that moves to later leaves the timer where it is. `look` is then called too early; it
-    compares the clock with the moment and calls `look_at` again."""
+    """One timer for a time that every event moves, on the event loop's clock: otherwise each token would create a
+    timer. A later time leaves the timer unchanged. `look` is then called too early; it compares the clock with its time
+    and calls `look_at` again."""
 
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
         self._looks_at = 0.0
 
     def look_at(self, when: float, look: Callable[[], None]) -> None:
-        """Has `look` called at `when` or before, once. While the timer runs, it keeps the `look` that it was given."""
+        """Calls `look` once, at `when` or before. While the timer runs, it keeps its first `look`."""
         if self._handle is not None:
             if self._looks_at <= when:
                 return
             self._handle.cancel()
-        # Asked of the timer, uvloop has no answer when less than half a millisecond was left: it made no timer then.
+        # The time is stored here: uvloop's timer returns none if less than half a millisecond was left, because it then
+        # creates no timer.
         self._looks_at = when
-        # `look` is an argument and no attribute: the timer of an owner would refer to its owner for ever.
+        # `look` is an argument and not an attribute: otherwise the timer and its owner would refer to each other for
+        # ever.
         self._handle = asyncio.get_running_loop().call_at(when, self._call, look)
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Stops the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -238,16 +239,16 @@ Result = TypeVar("Result")
 PAUSE_S = 0.2
 
 PATIENCE_S = 3.0
-"""Seconds for which a write is repeated while a caller waits for it. Its commit may have gone through and only the
-answer been lost."""
+"""Seconds for which a write is retried while a caller waits. The commit may have succeeded although its answer was
+lost."""
 
 
 async def retry_while_unavailable(action: Callable[[bool], Awaitable[Result]], *, for_s: float, clock: Clock) -> Result:
-    """Calls `action(is_again)` until a service answers, for `for_s` seconds at most; gives what `action` gave.
+    """Calls `action(is_again)` until a service answers, for at most `for_s` seconds, and returns its result.
 
-    A step costs a model call, and tools that may not be called twice. So a worker does not throw a step away at the
-    first write that is refused. `is_again` says that an earlier try may have been stored although its answer was lost.
-    Raises what `action` raises, and `Unavailable` when the time is over.
+    A step costs a model call, and tools that may not be called twice, so a worker does not discard a step after one
+    failed write. `is_again` means that an earlier attempt may have been stored although its answer was lost. Raises the
+    errors of `action`, and `Unavailable` after the time limit.
     """
     deadline = clock.monotonic() + for_s
     is_again = False
@@ -267,29 +268,31 @@ Store = TypeVar("Store")
 
 @dataclass(frozen=True)
 class Patience:
-    """Repeats methods of stores while the database is unavailable, for `for_s` seconds at most.
+    """Retries methods of stores while the database is unavailable, for at most `for_s` seconds.
 
-    `main.py` applies it where it constructs a store, so the store's callers call a method once and know nothing of
-    retries. Each method must change nothing when it is called again after its answer was lost.
+    `main.py` applies it where it constructs a store, so the store's callers need no retries. Each method must be
+    idempotent: a second call after a lost answer must change nothing.
     """
 
     for_s: float
     clock: Clock
 
     def applied_to(self, store: Store, *methods: Callable[..., Awaitable[object]]) -> Store:
-        """Returns a copy of the store that repeats these of its methods, as `retry_while_unavailable` does. A method
-        that has an argument `again` gets the value of `is_again` in it."""
+        """A copy of the store that retries these methods, as `retry_while_unavailable` does. A method with a parameter
+        `again` gets the value of `is_again` in it."""
         patient = copy.copy(store)
         for method in methods:
-            name, is_told = method.__name__, "again" in signature(method).parameters
+            name, takes_again = method.__name__, "again" in signature(method).parameters
             # Not by `setattr`, which a frozen dataclass refuses.
-            vars(patient)[name] = self._repeated(getattr(store, name), is_told=is_told)
+            vars(patient)[name] = self._repeated(getattr(store, name), takes_again=takes_again)
         return patient
 
-    def _repeated(self, method: Callable[..., Awaitable[Result]], *, is_told: bool) -> Callable[..., Awaitable[Result]]:
+    def _repeated(
+        self, method: Callable[..., Awaitable[Result]], *, takes_again: bool
+    ) -> Callable[..., Awaitable[Result]]:
         async def repeated(*args: Any, **named: Any) -> Result:
             def call(is_again: bool) -> Awaitable[Result]:
-                return method(*args, **named, again=True) if is_again and is_told else method(*args, **named)
+                return method(*args, **named, again=True) if is_again and takes_again else method(*args, **named)
 
             return await retry_while_unavailable(call, for_s=self.for_s, clock=self.clock)
 
@@ -300,16 +303,16 @@ LONG_DATA = 100_000
 
 
 async def beside(work: Callable[[], Result], size: int) -> Result:
-    """What `work` gives. Where it has much to look through, `size` characters, it does so on a thread: the event loop
-    takes turns with it. No single call of it into C may take long, because nothing else runs meanwhile."""
+    """The result of `work`. If `size`, in characters, is large, `work` runs on a thread and takes turns with the event
+    loop. It must make no long call into C, which would block both."""
     return await asyncio.to_thread(work) if size > LONG_DATA else work()
 
 
 async def others_turn(data: Sized) -> None:
-    """Lets everything else that is ready run first, if it is much that is to be worked through next.
+    """Lets other ready tasks run first, if the data to process next is large.
 
-    A long body is measured, parsed, checked, stored and shown. Each takes tens of milliseconds, and together they would
-    be a quarter of a second in which nobody else is served.
+    A long body is measured, parsed, checked, stored and shown. Each takes tens of milliseconds. Together they would
+    block all other requests for a quarter of a second.
     """
     if len(data) > LONG_DATA:
         await asyncio.sleep(0)

@@ -1,9 +1,9 @@
-"""Points around every durable write of a run's life at which a test can end this process, or lose an answer.
+"""Points around every durable write of a run at which a test can end this process, or lose an answer.
 
-Tests show that a run survives any crash by crashing at every point. `HOLDFAST_CRASH_AT=settle:after` ends the process
-there, as `kill -9` would; `settle:after:2` does it at the second pass. `settle:lost` lets the write happen and then
-loses its answer, as a connection does that breaks; `settle:lost:1:2` loses the first two. Without the setting nothing
-here does anything.
+Tests prove that a run survives any crash by crashing at every point. `HOLDFAST_CRASH_AT=settle:after` ends the process
+there, as `kill -9` would; `settle:after:2` ends it at the second pass. `settle:lost` performs the write and then loses
+its answer, as a broken connection does; `settle:lost:1:2` loses the first two. Without the setting this module does
+nothing.
 """
 
 import os
@@ -21,7 +21,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class CrashPoint(StrEnum):
-    """The durable writes that a run's life consists of."""
+    """The durable writes of a run."""
 
     SUBMIT = "submit"
     SUBMIT_REFUSED = "submit_refused"
@@ -59,8 +59,8 @@ SIDES = ("before", "after", "lost")
 
 
 class _Armed:
-    """The point of this process, how many passes come before it acts, and how often it acts then. A module-level value,
-    because a crash is the process's."""
+    """The point of this process, the number of passes before it acts, and how often it then acts. A module-level value,
+    because a crash concerns the process."""
 
     point: ClassVar[str] = ""
     passes: ClassVar[int] = 0
@@ -68,8 +68,8 @@ class _Armed:
 
 
 def arm(setting: str) -> None:
-    """Sets the point of `HOLDFAST_CRASH_AT`, or none for an empty text. Raises `InvalidRequest` when there is no such
-    point."""
+    """Sets the point of `HOLDFAST_CRASH_AT`, or none for an empty text. Raises `InvalidRequest` if the point does not
+    exist."""
     if not setting:
         _Armed.point = ""
         return
@@ -84,7 +84,7 @@ def arm(setting: str) -> None:
 
 
 def reach(point: CrashPoint | None, side: str) -> None:
-    """Ends the process if it is to end here. At `after`, raises `Unavailable` if the answer is to be lost."""
+    """Ends the process if this is its point. At `after`, raises `Unavailable` if the answer is to be lost."""
     if not _Armed.point or point is None:
         return
     if _is_due(f"{point}:{side}"):
@@ -103,7 +103,7 @@ def _is_due(name: str) -> bool:
 
 @contextmanager
 def crash_point(point: CrashPoint) -> Generator[None]:
-    """Surrounds a write to Redis. A write to SQL names its point when it begins its transaction."""
+    """Encloses a write to Redis. A write to SQL names its point when it begins its transaction."""
     reach(point, "before")
     yield
     reach(point, "after")

@@ -1,7 +1,7 @@
-"""The limits of a JSON value: within them, every part of the product can store it, read it and show it again.
+"""Limits of JSON values. Every part of the product can store, read and return a value within them.
 
-A value that passes holds no text that a database refuses and no number that JSON or SQL cannot hold. It is neither so
-deep nor so wide that a program which walks through it stands still or breaks.
+Such a value contains no text that a database refuses and no number that JSON or SQL cannot represent. It is neither so
+deep nor so wide that code which traverses it hangs or fails.
 """
 
 import json
@@ -11,11 +11,10 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 
 MAX_DEPTH = 100
-"""Lists and objects inside one another. The answer that shows a value puts it a few levels deeper."""
+"""Nested lists and objects. An answer puts the value a few levels deeper."""
 
 MAX_VALUES = 100_000
-"""Values in one document; each list, object, text and number counts. A process walks through so many in a few
-milliseconds."""
+"""Values per document; each list, object, text and number counts. Traversing this many takes a few milliseconds."""
 
 MAX_INTEGER = 2**63 - 1
 
@@ -27,32 +26,32 @@ HAS_NUL = "Text contains a NUL character, which cannot be stored"
 HALF_CHARACTER = "Text contains half a surrogate pair, which is no character"
 
 _STRING = re.compile(r'"[^"]*+(?:"|\Z)')
-"""A JSON string without escaped quotes, or the rest of the text when the string does not end."""
+"""A JSON string without escaped quotes, or the rest of the text if the string does not end."""
 
 MOST_STRINGS = 2 * MAX_VALUES
-"""Each string of a document is a value, or the key of one."""
+"""Each string of a document is a value or a key."""
 
 LONGEST_INTEGER = 20
-"""Characters of an integer that is read. The time to read one grows with the square of its length."""
+"""Characters of the longest integer that is parsed. The time to parse one grows with the square of its length."""
 
 Place = tuple[str | int, ...]
 
 
 class JsonFlaw(NamedTuple):
-    """What is wrong with a JSON value, and where in it."""
+    """A flaw of a JSON value, and its place."""
 
     place: Place
     text: str
 
 
 _Step = tuple[Any, str | int, int]
-"""A place as a chain: the step to the parent or None, the key there, and the depth."""
+"""A place as a linked list: the parent's step or None, the key, and the depth."""
 
 
 def flaw_of_document(document: bytes) -> JsonFlaw | None:
-    """What is wrong with a JSON text. None when nothing is, and when it is no JSON: the parser says that better.
+    """The flaw of a JSON text. None if it has none, and if it is no JSON: the parser reports that better.
 
-    The text is measured before it is parsed, because a short text can hold millions of lists.
+    The text is measured before it is parsed, because a short text can contain millions of lists.
     """
     try:
         text = document.decode(json.detect_encoding(document), "surrogatepass")
@@ -78,9 +77,10 @@ def flaw_of_document(document: bytes) -> JsonFlaw | None:
 
 
 def flaw_of(value: object, *, max_values: int = MAX_VALUES, size_only: bool = False) -> JsonFlaw | None:
-    """What is wrong with a parsed JSON value. None: nothing. `size_only`: it is not to be stored as it is.
+    """The flaw of a parsed JSON value. None: it has none. `size_only`: the value will not be stored unchanged.
 
-    Nearly every value is sound, and is looked through a level at a time. Only where one is not, its place is sought.
+    Nearly every value is valid and is checked level by level. Only an invalid one is searched for the place of its
+    flaw.
     """
     if _is_sound(value, max_values, size_only=size_only):
         return None
@@ -141,7 +141,7 @@ def _inside(value: dict[str, Any] | list[Any], step: _Step | None, depth: int) -
 
 
 def _flaw_of_one(value: object) -> str | None:
-    """What is wrong with a value itself, whatever is inside it."""
+    """The flaw of the value itself, not of its contents."""
     if isinstance(value, str):
         return _flaw_of_text(value)
     if isinstance(value, dict):
@@ -166,14 +166,14 @@ def _flaw_of_text(text: str) -> str | None:
 
 
 def _has_too_many(text: str) -> bool:
-    """Whether there are more values than there may be, with the commas and brackets in strings left out."""
+    """Whether there are too many values. Commas and brackets within strings do not count."""
     plain = text.replace("\\\\", "").replace('\\"', "")
     outside, strings = _STRING.subn("", plain, count=MOST_STRINGS + 1)
     return strings > MOST_STRINGS or _most_values(outside) > MAX_VALUES
 
 
 def _most_values(text: str) -> int:
-    """The most values that the text can have: every comma and bracket is taken for one of JSON's."""
+    """An upper bound of the text's values: it counts every comma and bracket."""
     return 1 + text.count(",") + text.count("[") + text.count("{")
 
 
@@ -185,11 +185,11 @@ def _place(step: _Step | None) -> Place:
     return tuple(reversed(keys))
 
 
-# How large a JSON Schema may be that a tenant chose, and its check before anything is checked against it.
+# The size limit of a JSON Schema from a tenant, checked before anything is validated against it.
 
 
 MAX_SCHEMA_VALUES = 3_000
-"""Checking a schema itself costs a fraction of a millisecond for each of its values."""
+"""Validating a schema takes a fraction of a millisecond per value."""
 
 MAX_SCHEMA_CHARS = 200_000
 
@@ -197,7 +197,7 @@ MAX_COMPLAINT_CHARS = 300
 
 
 def schema_flaw(schema: dict[str, Any]) -> str | None:
-    """Why a schema is too large to be checked against. None: it is not. It may still be invalid."""
+    """Why a schema is too large to validate against. None: it is not. It may still be invalid."""
     flaw = flaw_of(schema, max_values=MAX_SCHEMA_VALUES)
     if flaw is not None:
         where = shortened(".".join(map(str, flaw.place)))
@@ -208,13 +208,13 @@ def schema_flaw(schema: dict[str, Any]) -> str | None:
 
 
 def shortened(message: object) -> str:
-    """So much of what is wrong as a model needs: names and values in it may be of any length."""
+    """The part of a message that a model needs. Names and values in it may have any length."""
     text = str(message)
     return text if len(text) <= MAX_COMPLAINT_CHARS else f"{text[:MAX_COMPLAINT_CHARS]}..."
 
 
 def characters_of(value: Any) -> int:
-    """About how many characters a value has when it is written down."""
+    """Roughly the number of characters of a value as JSON."""
     total, waiting = 0, [value]
     while waiting:
         one = waiting.pop()

@@ -1,7 +1,7 @@
-"""How the tools that an MCP server lists become tools of a project.
+"""Turns the tools that an MCP server lists into tools of a project.
 
-What a server says of its tools is text of somebody else: a name is made legal, a long description is cut, and a tool
-whose schema no call could be checked by is left out, with its reason.
+A server's descriptions are untrusted text: names are made legal, long descriptions are cut, and a tool whose schema
+cannot check a call is left out, with its reason.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ from shared.domain.tools import Tool
 from shared.json_limits import flaw_of, schema_flaw
 
 MOST_SERVERS = 50
-"""Of a project."""
+"""Per project."""
 
 MOST_TOOLS = 500
-"""Of a server that a project takes over. No model is offered more."""
+"""Imported tools per server. Models get no more either."""
 
 LONGEST_NAME = 64
-"""Characters of a tool's name that every provider of models takes."""
+"""Characters of a tool's name that every model provider accepts."""
 
 LONGEST_DESCRIPTION = 10_000
-"""Characters. A description is read with every request to a model."""
+"""Characters. Every request to a model contains the description."""
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 _DIGITS = 6
@@ -54,7 +54,7 @@ class SkippedTool(msgspec.Struct, frozen=True):
 
 
 class ToolChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be stored so that a project has the tools that a server lists."""
+    """The changes to store so that a project has the tools that a server lists."""
 
     added: Sequence[Tool] = ()
     updated: Sequence[Tool] = ()
@@ -63,8 +63,8 @@ class ToolChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def possible_names(server_name: str, tool_name: str) -> list[str]:
-    """The names that a project may give to a server's tool, the first one that is free: the tool's own, that behind the
-    server's name, and that with digits that belong to these two names alone. Each is legal for all providers."""
+    """The names that a project may give to a server's tool; the first free one is used: the tool's own name, that with
+    the server's name before it, and that with digits derived from both names. Each is legal for all providers."""
     both = f"{server_name}_{tool_name}"
     digits = hashlib.sha256(f"{server_name}\0{tool_name}".encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
     return [_legal(tool_name), _legal(both), f"{_legal(both)[: LONGEST_NAME - _DIGITS - 1]}_{digits}"]
@@ -78,27 +78,27 @@ def _legal(text: str) -> str:
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that a server lists, for a project that takes them over."""
+    """The import of a server's listed tools into a project."""
 
     remote: Sequence[RemoteTool]
     asks_always: bool = False
-    """The operator demands that a person decides on each call, whatever the server says of the tool."""
+    """The operator demands approval for each call, whatever the server says about the tool."""
     new_id: Callable[[], ToolId]
     now: datetime
     deletes: bool = True
-    """Whether tools go that the server lists no more. Not where only some of its tools are taken over."""
+    """Whether tools are deleted that the server no longer lists. False if only some of its tools are imported."""
 
     def names(self, server: McpServer) -> list[str]:
-        """Every name that a tool of the project may get."""
+        """All names that a tool of the project may get."""
         return [name for tool in self.remote for name in possible_names(server.name, tool.name)]
 
     def changes(self, server: McpServer, own: Sequence[Tool], taken: Collection[str]) -> ToolChanges:
-        """What is to be stored. `own`: the server's tools in the project; `taken`: the names of `names` that the
-        project uses, those of `own` among them."""
+        """The changes to store. `own`: the server's tools in the project. `taken`: those of `names` that the project
+        uses, `own` included."""
         known = {source.tool_name: tool for tool in own if (source := tool_source(tool)) is not None}
         used, listed = set(taken) | _RESERVED, set[str]()
         added, updated, skipped = list[Tool](), list[Tool](), list[SkippedTool]()
-        # Sorted, so that it does not depend on the order of the list which of two tools gets a name.
+        # Sorted, so that the order of the list does not decide which of two tools gets a name.
         for remote in sorted(self.remote, key=lambda tool: tool.name):
             reason = "the server lists it twice" if remote.name in listed else _flaw(remote)
             before = known.get(remote.name)
@@ -135,8 +135,8 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
         return _described(blank, server, remote)
 
     def _refreshed(self, before: Tool, server: McpServer, remote: RemoteTool) -> Tool:
-        """The tool as the server describes it now. What its owner has set stays, unless the server warns of the tool
-        now, or takes back that it can be repeated: a server makes its tools more careful, and never less."""
+        """The tool with the server's current description. Its owner's settings stay, unless the server now warns of the
+        tool, or no longer says that calls are repeatable: a server can make its tools more careful, and never less."""
         hints: dict[str, Any] = before.metadata.get(HINTS) or {}
         after = _described(before, server, remote)
         warns_now = remote.destructive is True and not hints.get("destructive")
@@ -164,7 +164,7 @@ def _described(tool: Tool, server: McpServer, remote: RemoteTool) -> Tool:
 
 
 def renamed(tools: Iterable[Tool], server: McpServer, now: datetime) -> list[Tool]:
-    """A server's tools after the server got another name. Their own names stay: agents and prompts go by them."""
+    """A server's tools after the server was renamed. Their own names stay, because agents and prompts use them."""
     after: list[Tool] = []
     for tool in tools:
         source = tool_source(tool)
@@ -178,7 +178,7 @@ def renamed(tools: Iterable[Tool], server: McpServer, now: datetime) -> list[Too
 
 def _is_repeatable(remote: RemoteTool) -> bool:
     """Whether a call may be started again after a crash. A tool that only promises that a second call changes nothing
-    further may still do something twice that it does not count as a change, as writing to a log."""
+    further may still have effects that it does not count as changes, such as a log entry."""
     return remote.read_only is True
 
 

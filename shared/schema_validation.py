@@ -1,7 +1,8 @@
-"""JSON Schema with a bound on its cost: a small schema and small arguments can take hours together.
+"""JSON Schema validation with limited cost: even a small schema and small arguments can take hours together.
 
-The schema may come from a tenant. So it has a size, it is checked once and not for every call, and its regular
-expressions are never run. Each step of a validation is paid for from a budget, and what costs more is refused.
+The schema may come from a tenant. So its size is limited, it is checked once and not for every call, and its regular
+expressions are never run. Each step of a validation is charged to a budget, and a validation that exceeds it is
+refused.
 
 Imported when the first arguments are checked: the library takes as long as everything else that a call needs.
 """
@@ -21,20 +22,20 @@ from shared.json_limits import characters_of, shortened
 
 MAX_REFERENCES = 10_000
 MAX_COST = 100_000
-"""A unit is about the time that the check of one keyword takes: 5 microseconds."""
+"""A unit is roughly the time of checking one keyword: 5 microseconds."""
 
 CHECKED_SCHEMAS = 128
-"""The number of schemas that the process remembers as valid or not."""
+"""The number of schemas whose validity the process remembers."""
 
 
 MAX_COMPLAINTS = 5
 
 _PER_STEP = 64
-"""Plain steps of a loop that cost a unit."""
+"""Simple loop steps per unit."""
 _COMPARISONS = 8
-"""Comparisons of an `enum` that cost a unit."""
+"""Comparisons of an `enum` per unit."""
 _CHARACTERS = 500
-"""Characters of an error's text that cost a unit: the text repeats the value that does not fit."""
+"""Characters of an error's text per unit: the text repeats the invalid value."""
 
 _FOR_EACH_ITEM = ("items", "contains", "propertyNames", "additionalProperties")
 _NEVER_CHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
@@ -44,15 +45,16 @@ _Keyword = Callable[..., Iterator[ValidationError] | None]
 
 
 class TooCostly(Exception):
-    """The check would take too long."""
+    """The validation would take too long."""
 
 
 class UnusableSchema(Exception):
-    """Nothing can be checked against this schema; its text says why."""
+    """This schema cannot validate anything; the text says why."""
 
 
 def complaints_about(arguments: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    """What does not fit a schema without flaw, in a few lines at most. Raises `UnusableSchema`, and `TooCostly`."""
+    """The errors of arguments against a valid schema, in a few lines at most. Raises `UnusableSchema`, and
+    `TooCostly`."""
     try:
         return [_complaint(error) for error in islice(_schema_errors(arguments, schema), MAX_COMPLAINTS)]
     except SchemaError as error:
@@ -69,8 +71,8 @@ def _complaint(error: ValidationError) -> str:
 
 
 def _schema_errors(value: object, schema: dict[str, Any]) -> Iterator[ValidationError]:
-    """The errors of a value against a schema without flaw. Raises `SchemaError`, `Unresolvable`, `RecursionError` for
-    references without end, and `TooCostly`."""
+    """The errors of a value against a valid schema. Raises `SchemaError`, `Unresolvable`, `RecursionError` for endless
+    references, and `TooCostly`."""
     plain: dict[str, Any] = _without_dialects(schema)
     invalid = _why_invalid(json.dumps(plain, sort_keys=True))
     if invalid is not None:
@@ -89,7 +91,7 @@ def _why_invalid(schema: str) -> str | None:
 
 
 class _Budget:
-    """What one validation may still cost, and the validator class that pays from it."""
+    """The remaining budget of one validation, and the validator class that charges it."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._left = MAX_COST
@@ -134,13 +136,13 @@ class _Budget:
         return each * len(cast("list[Any]", instance)) + 1
 
     def _length(self, value: Any) -> int:
-        """About how many characters a value has when it is written down. The answer is remembered, because several
-        keywords ask for it."""
+        """Roughly the number of characters of a value as JSON. The result is cached, because several keywords ask for
+        it."""
         if not isinstance(value, (dict, list)):
             return len(value) if isinstance(value, str) else 8
         known = self._sizes.get(id(cast("object", value)))
         if known is None:
-            # The value is kept as well: a new one might get the id of one that is gone.
+            # The value is kept too: another value could get the id of a deleted one.
             known = self._sizes[id(cast("object", value))] = (cast("object", value), characters_of(value))
         return known[1]
 
@@ -150,7 +152,7 @@ def _nothing(*_: Any) -> Iterator[ValidationError]:
 
 
 def _reach(wanted: Any) -> int:
-    """How much a keyword looks at in the schema: its own entries, and those of the schemas in it."""
+    """The size of the part of a schema that a keyword reads: its own entries, and those of the schemas in it."""
     if not isinstance(wanted, (dict, list)):
         return 0
     inside = list(cast("dict[str, Any]", wanted).values() if isinstance(wanted, dict) else cast("list[Any]", wanted))
@@ -158,7 +160,7 @@ def _reach(wanted: Any) -> int:
 
 
 def _widest(schema: Any) -> int:
-    """The most entries of any object in the schema."""
+    """The largest number of entries of an object in the schema."""
     widest, waiting = 0, [schema]
     while waiting:
         one = waiting.pop()
@@ -171,7 +173,7 @@ def _widest(schema: Any) -> int:
 
 
 def _without_dialects(schema: Any) -> Any:
-    """The schema without any `$schema`: one of them would switch to a validator that is not bounded."""
+    """The schema without any `$schema`, which would switch to a validator without limits."""
     if isinstance(schema, dict):
         items = cast("dict[str, Any]", schema).items()
         return {key: _without_dialects(value) for key, value in items if key != "$schema"}

@@ -1,9 +1,9 @@
-"""Encrypts secrets where they are stored, of agents, webhook endpoints and MCP servers: AES-256-GCM, bound to the
-owner's id and the name.
+"""Encrypts stored secrets of agents, webhook endpoints and MCP servers: AES-256-GCM, bound to the owner's id and the
+secret's name.
 
-A value that is copied to another owner, or to another name, cannot be read there. A stored text names its key, so that
-several keys can be in use while they are changed. Whoever has only the database, or a dump of it, reads no secret;
-the names, and how long a value is, are not hidden.
+A value that is copied to another owner or another name cannot be decrypted there. A stored text names its key, so
+several keys can be in use during a rotation. A reader of the database, or of a dump, learns no secret, but sees the
+names and the lengths of values.
 """
 
 import base64
@@ -21,7 +21,7 @@ from shared.domain.agents import SEALED, is_sealed
 from shared.domain.errors import InvalidRequest, UnreadableSecret
 
 PLAIN = ""
-"""Stands for the id of a key where a value is not encrypted."""
+"""The key id of values that are not encrypted."""
 
 _FORMAT = "1"
 _KEY_BYTES = 32
@@ -30,22 +30,22 @@ _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class SecretKeys:
-    """The keys by their ids, each of 32 bytes. The first one encrypts, all of them decrypt. Without any, values are
-    stored as they are."""
+    """The keys by id, each of 32 bytes. The first one encrypts, and all of them decrypt. Without keys, values are
+    stored unencrypted."""
 
     def __init__(self, keys: Mapping[str, bytes], random_bytes: Callable[[int], bytes] = os.urandom) -> None:
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
         self._random_bytes = random_bytes
         self.fingerprints = [_fingerprint(key_id, key) for key_id, key in keys.items()]
-        """By which processes tell each other which keys they have, the one that encrypts first. Of a random key of 32
-        bytes it gives nothing away."""
+        """Processes compare their keys by these, the encrypting key first. A fingerprint of a random key of 32 bytes
+        reveals nothing about it."""
         self.current = next(iter(keys), PLAIN)
         """The id of the key that encrypts."""
 
     @classmethod
     def parse(cls, text: str, source: str) -> "SecretKeys":
-        """Reads `id:base64,id:base64`; lines do as well as commas. Raises `InvalidRequest`, which names `source`, the
-        place of the entry in it, and no key."""
+        """Parses `id:base64,id:base64`; lines may replace commas. Raises `InvalidRequest`, which names `source` and the
+        entry's place in it, and no key."""
         keys: dict[str, bytes] = {}
         entries = [entry for entry in re.split(r"[,\s]+", text) if entry]
         if text and not entries:
@@ -71,7 +71,7 @@ class SecretKeys:
         return key_id in self._ciphers
 
     def seal(self, owner_id: str, name: str, value: str) -> str:
-        """What is stored for a value. One that is encrypted already, or empty, stays as it is."""
+        """The stored form of a value. An encrypted or empty value stays unchanged."""
         if not self or not value or is_sealed(value):
             return value
         nonce = self._random_bytes(_NONCE_BYTES)
@@ -80,7 +80,7 @@ class SecretKeys:
         return f"{SEALED}{_FORMAT}:{self.current}:{base64.b64encode(nonce + sealed).decode()}"
 
     def open(self, owner_id: str, name: str, stored: str) -> str:
-        """The value of what is stored. Raises `UnreadableSecret`."""
+        """The value of a stored text. Raises `UnreadableSecret`."""
         if not is_sealed(stored):
             return stored
         key_id = key_id_of(stored)
@@ -97,7 +97,7 @@ class SecretKeys:
             raise UnreadableSecret(name, said) from error
 
     def problem_with(self, owner_id: str, stored: Mapping[str, str]) -> UnreadableSecret | None:
-        """Why one of an owner's secrets cannot be read; None when each of them can."""
+        """Why one of an owner's secrets cannot be decrypted; None if all can."""
         try:
             self.open_all(owner_id, stored)
         except UnreadableSecret as error:
@@ -109,11 +109,11 @@ class SecretKeys:
         return {name: self.open(owner_id, name, value) for name, value in stored.items()}
 
     def seal_all(self, owner_id: str, values: Mapping[str, str]) -> dict[str, str]:
-        """What is stored for all secrets of an owner."""
+        """The stored forms of all secrets of an owner."""
         return {name: self.seal(owner_id, name, value) for name, value in values.items()}
 
     def sealed_anew(self, owner_id: str, stored: Mapping[str, str]) -> "SealedAnew":
-        """The same secrets, encrypted with the first key as far as they can be read."""
+        """The same secrets, encrypted with the first key as far as they can be decrypted."""
         after: dict[str, str] = {}
         unreadable: list[UnreadableSecret] = []
         for name, value in stored.items():
@@ -128,7 +128,7 @@ class SecretKeys:
 
 
 class SealedAnew(NamedTuple):
-    """What became of an owner's secrets."""
+    """The result of encrypting an owner's secrets again."""
 
     after: dict[str, str]
     unreadable: list[UnreadableSecret]
@@ -138,30 +138,30 @@ NO_KEYS = SecretKeys({})
 
 
 def key_id_of(stored: str) -> str:
-    """The id of the key with which a stored value is encrypted; `PLAIN` if it is not."""
+    """The id of the key that encrypts a stored value; `PLAIN` if none does."""
     if not is_sealed(stored):
         return PLAIN
     return stored.removeprefix(SEALED).partition(":")[2].partition(":")[0]
 
 
 def can_read(reader: Sequence[str], writer: Sequence[str]) -> bool:
-    """Whether a process with these fingerprints can read what one with those encrypts."""
+    """Whether a process with the fingerprints `reader` can decrypt the secrets of one with those of `writer`."""
     return not writer or writer[0] in reader
 
 
 def _fingerprint(key_id: str, key: bytes) -> str:
-    """`id:` and twelve hexadecimal digits, which two keys with one id do not share."""
+    """`id:` and twelve hexadecimal digits, which differ for two keys of one id."""
     return f"{key_id}:{hashlib.sha256(b'holdfast key fingerprint' + key).hexdigest()[:12]}"
 
 
 def new_key(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
-    """A key with an id of its own, as the setting takes it."""
+    """A key with a new id, in the setting's form."""
     return f"k{random_bytes(4).hex()}:{base64.b64encode(random_bytes(_KEY_BYTES)).decode()}"
 
 
 def _bound_to(key_id: str, owner_id: str, name: str) -> bytes:
-    # NUL can be in none of the three: ids have none, and names with one are refused before they are stored.
-    # The first word was there before endpoints had secrets, and what is stored is bound to it.
+    # None of the three can contain NUL: ids have none, and names with one are refused before they are stored. The first
+    # word is older than endpoints' secrets, and stored values are bound to it.
     return "\0".join(("holdfast agent secret", _FORMAT, key_id, owner_id, name)).encode()
 
 

@@ -1,7 +1,8 @@
-"""Checks the arguments of a tool call before the tool starts: the model's in the worker, a person's edits in the API.
+"""Checks the arguments of a tool call before the tool starts: a model's arguments in the worker, a person's edits in
+the API.
 
-The schema may come from a tenant. So the check runs beside the process's event loop, fetches no remote reference and
-runs no regular expression of the schema. It gives up on arguments and schemas that would take long together.
+The schema may come from a tenant. So the check runs beside the event loop, fetches no remote reference and runs no
+regular expression of the schema. It refuses arguments and schemas that would take long together.
 """
 
 import asyncio
@@ -16,19 +17,19 @@ MAX_ARGUMENTS_CHARS = 1_000_000
 
 
 class RefusedArguments(msgspec.Struct, frozen=True):
-    """Arguments that the tool must not be called with."""
+    """Arguments with which the tool must not be called."""
 
     text: str
-    """For the model: what is wrong, so that it can call again."""
+    """For the model: the errors, so that it can call again."""
 
 
 async def check_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
-    """`read_arguments` on a thread, so that its cost delays nothing else in the process."""
+    """`read_arguments` on a thread, so that it delays nothing else in the process."""
     return await asyncio.to_thread(read_arguments, text, schema)
 
 
 async def why_unusable(schema: dict[str, Any]) -> str | None:
-    """Why nothing can be checked against a schema, as far as that shows without anything to check; None: it can."""
+    """Why a schema cannot validate anything, as far as the schema alone shows it. None: it can."""
     return await asyncio.to_thread(_why_unusable, schema)
 
 
@@ -48,7 +49,7 @@ def _why_unusable(schema: dict[str, Any]) -> str | None:
 
 
 def read_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
-    """The arguments of a call as an object that fits `schema`. No text at all is no arguments."""
+    """The arguments of a call as an object that matches `schema`. An empty text means no arguments."""
     if len(text) > MAX_ARGUMENTS_CHARS:
         return RefusedArguments(f"Error: the arguments are longer than {MAX_ARGUMENTS_CHARS} characters")
     try:
@@ -67,7 +68,7 @@ def _checked(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
     flaw = flaw_of(arguments, size_only=True)
     if flaw is not None:
         return RefusedArguments(f"Error: the arguments cannot be used: {flaw.text}")
-    # Here, and not above: most processes that start check nothing for a while, and this is a thread's.
+    # Imported here: most processes validate nothing for a while, and the import belongs to this thread.
     from shared.schema_validation import TooCostly, UnusableSchema, complaints_about
 
     try:

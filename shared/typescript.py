@@ -1,4 +1,4 @@
-"""The function of a TypeScript tool, and the modules that a worker hands to Node.js."""
+"""The function of a TypeScript tool, and the modules that a worker passes to Node.js."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tree_sitter import Language, Node, Parser
 
 from shared.domain.errors import InvalidToolSource
 
-# A TypeScript source as a tree, with its faults named by their lines.
+# Parses TypeScript source into a tree. Errors name the line.
 
 
 MAX_SOURCE_CHARS = 128 * 1024
@@ -16,7 +16,7 @@ MAX_NODES = 400_000
 
 
 def parse(source: str) -> Node:
-    """The root of the source's tree. Raises `InvalidToolSource` when the source is too long or cannot be read."""
+    """The root of the source's tree. Raises `InvalidToolSource` if the source is too long or invalid."""
     if len(source) > MAX_SOURCE_CHARS:
         raise InvalidToolSource(
             f"The source has {len(source)} characters, {MAX_SOURCE_CHARS} are allowed: move data out of the tool."
@@ -33,7 +33,7 @@ def parse(source: str) -> Node:
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """Every node below, in the order of the text. A node whose children are not wanted: see `as_javascript`."""
+    """Every node below, in the order of the text. To skip a node's children: see `as_javascript`."""
     waiting = [root]
     for _ in range(MAX_NODES):
         if not waiting:
@@ -52,10 +52,9 @@ def text_of(node: Node | None) -> str:
     return "" if node is None or node.text is None else node.text.decode()
 
 
-# TypeScript without its types: each is replaced by spaces, so that lines and columns stay what they are.
-#
-# What TypeScript adds beyond types (enums, namespaces, parameter properties, decorators) would need code in its place,
-# and is refused by name. A text of TypeScript is bytes here, as the tree counts them.
+# Converts TypeScript to JavaScript: replaces each type by spaces, so that lines and columns stay the same. Constructs
+# that need generated code (enums, namespaces, parameter properties, decorators) are refused by name. Texts are bytes
+# here, because the tree counts bytes.
 
 
 REFUSED = {
@@ -78,7 +77,7 @@ TOKENS = {
     ("!", "public_field_definition"), ("!", "variable_declarator"), ("!", "non_null_expression"),
     ("readonly", "public_field_definition"), ("abstract", "abstract_class_declaration"), ("abstract", "class"),
 }  # fmt: skip
-"""Words and signs that only types need, each with the part of a program in which it does."""
+"""Words and signs that only types need, each with the kind of node that contains it."""
 ENDS = {
     "expression_statement", "lexical_declaration", "variable_declaration", "return_statement", "throw_statement",
     "public_field_definition",
@@ -89,7 +88,7 @@ DEEPEST = 2000
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A node and what is above it: a tree knows that only by looking from its root."""
+    """A node with its ancestors, which a node itself does not know."""
 
     node: Node
     above: "Place | None" = None
@@ -100,12 +99,12 @@ class Place(msgspec.Struct, frozen=True):
         return None if self.above is None else self.above.node
 
     def is_in(self, *kinds: str) -> bool:
-        """Whether it is a child of one of these."""
+        """Whether it is a child of a node of these kinds."""
         return self.above is not None and self.above.node.type in kinds
 
 
 def as_javascript(source: str) -> str:
-    """The source in JavaScript. Raises `InvalidToolSource` for what cannot be read, or would need code."""
+    """The source in JavaScript. Raises `InvalidToolSource` if it is invalid, or would need generated code."""
     text = Blanks(source.encode("utf-8", "surrogatepass"))
     waiting = [Place(parse(source))]
     for _ in range(MAX_NODES):
@@ -120,7 +119,7 @@ def as_javascript(source: str) -> str:
 
 
 class Blanks:
-    """The text while it loses its types."""
+    """A text whose types are being removed."""
 
     def __init__(self, text: bytes) -> None:
         self._text = bytearray(text)
@@ -132,7 +131,7 @@ class Blanks:
         return self._text.decode()
 
     def blank_types_of(self, place: Place) -> bool:
-        """Whether there is nothing more to look at in it."""
+        """Whether the node is done, with all of its children."""
         node = place.node
         if node.type in REFUSED and node.is_named:
             raise InvalidToolSource(f"Line {line(node)}: {REFUSED[node.type]}.")
@@ -159,14 +158,14 @@ class Blanks:
     def _blank_cast(self, place: Place) -> None:
         node, parent = place.node, place.parent
         word = next(child for child in reversed(node.children) if child.type in ("as", "satisfies"))
-        # No type is called: a bracket behind one is on the next line, and begins another statement.
+        # Types are not called: a bracket after one is on the next line, and begins another statement.
         if parent is not None and parent.type in CONTINUED and parent.start_byte == node.start_byte:
             self._blank(word.start_byte, node.end_byte, first=b";")
         else:
             self._blank_at_end(word.start_byte, place)
 
     def _blank_before_arrow(self, node: Node, function: Node) -> None:
-        """No line may end before the arrow: such ends go behind it."""
+        """Removes line ends before the arrow, which JavaScript forbids, and puts them after it."""
         arrow = next(child for child in function.children if child.type == "=>")
         ends = self._text.count(b"\n", node.start_byte, arrow.start_byte) if node.type != "type_parameters" else 0
         self._blank(node.start_byte, node.end_byte)
@@ -177,7 +176,7 @@ class Blanks:
             self._moved.append((arrow.end_byte, ends))
 
     def _blank_at_end(self, start: int, place: Place) -> None:
-        """Where the type was the end of a statement, the next line must not be taken for its continuation."""
+        """If the type ended a statement, the next line must not become its continuation."""
         node, above = place.node, place
         while above.above is not None and above.above.node.end_byte == node.end_byte and above.node.type not in ENDS:
             above = above.above
@@ -193,7 +192,7 @@ class Blanks:
 
 
 def _is_only_type(node: Node) -> bool:
-    """A whole statement, or member of a class, of which nothing is left."""
+    """A whole statement, or class member, of which nothing remains."""
     if node.type in STATEMENTS or node.type in MEMBERS:
         return True
     words = {child.type for child in node.children}
@@ -208,7 +207,7 @@ def _is_only_type(node: Node) -> bool:
 
 
 def _behind_comma(text: bytearray, place: int) -> int:
-    """The place behind a comma that follows, else the same place."""
+    """The place after a following comma, else the same place."""
     after = place
     while after < len(text) and text[after] in b" \t\r\n":
         after += 1
@@ -233,25 +232,25 @@ VALUES = {"arrow_function", "function_expression"}
 
 
 class FoundFunction(msgspec.Struct, frozen=True):
-    """One function of a source: its parts in the tree."""
+    """One function of a source: its nodes."""
 
     name: str
     statement: Node
-    """The whole statement, `export` included."""
+    """The whole statement, including `export`."""
     parameters: tuple[Node, ...]
     is_exported: bool
 
 
 class Module(msgspec.Struct, frozen=True):
-    """What Node.js is given: a module, and the order of its function's arguments."""
+    """The input of Node.js: a module, and the order of its function's arguments."""
 
     source: str
     parameters: tuple[str, ...] = ()
 
 
 def tool_function(root: Node, name: str | None) -> FoundFunction:
-    """The function called `name`; else the last one that is exported, else the last one whose name does not begin with
-    `_`. Raises `InvalidToolSource`."""
+    """The function called `name`; else the last exported one; else the last one whose name does not begin with `_`.
+    Raises `InvalidToolSource`."""
     found = [function for statement in root.named_children for function in _functions(statement)]
     if name is not None:
         chosen = [function for function in found if function.name == name]
@@ -267,7 +266,7 @@ def tool_function(root: Node, name: str | None) -> FoundFunction:
 
 
 def parameter_name(parameter: Node) -> str:
-    """The parameter's name; empty for `this` and for what takes all that is left. Raises `InvalidToolSource`."""
+    """The parameter's name; empty for `this` and for a rest parameter. Raises `InvalidToolSource`."""
     pattern = parameter.child_by_field_name("pattern")
     if pattern is None or pattern.type in ("this", "rest_pattern"):
         return ""
@@ -287,8 +286,8 @@ def tool_module(source: str, name: str) -> Module:
 
 
 def program_module(code: str, *, is_typescript: bool) -> Module:
-    """The module of a program: the value of a last expression is its default export. Raises `InvalidToolSource` for
-    TypeScript that cannot be read; JavaScript that cannot be read is for Node.js to refuse."""
+    """The module of a program, whose default export is the value of its last expression. Raises `InvalidToolSource` for
+    invalid TypeScript; Node.js reports errors in JavaScript."""
     try:
         text = _with_value(code)
         return Module(as_javascript(text) if is_typescript else text)
@@ -311,7 +310,7 @@ def _with_value(code: str) -> str:
         text[value.start_byte : value.end_byte],
         text[value.end_byte :],
     )
-    # An exported expression would have no line of its own in a trace.
+    # An exported expression would have no line of its own in a stack trace.
     end = b"\nexport { lastValue as default };"
     return (before + b";const lastValue = (" + value_text + b")" + after + end).decode()
 

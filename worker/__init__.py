@@ -1,1 +1,1 @@
-"""Lives a run. Imports `shared`, never `api`."""
+"""The workers, which execute runs. It imports `shared`, and never `api`."""

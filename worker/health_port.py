@@ -1,9 +1,10 @@
-"""A worker's own port: whether it lives, whether it takes runs, and what it counts.
+"""A worker's own port: its liveness, its readiness, and its metrics.
 
-A supervisor sees from outside what no log line says: an event loop that hangs answers nothing here. The port has no key
-and tells nothing of anybody's runs but numbers. It is for the machine, the cluster and Prometheus, never for callers.
+A supervisor detects from outside what no log line can report: a worker whose event loop hangs does not answer here. The
+port needs no key, and its answers contain only numbers about runs. It is for the machine, the cluster and Prometheus,
+never for callers.
 
-One request per connection, GET and HEAD alone: a connection costs a few kilobytes, and at most `REQUEST_S`.
+One request per connection, GET and HEAD only: a connection costs a few kilobytes, and at most `REQUEST_S`.
 """
 
 import asyncio
@@ -29,14 +30,14 @@ from worker.readable_secrets import ReadableSecrets
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CONNECTIONS = 32
-"""At once. More wait in the kernel's queue."""
+"""Concurrent connections. More wait in the kernel's queue."""
 
 HEAD_BYTES = 8192
 REQUEST_S = 10.0
-"""Seconds that one connection may take, from its beginning to its last byte."""
+"""Time limit of one connection in seconds, from its beginning to its last byte."""
 
 LOOK_S = 5.0
-"""The worker looks at the queue once a second and oftener. One that has not for so long claims nothing."""
+"""The worker polls the queue at least once a second. If it has not done so for this many seconds, it claims nothing."""
 
 NO_ROOM_S = 0.2
 
@@ -45,7 +46,7 @@ JSON = "application/json"
 
 
 class Readiness:
-    """Whether this worker takes runs now."""
+    """Whether this worker claims runs now."""
 
     def __init__(self, *, services: ServiceAnswers, queue_worker: QueueWorker, secrets: ReadableSecrets) -> None:
         self._services = services
@@ -53,10 +54,10 @@ class Readiness:
         self._secrets = secrets
 
     async def look(self) -> tuple[bool, bytes]:
-        """Whether it is ready, and the JSON that says what is missing."""
+        """Whether it is ready, and the JSON that names what is missing."""
         answers = await self._services.look()
         worker = self._queue_worker
-        # Never kept: who asks behind SIGTERM must not be told what was true before it.
+        # Never cached: a request after SIGTERM must not get an earlier answer.
         services = {**answers, "queue": worker.looked_s_ago() < LOOK_S}
         is_ready = all(services.values()) and not worker.is_draining and not self._secrets.problem
         said = {
@@ -80,7 +81,7 @@ class Readiness:
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """What a request is answered."""
+    """The answer to one request."""
 
     status: str
     content_type: str
@@ -96,7 +97,7 @@ class HealthAnswer:
 
 
 class HealthPort:
-    """Answers on bound sockets. `exposition` gives the metrics in Prometheus' text format."""
+    """Answers on bound sockets. `exposition` returns the metrics in Prometheus' text format."""
 
     def __init__(self, readiness: Readiness, exposition: Callable[[], bytes]) -> None:
         self._readiness = readiness
@@ -104,8 +105,8 @@ class HealthPort:
         self._places = asyncio.Semaphore(CONNECTIONS)
 
     async def serve(self, listening: socket.socket) -> None:
-        """Until it is cancelled; its connections end with it. The socket listens already and does not block; whoever
-        bound it closes it."""
+        """Answers until it is cancelled, which closes its connections. The socket must listen already and must not
+        block; its owner closes it."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -115,12 +116,12 @@ class HealthPort:
                 except OSError as error:
                     log.warning("health_connection_not_accepted", error=error.strerror)
                     self._places.release()
-                    await asyncio.sleep(NO_ROOM_S)  # the process has no descriptor left, and the connection stays
+                    await asyncio.sleep(NO_ROOM_S)  # the process has no descriptor left, so the connection waits
                     continue
                 group.create_task(self._serve_one(accepted), name="connection of the health port")
 
     async def _serve_one(self, accepted: socket.socket) -> None:
-        # Who breaks off, says too much or nothing at all is answered nothing.
+        # A client that breaks off, sends too much or nothing at all gets no answer.
         broken = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
         try:
             with accepted, contextlib.suppress(*broken):
@@ -168,8 +169,8 @@ async def _streams(accepted: socket.socket) -> AsyncGenerator[tuple[asyncio.Stre
 
 @contextmanager
 def health_sockets(settings: Settings) -> Generator[list[socket.socket]]:
-    """The port that the settings name, taken for the block and not yet open; nothing without one. Raises
-    `InvalidRequest` for a port that cannot be had."""
+    """Binds the port of the settings for the block, without listening; nothing if the settings name none. Raises
+    `InvalidRequest` if the port is not available."""
     if not settings.worker_port:
         yield []
         return

@@ -144,9 +144,9 @@ def _sleeptime(process: ProcessContext) -> SleeptimeRuns:
 
 
 def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
-    """The rounds that delete what the settings do not keep for ever, each with its name. A setting of 0 days has none.
+    """The rounds that delete expired records, by name. A setting of 0 days has no round.
 
-    One worker of the fleet does a round at a time, once a minute; `holdfast prune` does all of it at once.
+    One worker of the fleet does a round, once a minute; `holdfast prune` does all rounds at once.
     """
     settings, clock = process.settings, process.clock
     if settings.retain_days:
@@ -163,7 +163,8 @@ def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Await
         yield "prune records", records.prune_some
 
 
-# The part of the composition root that makes what tools need: walls, packages, folders, and for some a way out.
+# The part of the composition root that constructs the environment of tools: isolation, packages, folders, and the proxy
+# for tools with network access.
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -185,10 +186,10 @@ class ToolParts(NamedTuple):
 
 @asynccontextmanager
 async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGenerator[ToolParts]:
-    """The walls that were found to work here, for the block, and the packages for the Python behind them.
+    """The isolation that works here, for the block, and the packages for the Python inside it.
 
-    Raises `InvalidRequest` when there are no walls and nobody chose that, or packages cannot be kept where the settings
-    say.
+    Raises `InvalidRequest` if no isolation works and the operator has not chosen to do without, or if packages cannot
+    be stored where the settings say.
     """
     settings = process.settings
     choice = SandboxChoice(settings.sandbox, settings.tool_user, settings.tool_python, settings.tool_scratch_mb)
@@ -200,7 +201,7 @@ async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGen
         file_bytes=settings.tool_scratch_mb << 20,
     )
     node = await find_node(settings.tool_node, walls, limits)
-    # In tier 1 the folder is shown to the tools' user by another way.
+    # In tier 1 the sandbox mounts the folder for the tools' user.
     other_user = walls.user is not None and tier is not SandboxTier.ONE
     packages = await package_environments(process, python, for_other_user=other_user)
     calls_at_once = settings.tool_processes or max(LEAST_CALLS, 2 * (os.cpu_count() or 1))
@@ -224,7 +225,7 @@ async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGen
 
 
 def with_certificates(plan: ZygotePlan, above: Path, network: NetworkRules) -> ZygotePlan:
-    """The plan, with a file of those whom this worker trusts itself: the system's authorities and the operator's."""
+    """The plan, with a file of the certificate authorities that this worker trusts: the system's and the operator's."""
     trusted = network.tls().get_ca_certs(binary_form=True)
     path = above / "certificates.pem"
     path.write_text("".join(map(ssl.DER_cert_to_PEM_cert, trusted)))
@@ -233,7 +234,7 @@ def with_certificates(plan: ZygotePlan, above: Path, network: NetworkRules) -> Z
 
 
 def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
-    """The walls by their name, and the Python behind them. The log says it."""
+    """The sandbox of this tier, and the Python inside it. The log names both."""
     if isinstance(walls, PlainProcess):
         tier, danger = SandboxTier.PROCESS, f"tool code can do whatever {walls.whose_power} can"
         log.warning("tools_run_without_walls", sandbox=tier.value, danger=danger, user=walls.user)
@@ -265,9 +266,9 @@ HAND_OVER_S = 10.0
 
 @asynccontextmanager
 async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGenerator[QueueWorker]:
-    """A worker that takes runs for as long as the block lasts; at its end they are handed over.
+    """A worker that claims runs for as long as the block lasts. At the end it hands them over.
 
-    `alone`: nobody shares this Redis, so runs in flight are taken up at once.
+    `alone`: no other process shares this Redis, so runs in flight continue at once.
     """
     settings = process.settings
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
@@ -304,7 +305,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         sweeper = _sweeper(process, services, orphans)
         if alone:
             await sweeper.restart()
-        # What is started here logs the worker's name. The API of `holdfast dev` is started behind it, without.
+        # Tasks that start here log the worker's name. The API of `holdfast dev` starts later, without it.
         with bound_contextvars(worker=name):
             enter = stack.enter_async_context
             await enter(active_runs.listening())
@@ -325,7 +326,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
 
 
 def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncContextManager[None]:
-    """Says for as long as the block lasts which walls this worker's tools have, and in which languages they are."""
+    """Publishes, for as long as the block lasts, the isolation of this worker's tools and their languages."""
     presence, lease_s = ToolPresence(process.redis), process.settings.lease_s
     return repeating(
         lambda: presence.show(tools.tier, runs_javascript=tools.runs_javascript, for_s=lease_s),
@@ -361,7 +362,8 @@ Logs = tuple[EventLog, CheckpointStore]
 
 @asynccontextmanager
 async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
-    """The logs of this worker's runs. What all runs have ready goes together, to Redis or, embedded, to SQLite."""
+    """The logs of this worker's runs. The ready events of all runs are written together, to Redis or, embedded, to
+    SQLite."""
     database, servers = process.database, process.log_servers
     event_log = partial(EventLog, process.redis, ttl_s=process.settings.stream_ttl_s, servers=servers)
     if process.is_embedded:

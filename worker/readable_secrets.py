@@ -1,6 +1,6 @@
-"""Whether a worker can read the secrets of agents: with another key, or none, it fails each run that needs one.
+"""Whether a worker can decrypt the secrets of agents. With another key, or none, it fails each run that needs one.
 
-A worker goes on with the runs that need none, but it is not ready: a rollout that forgot the key stops with the first
+Such a worker continues with the runs that need none, but it is not ready: a rollout without the key stops at the first
 new worker, while the old ones still work.
 """
 
@@ -21,13 +21,13 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 LOOK_EVERY_S = 15.0
 
 AGENTS_AT_MOST = 1000
-"""Agents, the newest, whose secrets are tried: a few milliseconds. `holdfast doctor` tries those of all."""
+"""The newest agents, whose secrets are tried: a few milliseconds. `holdfast doctor` tries those of all agents."""
 
 FIX = "give every worker and API process the same HOLDFAST_ENCRYPTION_KEY"
 
 
 class ReadableSecrets:
-    """Looks at what is stored, and at the keys that API processes say they encrypt with."""
+    """Checks stored secrets, and the keys with which API processes encrypt."""
 
     def __init__(self, keys: SecretKeys, store: StoredSecretStore, presence: ProcessPresence) -> None:
         self._keys = keys
@@ -50,7 +50,7 @@ class ReadableSecrets:
         return ""
 
     async def _encrypted_next(self) -> str:
-        # Redis tells who encrypts now. While it is away, what is stored has been looked at all the same.
+        # Redis has the encrypting keys. While it is away, the stored secrets were still checked.
         with suppress(Unavailable):
             for api in await self._presence.api_processes():
                 if not can_read(self._keys.fingerprints, keys := api.secret_keys or []):

@@ -22,8 +22,8 @@ from shared.sql.runs.run_store import RunStore
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Reason = Literal["worker_lost", "not_dispatched", "waited"]
-"""Why a run is dispatched again: its worker is gone; its dispatch was lost; or it has waited for room in a budget until
-its time, which is no fault."""
+"""Why a run is dispatched again: its worker is gone; its dispatch was lost; or it has waited for a budget until its
+time, which is normal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class Sweeper:
 
     async def _dispatch_again(self, unqueued: Sequence[QuietRun]) -> Counter[Reason]:
         """Stores the runs' next dispatch in SQL, and queues it, unless a worker has taken its lease again meanwhile. If
-        such a worker dies, another worker claims its job in vain and removes it, and the next sweep finds no job of the
-        run."""
+        such a worker dies, another worker claims its job in vain and removes it, and the next sweep finds that the run
+        has no job."""
         if not unqueued:
             return Counter()
         dispatches = await self.runs.dispatch_again(unqueued)

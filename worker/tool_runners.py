@@ -1,4 +1,4 @@
-"""The runners of a worker, and which tools each is for."""
+"""The runners of a worker, and the tools of each."""
 
 from secrets import token_hex
 
@@ -44,7 +44,7 @@ def tool_runners(
     orphans: OrphanedRuns,
     signed_in: SignedIn,
 ) -> ToolRunners:
-    """Returns the runners and the tools that each is for. The last row fits every tool."""
+    """Returns the runners with the tools of each. The last row matches every tool."""
     settings, database = process.settings, process.database
     patience = process.patience(settings.database_patience)
     archival = ArchivalMemory(

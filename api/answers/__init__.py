@@ -1,1 +1,1 @@
-"""Types of the answers, for the OpenAPI document alone: programs are generated from it."""
+"""Types of answers, only for the OpenAPI document, from which clients are generated."""

@@ -1,4 +1,4 @@
-"""Agents and what they are made of: blocks, tools, secrets, settings of models."""
+"""Agents and their parts: blocks, tools, secrets, settings of models."""
 
 from typing import Literal
 
@@ -42,7 +42,7 @@ class Memory(TypedDict):
 
 
 class Tool(TypedDict):
-    """A tool. For a key that may only talk with an agent, the fields that say how it is made are null."""
+    """A tool. For a key that may only talk with an agent, the fields about its source are null."""
 
     id: str
     tool_type: str
@@ -119,7 +119,7 @@ class LLMConfig(TypedDict):
 
 
 class AgentCompactionSettings(TypedDict):
-    """How the histories of an agent are compacted."""
+    """The settings for the compaction of an agent's histories."""
 
     model: str | None
     model_settings: Fields | None
@@ -222,7 +222,7 @@ class AgentState(TypedDict):
 
 
 class ContextOverview(TypedDict):
-    """What fills the context of an agent, in tokens."""
+    """The contents of an agent's context, in tokens."""
 
     context_window_size_max: int
     context_window_size_current: int
@@ -250,7 +250,7 @@ class ContextOverview(TypedDict):
 
 
 class Model(TypedDict):
-    """A model that an agent may have."""
+    """A model that agents can use."""
 
     handle: str
     name: str
@@ -286,7 +286,7 @@ class Model(TypedDict):
 
 
 class EmbeddingModel(TypedDict):
-    """An embedding model that an agent or an archive may have."""
+    """An embedding model that agents and archives can use."""
 
     handle: str
     name: str
@@ -306,7 +306,7 @@ class EmbeddingModel(TypedDict):
 
 
 class ImportedAgents(TypedDict):
-    """What an agent file has brought."""
+    """The result of importing an agent file."""
 
     agent_ids: list[str]
 
@@ -330,7 +330,7 @@ class AgentFileContent(TypedDict):
 
 
 class Archive(TypedDict):
-    """A place for passages, which agents may share."""
+    """A collection of passages, which agents may share."""
 
     created_by_id: Nothing
     last_updated_by_id: Nothing
@@ -367,7 +367,7 @@ class Passage(TypedDict):
 
 
 class FoundMemory(TypedDict):
-    """A passage that an agent's search found."""
+    """A passage that an agent's search has found."""
 
     id: str
     timestamp: Time
@@ -376,14 +376,14 @@ class FoundMemory(TypedDict):
 
 
 class FoundMemories(TypedDict):
-    """What an agent's search found."""
+    """The result of an agent's search."""
 
     results: list[FoundMemory]
     count: int
 
 
 class FoundPassage(TypedDict):
-    """A passage that a search found, and why it stands in its place."""
+    """A passage that a search has found, with the scores for its rank."""
 
     passage: Passage
     score: float

@@ -1,4 +1,4 @@
-"""The server itself: its health, its keys, what it does."""
+"""The server itself: its health, its keys, its activity."""
 
 from typing import Literal, NotRequired
 
@@ -8,7 +8,7 @@ from api.answers.messages import Fields, Nothing, Time
 
 
 class Index(TypedDict):
-    """Where to go from here."""
+    """Links for a first visit."""
 
     name: str
     version: str
@@ -34,8 +34,8 @@ class Liveness(TypedDict):
 
 
 class Readiness(TypedDict):
-    """Whether what the API needs is there, by name. `sandbox` and `javascript`: of the whole deployment (`?full`). The
-    fields of an error: while it is not ready."""
+    """Whether the services that the API needs answer, by name. `sandbox` and `javascript` are about the whole
+    deployment (`?full`). The fields of an error are there while it is not ready."""
 
     status: Literal["ready", "not ready"]
     services: dict[str, bool | None]
@@ -49,7 +49,7 @@ class Readiness(TypedDict):
 
 
 class Deleted(TypedDict):
-    """What was asked for is gone."""
+    """The object was deleted."""
 
     message: str
 
@@ -72,13 +72,13 @@ class ApiKey(TypedDict):
 
 
 class IssuedKey(ApiKey):
-    """A new key. Its secret is in this answer and nowhere else."""
+    """A new key. Only this answer contains its secret."""
 
     key: str
 
 
 class DeploymentStatus(TypedDict):
-    """The deployment as an operator asks for it."""
+    """The deployment's state for an operator."""
 
     holdfast_version: str
     status: Literal["ready", "not ready"]
@@ -89,7 +89,7 @@ class DeploymentStatus(TypedDict):
 
 
 class AuditEvent(TypedDict):
-    """Who did what, when and from where."""
+    """The actor, the action, the time and the origin."""
 
     id: str
     at: Time
@@ -121,7 +121,7 @@ class RedisState(TypedDict):
 
 
 class LogServerState(TypedDict):
-    """A Redis that keeps logs of runs."""
+    """A Redis that stores logs of runs."""
 
     server: str
     used_memory_bytes: int | None
@@ -129,7 +129,7 @@ class LogServerState(TypedDict):
 
 
 class ProcessState(TypedDict):
-    """A process that lives: a worker has `runs` and what follows, a process of the API `readers`."""
+    """A live process. A worker has `runs` and the following fields, a process of the API `readers`."""
 
     name: str
     version: str
@@ -194,7 +194,7 @@ class MinuteFigures(TypedDict):
 
 
 class OperationsView(TypedDict):
-    """What the deployment does. A field is null while the service that knows it is away."""
+    """The deployment's activity. A field is null while the service that has its value is away."""
 
     at: Time
     version: str
@@ -214,7 +214,7 @@ class OperationsView(TypedDict):
 
 
 class OpenCallback(TypedDict):
-    """A callback that waits, or was given up: then `next_attempt_at` is null."""
+    """A callback that waits, or that was given up; then `next_attempt_at` is null."""
 
     run_id: str
     url: str
@@ -226,7 +226,7 @@ class OpenCallback(TypedDict):
 
 
 class OpenDelivery(TypedDict):
-    """What a webhook endpoint has not heard of. It waits, or was given up: then `next_attempt_at` is null."""
+    """An event that a webhook endpoint has not received. It waits, or was given up; then `next_attempt_at` is null."""
 
     id: str
     run_id: str

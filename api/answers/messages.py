@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypeAliasType, TypedDict
 
-# What the types of all answers are made of.
+# Building blocks of all answer types.
 
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -14,14 +14,14 @@ Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 Anything = Annotated[Any, WithJsonSchema({})]
 
 Fields = dict[str, Anything]
-"""An object whose fields its client or a provider has chosen."""
+"""An object whose fields a client or a provider has chosen."""
 
 Nothing = Annotated[None, WithJsonSchema({"type": "null"})]
-"""A field of Letta's wire that has no value here."""
+"""A field of Letta's wire that never has a value here."""
 
 
 class MessageHead(TypedDict):
-    """What every message has. In a list `seq_id` is null."""
+    """The fields of every message. In a list `seq_id` is null."""
 
     id: str
     date: Time
@@ -42,7 +42,7 @@ class TextPart(TypedDict):
 
 
 class ImageSource(TypedDict):
-    """Where an image is: at a URL, or here in base64."""
+    """The place of an image: a URL, or base64 data."""
 
     type: Literal["url", "base64"]
     url: NotRequired[str]
@@ -61,28 +61,28 @@ Content = str | list[TextPart | ImagePart]
 
 
 class SystemMessage(MessageHead):
-    """The agent's instructions, as the model was shown them."""
+    """The agent's instructions, in the form that the model got."""
 
     message_type: Literal["system_message"]
     content: Content
 
 
 class UserMessage(MessageHead):
-    """What a user said."""
+    """A user's message."""
 
     message_type: Literal["user_message"]
     content: Content
 
 
 class AssistantMessage(MessageHead):
-    """What the agent said."""
+    """A text of the agent."""
 
     message_type: Literal["assistant_message"]
     content: str
 
 
 class ReasoningMessage(MessageHead):
-    """What the model thought."""
+    """The model's reasoning."""
 
     message_type: Literal["reasoning_message"]
     source: str
@@ -107,7 +107,7 @@ class ToolCallMessage(MessageHead):
 
 
 class ApprovalRequestMessage(MessageHead):
-    """The agent wants to call tools, and a person has to decide it."""
+    """The agent wants to call tools, and waits for a person's decisions."""
 
     message_type: Literal["approval_request_message"]
     tool_call: ToolCall
@@ -115,7 +115,7 @@ class ApprovalRequestMessage(MessageHead):
 
 
 class ToolReturn(TypedDict):
-    """What one call came to."""
+    """The result of one call."""
 
     type: Literal["tool"]
     tool_return: Content
@@ -127,7 +127,7 @@ class ToolReturn(TypedDict):
 
 
 class ToolReturnMessage(MessageHead):
-    """What calls came to. The fields beside `tool_returns` are those of the first."""
+    """The results of calls. The fields beside `tool_returns` are those of the first."""
 
     message_type: Literal["tool_return_message"]
     tool_return: str
@@ -140,7 +140,7 @@ class ToolReturnMessage(MessageHead):
 
 
 class Captured(TypedDict):
-    """A turn that was brought is stored."""
+    """The captured turn is stored."""
 
     success: bool
     messages_created: int
@@ -148,7 +148,7 @@ class Captured(TypedDict):
 
 
 class ApprovalDecision(TypedDict):
-    """What a person decided of one call."""
+    """A person's decision on one call."""
 
     type: Literal["approval"]
     tool_call_id: str
@@ -158,7 +158,7 @@ class ApprovalDecision(TypedDict):
 
 
 class ApprovalResponseMessage(MessageHead):
-    """What a person decided. The fields beside `approvals` are those of the first."""
+    """A person's decisions. The fields beside `approvals` are those of the first."""
 
     message_type: Literal["approval_response_message"]
     approvals: list[ApprovalDecision | ToolReturn]
@@ -168,7 +168,7 @@ class ApprovalResponseMessage(MessageHead):
 
 
 class CompactionStats(TypedDict):
-    """What a compaction has come to."""
+    """The result of a compaction."""
 
     trigger: str
     context_tokens_before: int | None
@@ -179,7 +179,7 @@ class CompactionStats(TypedDict):
 
 
 class SummaryMessage(MessageHead):
-    """A summary took the place of older messages."""
+    """A summary, which replaces older messages."""
 
     message_type: Literal["summary_message"]
     summary: str
@@ -201,7 +201,7 @@ Message = TypeAliasType("Message", Annotated[_AnyMessage, Field(discriminator="m
 
 
 class FoundMessage(TypedDict):
-    """A message that a search found, and where it was said."""
+    """A message that a search has found, and its place."""
 
     message_type: str
     content: Content
@@ -212,7 +212,7 @@ class FoundMessage(TypedDict):
 
 
 class CompactionResult(TypedDict):
-    """What a compaction has come to."""
+    """The result of a compaction."""
 
     summary: str
     num_messages_before: int
@@ -243,7 +243,7 @@ class UsageStatistics(TypedDict):
 
 
 class Generated(TypedDict):
-    """What a model has answered to one question, without the agent. `usage.run_ids` names the run that asked."""
+    """A model's answer to a single question, without the agent. `usage.run_ids` names the run that asked."""
 
     content: str
     model: str
@@ -251,7 +251,7 @@ class Generated(TypedDict):
 
 
 class Answer(TypedDict):
-    """What a run has brought, for a request that waited for it."""
+    """The results of a run, for a request that waited for it."""
 
     messages: list[Message]
     stop_reason: StopReason
@@ -273,28 +273,28 @@ class Shown(TypedDict):
 
 
 class PingFrame(MessageHead, Shown):
-    """A sign of life, or a number that means nothing to this reader."""
+    """A keep-alive, or an event that this reader does not show."""
 
     message_type: Literal["ping"]
 
 
 class UserMessageFrame(MessageHead, Shown):
-    """A message that the run took in while it worked."""
+    """A message that the run received while it worked."""
 
     message_type: Literal["user_message"]
     content: Content
 
 
 class AssistantMessageFrame(AssistantMessage, Shown):
-    """What the agent says: the whole text, or with `stream_tokens` the next piece of it."""
+    """The agent's text: complete, or with `stream_tokens` the next piece of it."""
 
 
 class ReasoningMessageFrame(ReasoningMessage, Shown):
-    """What the model thinks: the whole text, or with `stream_tokens` the next piece of it."""
+    """The model's reasoning: complete, or with `stream_tokens` the next piece of it."""
 
 
 class ToolCallDelta(TypedDict):
-    """The next piece of a call: its name first, then pieces of its arguments. What is not in it is null or absent."""
+    """The next piece of a call: first its name, then pieces of its arguments. Other fields are null or absent."""
 
     name: NotRequired[str | None]
     arguments: NotRequired[str | None]
@@ -310,7 +310,7 @@ class ToolCallFrame(MessageHead, Shown):
 
 
 class ApprovalRequestFrame(MessageHead, Shown):
-    """The agent wants to call tools, and a person has to decide it. With `stream_tokens` it comes in pieces."""
+    """The agent wants to call tools, and waits for a person's decisions. With `stream_tokens` it comes in pieces."""
 
     message_type: Literal["approval_request_message"]
     tool_call: ToolCall | ToolCallDelta
@@ -318,11 +318,11 @@ class ApprovalRequestFrame(MessageHead, Shown):
 
 
 class ToolReturnFrame(ToolReturnMessage, Shown):
-    """What calls came to."""
+    """The results of calls."""
 
 
 class SummaryFrame(SummaryMessage, Shown):
-    """A summary took the place of older messages."""
+    """A summary, which replaces older messages."""
 
 
 class EventFrame(MessageHead, Shown):
@@ -336,7 +336,7 @@ class EventFrame(MessageHead, Shown):
 
 
 class RunStatusFrame(Shown):
-    """The run has another status. For readers that ask for it."""
+    """The run's status has changed. For readers that ask for it."""
 
     message_type: Literal["run_status"]
     status: str
@@ -361,7 +361,7 @@ class UsageFrame(UsageStatistics, Shown):
 
 
 class ErrorFrame(Shown):
-    """The run failed. It comes as an event of the name `error`."""
+    """The run failed. The SSE event has the name `error`."""
 
     message_type: Literal["error_message"]
     run_id: str

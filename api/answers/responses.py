@@ -1,4 +1,4 @@
-"""What OpenAI's dialect answers with: responses, their items and the events of their streams."""
+"""Answers of OpenAI's dialect: responses, their items and the events of their streams."""
 
 from typing import Literal, NotRequired
 
@@ -7,11 +7,11 @@ from typing_extensions import TypedDict
 from api.answers.messages import Anything, Fields
 
 Item = Fields
-"""An item of an output or an input. Its `type` says what else it has."""
+"""An item of an output or an input. Its `type` determines its other fields."""
 
 
 class IncompleteDetails(TypedDict):
-    """Why a response is not whole."""
+    """Why a response is incomplete."""
 
     reason: str
 
@@ -24,14 +24,14 @@ class ResponseError(TypedDict):
 
 
 class InputTokensDetails(TypedDict):
-    """Tokens that the provider had in its cache, or has put there."""
+    """Tokens that the provider read from its cache, or wrote to it."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(TypedDict):
-    """Tokens of the answer that nobody is shown."""
+    """Tokens of the answer that clients do not see."""
 
     reasoning_tokens: int
 
@@ -47,13 +47,13 @@ class ResponseUsage(TypedDict):
 
 
 class ConversationReference(TypedDict):
-    """The conversation that a response is of."""
+    """The conversation that a response belongs to."""
 
     id: str
 
 
 class OpenAIResponse(TypedDict):
-    """A response: a run in OpenAI's words. Most fields repeat its request."""
+    """A response: a run on OpenAI's wire. Most fields repeat its request."""
 
     id: str
     object: Literal["response"]
@@ -91,8 +91,8 @@ class OpenAIResponse(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """The `data` of each server-sent event of a response's stream; `type` says what else it has. The last one is the
-    text `[DONE]`."""
+    """The `data` of each server-sent event of a response's stream. `type` determines its other fields. The last event
+    is the text `[DONE]`."""
 
     type: str
     sequence_number: int
@@ -111,7 +111,7 @@ class ResponseEvent(TypedDict):
 
 
 class DeletedResponse(TypedDict):
-    """What was deleted."""
+    """The deleted response."""
 
     id: str
     object: Literal["response"]
@@ -119,7 +119,7 @@ class DeletedResponse(TypedDict):
 
 
 class CompactedResponse(TypedDict):
-    """What a client may send in the place of all that it had."""
+    """Items that a client may send in place of its whole history."""
 
     id: str
     object: Literal["response.compaction"]
@@ -130,7 +130,7 @@ class CompactedResponse(TypedDict):
 
 
 class TokenCount(TypedDict):
-    """About how many tokens an input has."""
+    """An estimate of the tokens of an input."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -146,7 +146,7 @@ class OpenAIConversation(TypedDict):
 
 
 class DeletedConversation(TypedDict):
-    """What was deleted."""
+    """The deleted conversation."""
 
     id: str
     object: Literal["conversation.deleted"]
@@ -154,7 +154,7 @@ class DeletedConversation(TypedDict):
 
 
 class OpenAIModel(TypedDict):
-    """A model. Nobody knows when it was made."""
+    """A model. Its creation date is unknown."""
 
     id: str
     object: Literal["model"]
@@ -163,7 +163,7 @@ class OpenAIModel(TypedDict):
 
 
 class OpenAIModels(TypedDict):
-    """The models that can be named."""
+    """The models that requests can name."""
 
     object: Literal["list"]
     data: list[OpenAIModel]

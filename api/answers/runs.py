@@ -26,7 +26,7 @@ class RunFailure(TypedDict):
 
 
 class CancelOfRun(TypedDict):
-    """Who asked for a run to be cancelled, and how."""
+    """Who asked to cancel a run, and how."""
 
     requested_at: Time
     acknowledged_at: Time | None
@@ -101,7 +101,7 @@ class Run(TypedDict):
 
 
 class PromptTokens(TypedDict):
-    """Tokens that were sent to the model."""
+    """Tokens that the model received."""
 
     cached_tokens: int
 
@@ -134,7 +134,7 @@ class ToolTimes(TypedDict):
 
 
 class RunMetrics(TypedDict):
-    """How long a run took, part by part."""
+    """The durations of a run's parts."""
 
     id: str
     organization_id: Nothing
@@ -172,7 +172,7 @@ class Span(TypedDict):
 
 
 class CancelReceipt(TypedDict):
-    """What has become of a cancel."""
+    """The state of a cancel."""
 
     run_id: str
     status: str
@@ -186,14 +186,14 @@ class CancelReceipt(TypedDict):
 
 
 class StreamToken(TypedDict):
-    """A token with which a web page may read one run's stream."""
+    """A token with which a web page can read one run's stream."""
 
     token: str
     expires_at: Time
 
 
 class Injected(TypedDict):
-    """What has become of messages for a running run."""
+    """The state of messages for a running run."""
 
     run_id: str
     message_ids: list[str]
@@ -202,7 +202,7 @@ class Injected(TypedDict):
 
 
 class StepPromptTokens(TypedDict):
-    """Tokens that were sent to the model."""
+    """Tokens that the model received."""
 
     cached_tokens: int
     cache_read_tokens: int
@@ -210,7 +210,7 @@ class StepPromptTokens(TypedDict):
 
 
 class Step(TypedDict):
-    """A step: one call of the model, and the calls of tools that it asked for."""
+    """A step: one call of the model, and the tool calls that it asked for."""
 
     id: str
     origin: Nothing
@@ -246,7 +246,7 @@ class Step(TypedDict):
 
 
 class StepMetrics(TypedDict):
-    """How long a step took."""
+    """The durations of a step's parts."""
 
     id: str
     organization_id: Nothing
@@ -273,7 +273,7 @@ class HowToDecide(TypedDict):
 
 
 class Approval(TypedDict):
-    """A tool call that waits for a person, or was decided."""
+    """A tool call that waits for a person, or that was decided."""
 
     id: str
     status: Literal["waiting", "approved", "denied", "returned"]
@@ -299,13 +299,13 @@ class Approval(TypedDict):
 
 
 class DecidedApproval(Approval):
-    """A decided call, and the run that goes on with it; null while other calls of the same answer wait."""
+    """A decided call, and the run that continues; null while other calls of the same answer wait."""
 
     run: Run | None
 
 
 class ToolRunResult(TypedDict):
-    """What one call of a tool came to, without a model."""
+    """The result of one tool call, without a model."""
 
     status: Literal["success", "error"]
     func_return: Anything
@@ -317,7 +317,7 @@ class ToolRunResult(TypedDict):
 
 
 class Conversation(TypedDict):
-    """A conversation: a history of an agent beside its own."""
+    """A conversation: a further history of an agent."""
 
     created_by_id: Nothing
     last_updated_by_id: Nothing
@@ -341,7 +341,7 @@ class Conversation(TypedDict):
 
 
 class CalledFunction(TypedDict):
-    """What a call names."""
+    """The function of a call."""
 
     name: str
     arguments: str
@@ -357,7 +357,7 @@ class ChatToolCall(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """What the agent answered."""
+    """The agent's answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -366,7 +366,7 @@ class ChatMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """The answer, and why it ends there."""
+    """The answer, and the reason why it ended."""
 
     index: int
     message: ChatMessage
@@ -376,7 +376,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     object: Literal["chat.completion"]
@@ -397,7 +397,7 @@ class ChatDelta(TypedDict):
 
 
 class ChatChunkChoice(TypedDict):
-    """The next piece of the answer; the last one says why it ends there."""
+    """The next piece of the answer. The last one has the reason why it ended."""
 
     index: int
     delta: ChatDelta
@@ -419,7 +419,7 @@ class ChatChunk(TypedDict):
 
 
 class ChatError(TypedDict):
-    """What stands in the place of a chunk when the run failed."""
+    """Replaces a chunk if the run failed."""
 
     error: Fields
 

@@ -1,4 +1,4 @@
-"""Webhook endpoints, as OpenAI's clients read them."""
+"""Webhook endpoints on OpenAI's wire."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class WebhookEndpoint(TypedDict):
 
 
 class WebhookEndpointWithSecret(WebhookEndpoint):
-    """An endpoint that was made, or has a new secret."""
+    """An endpoint that was just created, or has a new secret."""
 
     signing_secret: str
 
@@ -35,7 +35,7 @@ class WebhookEndpointList(TypedDict):
 
 
 class DeletedWebhookEndpoint(TypedDict):
-    """The endpoint is gone."""
+    """The deleted endpoint."""
 
     id: str
     object: Literal["webhook_endpoint.deleted"]
@@ -53,7 +53,7 @@ class TestedWebhookEndpoint(TypedDict):
 
 
 class WebhookEventTypes(TypedDict):
-    """The events that an endpoint can hear of."""
+    """The events that an endpoint can receive."""
 
     object: Literal["list"]
     data: list[str]

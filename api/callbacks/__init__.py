@@ -1,1 +1,1 @@
-"""Telling a receiver of the client's how a run has ended."""
+"""Callbacks and webhooks: notify a client's receiver of the end of a run."""

@@ -1,10 +1,10 @@
-"""Delivering callbacks: what a run has come to, posted to the URL that its submission named, and to the project's
-webhook endpoints.
+"""Delivers callbacks: posts the outcome of a run to the URL that its submission named, and to the project's webhook
+endpoints.
 
-The end of a run writes both into outboxes, in the same transaction; here these are emptied. It is done by the API
-because the body is a dialect's. One process of the fleet looks per interval, and several may deliver at once: a
-callback that one has claimed is nobody else's until its time is over. A receiver may get one twice (it was delivered,
-and the process died before it could say so): `webhook-id` is the same then.
+The end of a run writes both to outboxes, in the same transaction. This module empties the outboxes. The API does it
+because the body depends on the dialect. One process of the fleet looks per interval, and several may deliver at once:
+no other process delivers a claimed callback until the claim expires. A receiver may get a callback twice, if the
+process dies after the delivery and before it is recorded. Both have the same `webhook-id` then.
 """
 
 import asyncio
@@ -30,23 +30,23 @@ from shared.redis.queue import IntervalLock
 from shared.sql.runs.run_store import RunStore
 from shared.telemetry.tracer import Tracer, of_run
 
-# Who may deliver how much at once: one project's silent receivers must not keep another project's callbacks back.
+# Limits on concurrent deliveries, so that one project's silent receivers do not delay another project's callbacks.
 
 
 PLACES = 8
-"""Callbacks that one process delivers at once."""
+"""Concurrent deliveries of one process."""
 
 OF_A_PROJECT = 6
-"""Of them, how many may be one project's."""
+"""The most of them for one project."""
 
 REST = timedelta(seconds=5)
-"""For how long a receiver that was silent is left alone, whichever callback was the one."""
+"""For this long a receiver that did not answer gets no other callback."""
 
 RESTING_AT_MOST = 10_000
 
 
 class DeliveryPlaces:
-    """What is on its way in this process."""
+    """The deliveries in progress in this process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class DeliveryPlaces:
         self._resting: dict[str, datetime] = {}
 
     def full(self) -> list[ProjectId]:
-        """The projects that may not begin another delivery now."""
+        """The projects that must not start another delivery now."""
         return [project_id for project_id, count in self._in_use.items() if count >= OF_A_PROJECT]
 
     @property
@@ -63,34 +63,34 @@ class DeliveryPlaces:
         return self._in_use.total() >= PLACES
 
     def enter(self, project_id: ProjectId) -> None:
-        """A delivery begins."""
+        """Records the start of a delivery."""
         self._in_use[project_id] += 1
 
     def leave(self, project_id: ProjectId) -> None:
-        """A delivery has ended."""
+        """Records the end of a delivery."""
         self._in_use[project_id] -= 1
         if not self._in_use[project_id]:
             del self._in_use[project_id]
         self._freed.set()
 
     async def wait(self, for_s: float) -> None:
-        """Waits until a delivery ends, and not longer than this."""
+        """Waits until a delivery ends, or for this long."""
         self._freed.clear()
         try:
             async with asyncio.timeout(for_s):
                 await self._freed.wait()
         except TimeoutError:
-            pass  # the caller looks again
+            pass  # the caller checks again
 
     def was_silent(self, url: str) -> None:
-        """The receiver has let an attempt time out."""
+        """Records that the receiver let an attempt time out."""
         now = self._clock.now()
         if len(self._resting) >= RESTING_AT_MOST:
             self._resting = {name: until for name, until in self._resting.items() if until > now}
         self._resting[_receiver(url)] = now + REST
 
     def rests_until(self, url: str) -> datetime | None:
-        """When the receiver may be tried again, if it has been silent a moment ago."""
+        """The time at which to try the receiver again, if it was silent recently."""
         until = self._resting.get(_receiver(url))
         return until if until is not None and until > self._clock.now() else None
 
@@ -106,12 +106,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 POLL_S = 1.0
 ATTEMPT_S = 10.0
-"""Seconds for one attempt, name resolution included. Well under the time for which a claim holds."""
+"""Time limit of one attempt in seconds, including name resolution. Far below the duration of a claim."""
 HOUR = 3600.0
 RETRY_AFTER_S = (5.0, 30.0, 120.0, 600.0, HOUR, *[4 * HOUR] * 17)
-"""Seconds from each failed attempt to the next: three days in all, then the callback is given up."""
+"""Seconds from each failed attempt to the next: three days in total, after which the callback is given up."""
 JITTER = 0.2
-"""Part of a delay by which it may be longer, so that what failed together does not come back together."""
+"""The share by which a delay is randomly longer, so that callbacks that failed together are not retried together."""
 GONE = 410
 ERROR_CHARS = 500
 
@@ -120,7 +120,7 @@ PLAIN_HEADERS = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{V
 
 
 class Attempt(NamedTuple):
-    """What came of an attempt. No error: it was delivered. `final`: trying again is of no use."""
+    """The result of an attempt. No error: it was delivered. `final`: a retry cannot help."""
 
     status_code: int | None = None
     error: str | None = None
@@ -129,23 +129,23 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackDelivery:
-    """Empties the outboxes."""
+    """Delivers the callbacks of the outboxes."""
 
     outboxes: Sequence[Outbox]
     runs: RunStore
     http: CallersHttp
     clock: Clock
     jitter: Callable[[], float]
-    """Gives a number from 0 to 1."""
+    """Returns a number from 0 to 1."""
     intervals: IntervalLock
     places: DeliveryPlaces
     tracer: Tracer
     on_attempt: Callable[[str], None] = lambda _: None
-    """Told what came of each attempt: `delivered`, `failed` or `given_up`."""
+    """Called with the result of each attempt: `delivered`, `failed` or `given_up`."""
 
     @asynccontextmanager
     async def delivering(self) -> AsyncGenerator[None]:
-        """Delivers for as long as the block lasts. Attempts that are under way at its end are waited for."""
+        """Delivers for as long as the block lasts. At the end it waits for attempts in progress."""
         stopping = asyncio.Event()
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -157,13 +157,14 @@ class CallbackDelivery:
             yield
 
     async def _deliver_due(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
-        """Begins to deliver what is due, one callback per free place."""
+        """Starts to deliver due callbacks, one per free place."""
         others_at = self.clock.monotonic()
-        # In turn, so that much in one of them does not keep back what is in another.
+        # The outboxes alternate, so that a long one does not delay the other.
         outboxes = deque(self.outboxes)
         while not stopping.is_set():
             full = self.places.full()
-            # That nobody else has one due is found out by a look at all that the full projects have.
+            # With full projects, a claim reads all of their callbacks before it finds that no other project has one
+            # due.
             if self.places.are_all_in_use or (full and self.clock.monotonic() < others_at):
                 await self.places.wait(POLL_S)
                 continue
@@ -194,7 +195,7 @@ class CallbackDelivery:
         except Unavailable as error:
             log.warning("callback_left_for_later", run_id=callback.run_id, reason=error.message)
         except Exception:
-            # The background-loop boundary: the outbox still has this callback, and the others are to go on.
+            # The background-loop boundary: the outbox still has this callback, and the other deliveries must continue.
             log.exception("callback_left_for_later", run_id=callback.run_id)
         finally:
             self.places.leave(callback.project_id)
@@ -220,7 +221,7 @@ class CallbackDelivery:
         )
 
     def _delay(self, attempts: int) -> timedelta | None:
-        """The time to the next attempt after so many; None: there is none."""
+        """The delay before the next attempt after this many; None: there is no further one."""
         if attempts > len(RETRY_AFTER_S):
             return None
         return timedelta(seconds=RETRY_AFTER_S[attempts - 1] * (1 + JITTER * self.jitter()))
@@ -244,7 +245,8 @@ class CallbackDelivery:
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
 
     async def _post(self, callback: Due, letter: Letter, run: Run) -> int:
-        """The status of the receiver's answer. The receiver gets the run's trace, and may go on with it."""
+        """The status of the receiver's answer. The request contains the run's trace context, which the receiver may
+        continue."""
         about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": callback.attempts}
         headers = {**PLAIN_HEADERS, **letter.headers(self.clock.now())}
         with self.tracer.begin("callback", parent=run.options.traceparent, kind="client", attributes=about) as span:

@@ -1,4 +1,4 @@
-"""Webhook endpoints: makes them, changes them, and tries them out."""
+"""Webhook endpoints: creates, changes and tests them."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ HINT_CHARACTERS = 4
 
 @dataclass(frozen=True)
 class IssuedSecret:
-    """An endpoint with its secret, which nobody is shown again."""
+    """An endpoint with its secret, which no later answer contains."""
 
     endpoint: WebhookEndpoint
     secret: str
@@ -33,7 +33,7 @@ class IssuedSecret:
 
 @dataclass(frozen=True)
 class EndpointChange:
-    """What a request changes; None: it stays."""
+    """The changes of a request. None: the field stays."""
 
     name: str | None = None
     url: str | None = None
@@ -42,7 +42,7 @@ class EndpointChange:
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookEndpoints:
-    """What callers do with their project's endpoints."""
+    """Operations on a project's endpoints for its callers."""
 
     store: WebhookEndpointStore
     shapes: Mapping[str, EventShape]
@@ -56,7 +56,7 @@ class WebhookEndpoints:
     async def create(
         self, project_id: ProjectId, dialect: str, *, name: str, url: str, outcomes: Sequence[RunOutcome]
     ) -> IssuedSecret:
-        """Makes an endpoint. Raises as `WebhookEndpointStore.create`."""
+        """Creates an endpoint. Raises as `WebhookEndpointStore.create`."""
         endpoint_id, now, secret = self.ids.webhook(), self.clock.now(), self._new_secret()
         endpoint = WebhookEndpoint(
             id=endpoint_id,
@@ -73,7 +73,7 @@ class WebhookEndpoints:
         return IssuedSecret(await self.store.create(endpoint), secret)
 
     async def change(self, project_id: ProjectId, endpoint_id: WebhookId, wanted: EndpointChange) -> WebhookEndpoint:
-        """Changes what is given. Raises `NotFound`."""
+        """Changes the given fields. Raises `NotFound`."""
 
         def changed(before: WebhookEndpoint) -> WebhookEndpoint:
             return replace(
@@ -86,8 +86,8 @@ class WebhookEndpoints:
         return await self.store.update(project_id, endpoint_id, changed, act="webhook.changed", now=self.clock.now())
 
     async def rotate_secret(self, project_id: ProjectId, endpoint_id: WebhookId, *, overlaps: bool) -> IssuedSecret:
-        """Gives the endpoint a new secret. If they overlap, both sign for `SECRET_OVERLAP`, and else the former one
-        signs nothing any more. Raises `NotFound`."""
+        """Gives the endpoint a new secret. With an overlap, deliveries are signed with both for `SECRET_OVERLAP`;
+        otherwise only with the new one. Raises `NotFound`."""
         now, secret = self.clock.now(), self._new_secret()
 
         def rotated(before: WebhookEndpoint) -> WebhookEndpoint:
@@ -104,8 +104,8 @@ class WebhookEndpoints:
         return IssuedSecret(endpoint, secret)
 
     async def test(self, project_id: ProjectId, endpoint_id: WebhookId, outcome: RunOutcome) -> int:
-        """Sends a sample of this event; the status that is answered. Raises `NotFound`, and `InvalidRequest` when
-        nobody answers at the address, or callers may not send anything there."""
+        """Sends a sample of this event and returns the answer's status. Raises `NotFound`, and `InvalidRequest` if the
+        receiver does not answer, or if callers must not send requests to its address."""
         endpoint, now = await self.store.get(project_id, endpoint_id), self.clock.now()
         try:
             keys = keys_of_endpoint(endpoint, self.secret_keys, now)
@@ -125,8 +125,8 @@ class WebhookEndpoints:
         return written_secret(self.random(SECRET_BYTES))
 
     def _as_former(self, endpoint: WebhookEndpoint) -> str | None:
-        """The present secret as it is stored beside its successor; None when it cannot be read, and so signs nothing as
-        it is."""
+        """The current secret in the form in which it is stored beside its successor. None if it cannot be decrypted,
+        and so could not sign."""
         try:
             secret = self.secret_keys.open(endpoint.id, SECRET, endpoint.secret)
         except UnreadableSecret:

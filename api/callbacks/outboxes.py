@@ -1,5 +1,5 @@
-"""What waits to be delivered, and what is said in it: the callbacks that submissions asked for, and the events of
-webhook endpoints. `delivery` sends both in the same way."""
+"""The deliveries to make and their contents: the callbacks that submissions asked for, and the events of webhook
+endpoints. `delivery` sends both in the same way."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
 
 
 class Letter(NamedTuple):
-    """What is sent."""
+    """One message to a receiver."""
 
     message_id: str
     """The same at each attempt."""
@@ -30,16 +30,16 @@ class Letter(NamedTuple):
     keys: Sequence[bytes | None]
 
     def headers(self, now: datetime) -> dict[str, str]:
-        """Those that say which letter this is, and who has signed it now."""
+        """The headers with its id and its signatures, made now."""
         return signed_headers(*self.keys, message_id=self.message_id, timestamp=int(now.timestamp()), body=self.body)
 
 
 class Withdrawn(Exception):
-    """What was to be sent is not to be sent any more."""
+    """The message must no longer be sent."""
 
 
 class Due(Protocol):
-    """What is to be sent to one receiver, claimed from its outbox."""
+    """A message to one receiver, claimed from its outbox."""
 
     @property
     def run_id(self) -> RunId: ...
@@ -49,34 +49,34 @@ class Due(Protocol):
     def url(self) -> str: ...
     @property
     def attempts(self) -> int:
-        """How many were made, this one among them."""
+        """The number of attempts, including this one."""
         ...
 
     async def letter(self, run: Run, now: datetime) -> Letter:
-        """What is sent. Raises `Withdrawn` and `UnreadableSecret`."""
+        """The message. Raises `Withdrawn` and `UnreadableSecret`."""
         ...
 
     async def postpone(self, until: datetime) -> None:
-        """Gives it back without an attempt."""
+        """Releases the claim without an attempt."""
         ...
 
     async def record_attempt(
         self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
-        """What came of the attempt. `next_at` None: delivered, or given up when there is an error."""
+        """Records the result of the attempt. `next_at` None: delivered, or given up if there is an error."""
         ...
 
 
 class Outbox(Protocol):
-    """What waits, in the database."""
+    """The messages to send, in the database."""
 
     async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> Due | None:
-        """What has waited longest, of those whose attempt is due. No other process gets it meanwhile."""
+        """Claims the oldest message that is due. No other process gets it meanwhile."""
         ...
 
 
 def written(told: dict[str, Any]) -> bytes:
-    """A body as it is signed and sent."""
+    """A body in the form that is signed and sent."""
     return json.dumps(told, ensure_ascii=False).encode()
 
 
@@ -84,7 +84,7 @@ def written(told: dict[str, Any]) -> bytes:
 
 
 CallbackShape = Callable[[Run, Sequence[Message], WaitingCalls | None], dict[str, Any]]
-"""How a dialect tells a receiver what became of a run: with the run's messages, and the calls that wait in it."""
+"""Renders the outcome of a run in a dialect: with the run's messages, and its waiting calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +95,9 @@ class CallbackOutbox:
     messages: MessageStore
     approvals: ApprovalStore
     shapes: Mapping[str, CallbackShape]
-    """By the names of the dialects. The first one serves runs of a dialect that is not among them: a newer release may
-    have stored one."""
+    """By dialect. The first one also serves runs of unknown dialects, which a newer release may have stored."""
     key: bytes | None
-    """The keys that sign what is sent, one for each project, are made of it; None: unsigned."""
+    """The keys that sign each project's callbacks are derived from it. None: callbacks are not signed."""
 
     async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueCallback | None":
         """As `Outbox.claim`."""
@@ -147,20 +146,20 @@ class DueCallback:
         )
 
 
-# Webhook endpoints: each project has its own, with their own secrets.
+# Webhook endpoints: each project has its own, with its own secrets.
 
 
 EventShape = Callable[[RunEvent], dict[str, Any]]
-"""How a dialect tells an endpoint what a run has come to."""
+"""Renders an event of a run in a dialect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookOutbox:
-    """The events that endpoints of all projects are to hear of."""
+    """The events for the endpoints of all projects."""
 
     store: WebhookDeliveryStore
     shapes: Mapping[str, EventShape]
-    """By the names of the dialects that have endpoints, as in `CallbackOutbox`."""
+    """By dialect, for those that have endpoints, as in `CallbackOutbox`."""
     secret_keys: SecretKeys
 
     async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueEvent | None":
@@ -212,11 +211,11 @@ class DueEvent:
 
 
 def keys_of_endpoint(endpoint: WebhookEndpoint, secret_keys: SecretKeys, now: datetime) -> list[bytes | None]:
-    """What signs for the endpoint now. Raises `UnreadableSecret`."""
+    """The endpoint's current signing secrets. Raises `UnreadableSecret`."""
     return [signing_key(secret) for secret in secret_keys.open_all(endpoint.id, endpoint.secrets_at(now)).values()]
 
 
 def _id_at(endpoint_id: str, run_id: str) -> str:
-    """Each endpoint has an id of its own for an event, so that a receiver behind two of them is not told that it has
-    had the second one."""
+    """Each endpoint has its own id for an event. A receiver behind two endpoints would otherwise ignore the second one
+    as a duplicate."""
     return f"wh_{sha256(f'{endpoint_id} {run_id}'.encode()).hexdigest()[:32]}"

@@ -1,6 +1,5 @@
-"""Signatures of what receivers are sent, as Standard Webhooks has them, so that a receiver can check one with any
-library: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
-"""
+"""Signatures of callbacks by the rules of Standard Webhooks, so that receivers can verify them with any of its
+libraries: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md"""
 
 import base64
 import binascii
@@ -17,9 +16,9 @@ _OF_PROJECT = b"holdfast callbacks of the project "
 
 
 def signing_key(secret: str) -> bytes | None:
-    """The key: the base64 after `whsec_`, or the text itself. No secret, no key.
+    """The key: the decoded base64 after `whsec_`, or the text itself. Without a secret there is no key.
 
-    Raises `InvalidRequest` when `whsec_` is not followed by base64.
+    Raises `InvalidRequest` if `whsec_` is not followed by base64.
     """
     if not secret.startswith(SECRET_PREFIX):
         return secret.encode() or None
@@ -30,20 +29,20 @@ def signing_key(secret: str) -> bytes | None:
 
 
 def key_of_project(key: bytes | None, project_id: ProjectId) -> bytes | None:
-    """What signs one project's callbacks. Each project has a key of its own, made of the operator's secret, because who
-    submits chooses the receiver: with one key for all, a project could have another one's receiver believe it."""
+    """The key that signs one project's callbacks, derived from the operator's secret. A sender chooses the receiver:
+    with one key for all, a project could send another project's receiver a valid signature."""
     return None if key is None else hmac.new(key, _OF_PROJECT + project_id.encode(), hashlib.sha256).digest()
 
 
 def written_secret(key: bytes) -> str:
-    """A key as receivers and their libraries take it."""
+    """A key in the form that receivers and their libraries use."""
     return SECRET_PREFIX + base64.b64encode(key).decode()
 
 
 def signed_headers(*keys: bytes | None, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of a message, with a signature for each key; without a key it carries its id and time alone.
+    """The headers of a message, with a signature per key; without a key only its id and its time.
 
-    `timestamp` is in Unix seconds. The id must not hold a full stop, which separates what is signed.
+    `timestamp` is in Unix seconds. The id must not contain a full stop, which separates the signed parts.
     """
     headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
     content = b".".join([message_id.encode(), str(timestamp).encode(), body])

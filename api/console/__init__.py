@@ -1,1 +1,1 @@
-"""The console: a page for people, served beside the API. It asks the API as any other caller does, and nothing else."""
+"""The console: a web page that the API serves. It uses only the API, like any other client."""

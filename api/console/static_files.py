@@ -1,5 +1,5 @@
-"""Serves the console's files as they lie in `web/`. It renders nothing and knows nothing of runs, agents or keys: the
-page asks the API for those, with a key that whoever opened it has typed in. So the files themselves need no key."""
+"""Serves the console's files from `web/` unchanged. It renders nothing and knows nothing of runs, agents or keys: the
+page requests those from the API, with a key that its user types in. So the files themselves need no key."""
 
 import asyncio
 import errno
@@ -23,7 +23,8 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""What a file is served as. One with another ending is there for who develops the console, and is not served."""
+"""The content type of each extension. Files with other extensions are for developers of the console, and are not
+served."""
 
 NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """What the system says of a name that no file has: also of one below a file, and of one that is too long."""
@@ -44,25 +45,27 @@ async def open_console(if_none_match: IfNoneMatch = None) -> Response:
 async def console_file(
     request: Request, name: str, if_none_match: IfNoneMatch = None, accept: Annotated[str, Header()] = ""
 ) -> Response:
-    """A file of the page. A browser that opens an address without a file goes to the console; others get a 404."""
+    """A file of the page. A browser that requests an address without a file is redirected to the console; other clients
+    get a 404."""
     try:
         return await _file(name, if_none_match)
     except HTTPException:
         if "text/html" not in accept:
             raise
-        # Links are written as `/console/runs/run-1` by people who do not think of the `#`.
+        # People write links such as `/console/runs/run-1`, without the `#`.
         page = quote(name) if name.split("/")[0] in PAGES else ""
         return RedirectResponse(f"{request.scope['root_path']}/console#/{page}", 303)
 
 
 @documentation.get("/docs")
 async def open_documentation(if_none_match: IfNoneMatch = None) -> Response:
-    """The page that shows `/openapi.json`, from files of its own: it works without the internet."""
+    """The page that shows `/openapi.json`, from files of its own, so that it works without the internet."""
     return await _file("documentation.html", if_none_match)
 
 
 async def _file(name: str, known: str | None) -> Response:
-    """A browser asks each time whether it has changed, so that after an upgrade no page is made of two releases."""
+    """A browser checks each time whether the file has changed, so that a page never mixes two releases after an
+    upgrade."""
     path = _path_of(name)
     if path is None:
         raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}")
@@ -80,7 +83,7 @@ async def _file(name: str, known: str | None) -> Response:
 
 
 def _path_of(name: str) -> Path | None:
-    """Where a file of that name would lie; None for a name that leads elsewhere, or that no file can have."""
+    """The path of a file of that name; None for a name that leads outside, or that no file can have."""
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         return None
     path = WEB.joinpath(*name.split("/"))

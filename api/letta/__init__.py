@@ -1,1 +1,1 @@
-"""Letta's wire: its JSON and the translation to and from the domain. Nothing outside this folder knows that JSON."""
+"""Letta's wire: its JSON and the translation to and from the domain. Only this package knows that JSON."""

@@ -1,4 +1,4 @@
-"""Keys and the audit log on the wire. Letta's server has neither: the shapes are ours, in Letta's manner."""
+"""Keys and the audit log as JSON. Letta's server has neither: the shapes are ours, in Letta's style."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ from shared.sql.access.audit import AuditEvent
 
 
 class KeyCreate(BaseModel):
-    """The body that makes a key."""
+    """The body of a request that creates a key."""
 
-    # A misspelled field must not make a key that does more, or lives longer, than was meant.
+    # A misspelled field must not create a key with more scopes, or a longer life, than intended.
     model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(min_length=1, max_length=MOST_NAME, description="Who will use the key.")]
@@ -72,7 +72,7 @@ def wire_key(key: ApiKey, now: datetime) -> dict[str, Any]:
 
 
 def status_of(key: ApiKey, now: datetime) -> str:
-    """Whether the key opens anything, and else why not."""
+    """Whether the key is valid, and otherwise why not."""
     if key.revoked_at is not None:
         return "revoked"
     return "active" if key.is_valid(now) else "expired"
@@ -81,8 +81,8 @@ def status_of(key: ApiKey, now: datetime) -> str:
 def wire_status(
     version: str, answers: Mapping[str, bool | None], sandboxes: Sequence[SandboxTier], javascript: bool | None
 ) -> dict[str, Any]:
-    """A deployment as an operator asks for it: the services by name, None for what cannot be known, and the walls of
-    workers, the strongest first."""
+    """A deployment's state for an operator: the services by name, None for unknown ones, and the isolation of workers,
+    the strongest first."""
     return {
         "holdfast_version": version,
         "status": "ready" if all(answers.values()) else "not ready",
@@ -94,7 +94,7 @@ def wire_status(
 
 
 def wire_audit_event(event: AuditEvent) -> dict[str, Any]:
-    """Who did what, when and from where."""
+    """The actor, the action, the time and the origin."""
     return {
         "id": event.id,
         "at": wire_time(event.at),
@@ -110,12 +110,12 @@ def wire_audit_event(event: AuditEvent) -> dict[str, Any]:
     }
 
 
-# What an operator sees of a deployment, on the wire. Letta's server shows none of it: the shapes are ours.
+# A deployment as an operator sees it, as JSON. Letta's server has no such answer: the shapes are ours.
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationsView:
-    """A deployment, and a project's work on it, at one moment. None: the service that knows it is away."""
+    """A deployment, and the work of one project on it. None: the service that has the value is away."""
 
     at: datetime
     version: str
@@ -125,7 +125,7 @@ class OperationsView:
     redis_is_embedded: bool
     redis_ms: float | None
     redis_memory: list[ServerMemory] | None
-    """Of the server that all share, and behind it of those that keep logs; nothing of an embedded one."""
+    """Of the shared server, followed by those of the logs; empty for an embedded Redis."""
     workers: list[WorkerState] | None
     api_processes: list[ApiState] | None
     queue: QueueState | None
@@ -134,7 +134,7 @@ class OperationsView:
 
 
 def wire_operations(view: OperationsView) -> dict[str, Any]:
-    """The whole answer. A field is null while the service that knows it is away."""
+    """The whole answer. A field is null while the service that has its value is away."""
     queue, runs, callbacks = view.queue, view.runs, view.callbacks
     shared_memory, *log_memory = view.redis_memory or [ServerMemory(server="")]
     return {
@@ -167,7 +167,7 @@ def wire_operations(view: OperationsView) -> dict[str, Any]:
 
 
 def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
-    """A callback that waits, or was given up: then `next_attempt_at` is null."""
+    """A callback that waits, or that was given up; then `next_attempt_at` is null."""
     return {
         "run_id": callback.run_id,
         "url": callback.url,
@@ -180,7 +180,7 @@ def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
 
 
 def wire_open_delivery(delivery: OpenDelivery) -> dict[str, Any]:
-    """What a webhook endpoint has not heard of. It waits, or was given up: then `next_attempt_at` is null."""
+    """An event that a webhook endpoint has not received. It waits, or was given up; then `next_attempt_at` is null."""
     return {
         "id": delivery.id,
         "run_id": delivery.run_id,
@@ -213,7 +213,7 @@ def _ended(runs: RunFigures) -> dict[str, int]:
 
 def _process(state: WorkerState | ApiState) -> dict[str, Any]:
     shown = msgspec.to_builtins(state)
-    # Of a whole deployment, and only for who has its settings: `holdfast doctor` compares them.
+    # About the whole deployment, only for operators with its settings: `holdfast doctor` compares these.
     del shown["secret_keys"]
     return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
 

@@ -1,6 +1,6 @@
-"""Letta's agent file (`.af`): what such a file may hold, checked before anything is made of it.
+"""Letta's agent file (`.af`): its contents, validated before anything is created from them.
 
-Fields that Holdfast does not know are left out, so that files of newer servers can be read.
+Unknown fields are ignored, so that files of newer servers can be read.
 """
 
 import json
@@ -55,18 +55,18 @@ def _in_utc(moment: datetime) -> datetime:
 
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-"""An id inside the file. It means nothing outside of it."""
+"""An id inside the file. It has no meaning outside of it."""
 CallId = Annotated[str, Field(min_length=1)]
 
 
 class FilePart(BaseModel):
-    """A piece of a file. Texts, numbers and lists are taken as they are, never turned into one another."""
+    """A part of a file. Texts, numbers and lists are not converted into one another."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class FileFunction(FilePart):
-    """What a call of a model names."""
+    """The function of a model's call."""
 
     name: str = Field(min_length=1)
     arguments: str
@@ -80,7 +80,7 @@ class FileCall(FilePart):
 
 
 class FileReturn(FilePart):
-    """What a tool call came to."""
+    """The result of a tool call."""
 
     tool_call_id: CallId | None = None
     status: Literal["success", "error"] = "success"
@@ -90,7 +90,7 @@ class FileReturn(FilePart):
 
 
 class FileDecision(FileReturn):
-    """What a person decided about a call, or the result that a client brought instead."""
+    """A person's decision on a call, or the result that a client sent instead."""
 
     approve: bool | None = None
     reason: str | None = None
@@ -117,7 +117,7 @@ class FileMessage(FilePart):
 
 
 class FileAgent(FilePart):
-    """An agent. Its settings are read as a request to make one."""
+    """An agent. Its settings are parsed like a request to create one."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -137,17 +137,17 @@ class FileAgent(FilePart):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The fields that are no part of the file's own structure."""
+        """The fields that do not belong to the file's own structure."""
         return dict(self.model_extra or {})
 
     @property
     def secret_names(self) -> list[str]:
-        """The names of the variables that its tools see. The values are not in the file."""
+        """The names of the variables that its tools can read. The file has no values."""
         return list({**(self.tool_exec_environment_variables or {}), **(self.secrets or {})})
 
 
 class FileBlock(FilePart):
-    """A memory block. Its fields are read as a request to make one."""
+    """A memory block. Its fields are parsed like a request to create one."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -155,7 +155,7 @@ class FileBlock(FilePart):
 
 
 class FileTool(FilePart):
-    """A tool. The fields of a tool that a client made are read as a request to make one."""
+    """A tool. The fields of a custom tool are parsed like a request to create one."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -166,8 +166,8 @@ class FileTool(FilePart):
     metadata_: dict[str, Any] | None = None
 
     def place_at_server(self) -> tuple[str, str] | None:
-        """The names of the MCP server that runs the tool, and of the tool there. None: it is no such tool, or does not
-        say."""
+        """The names of the tool's MCP server, and of the tool there. None: no server runs it, or the file does not name
+        it."""
         given = as_object((self.metadata_ or {}).get(SOURCE))
         if self.tool_type != MCP_TYPE or given is None:
             return None
@@ -175,7 +175,7 @@ class FileTool(FilePart):
 
 
 class FileServer(FilePart):
-    """An MCP server, without its secrets. Only its name is read."""
+    """An MCP server, without its secrets. Only its name is used."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -183,7 +183,7 @@ class FileServer(FilePart):
 
 
 class FileSkill(FilePart):
-    """A folder of instructions that a client keeps with an agent."""
+    """A folder of instructions that a client stores with an agent."""
 
     name: str
     files: Annotated[dict[str, str], Few] | None = None
@@ -258,10 +258,10 @@ def _refuse_twice(place: str, ids: Sequence[str]) -> None:
 
 
 def read_agent_file(document: bytes) -> AgentFile:
-    """The file of these bytes. Raises `InvalidRequest`, which names the place."""
+    """Parses a file. Raises `InvalidRequest`, which names the place."""
     content = _parsed(document)
     if isinstance(content, str):
-        # Some programs write a file as a JSON text of JSON.
+        # Some programs write a file as JSON within a JSON string.
         content = _parsed(content.encode())
     if not isinstance(content, dict):
         raise InvalidRequest("file: an agent file is a JSON object with a list of agents", field="file")
@@ -281,7 +281,7 @@ def _parsed(document: bytes) -> Any:
 
 
 def checked(kind: type[Parsed], value: Any, place: str) -> Parsed:
-    """The value as this kind of thing. Raises `InvalidRequest` with the places of what is wrong inside `place`."""
+    """The value as an object of this type. Raises `InvalidRequest` with the places of the flaws inside `place`."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -290,16 +290,16 @@ def checked(kind: type[Parsed], value: Any, place: str) -> Parsed:
         raise InvalidRequest("; ".join(said)[:LONGEST_ERROR], field=place_of(found[0]["loc"], place)) from error
 
 
-# The messages of an agent file, as messages of ours.
+# Converts the messages of an agent file to the domain's.
 
 
 NO_IMAGE = "[An image that the agent file does not hold.]"
 
 
 class FileHistory:
-    """Makes a history of an agent's messages. `place` is where the agent stands in the file.
+    """Converts an agent's messages to a history. `place` is the agent's place in the file.
 
-    The file's own instructions are left out: they are rendered anew, from the agent's settings and its memory.
+    The file's instructions are ignored: they are rendered again, from the agent's settings and memory.
     """
 
     def __init__(self, ids: IdMaker, now: datetime, place: str) -> None:
@@ -310,11 +310,11 @@ class FileHistory:
 
     @property
     def undecided(self) -> int:
-        """Calls that waited for a person."""
+        """The number of calls that waited for a person."""
         return self._history.undecided
 
     def take(self, agent: FileAgent) -> list[ImportedMessage]:
-        """The whole history. What has left the context comes before it."""
+        """The whole history. Messages that have left the context come first."""
         numbered = {message.id: number for number, message in enumerate(agent.messages)}
         shown = agent.in_context_message_ids
         inside = list(numbered.values()) if shown is None else [numbered[one] for one in dict.fromkeys(shown)]
@@ -377,7 +377,7 @@ def _joined(content: str | list[dict[str, Any]] | None) -> str:
 
 
 def _result(said: str | list[dict[str, Any]] | None) -> tuple[str, list[ContentPart] | None]:
-    """A result as text, and in parts when it has some."""
+    """A result as text, and as parts if it has some."""
     text, parts = tool_result(_with_images(said))
     return (unpacked_result(text) if parts is None else text), parts
 
@@ -393,7 +393,7 @@ def _user(message: FileMessage, role: str) -> MessageBody:
 
 
 def _with_images(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]] | None:
-    """The content with its images as a request has them. Letta keeps some in its own storage, and their data beside."""
+    """The content, with images in the form of a request. Letta stores some images itself, and adds their data."""
     return content if isinstance(content, str) or content is None else [_with_image(part) for part in content]
 
 
@@ -431,7 +431,8 @@ def _texts(parts: Iterable[dict[str, Any]], kind: str, key: str) -> list[str]:
 
 
 def _reasoning(parts: Sequence[dict[str, Any]]) -> Reasoning | None:
-    """What the model thought aloud. What a provider has hidden is left out: it is of use to that provider alone."""
+    """The model's visible reasoning. Reasoning that a provider has encrypted is ignored: only that provider can use
+    it."""
     thoughts = _texts(parts, "reasoning", "reasoning")
     for part in parts:
         if part.get("type") == "summarized_reasoning" and isinstance(part.get("summary"), list):

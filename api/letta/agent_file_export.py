@@ -1,7 +1,7 @@
-"""Agents as Letta's agent file (`.af`) holds them, so that Letta's servers and ours can read it.
+"""Writes agents as Letta's agent files (`.af`), which Letta's servers and ours can read.
 
-Ids are those of the file: `agent-0`, `tool-3`. Values of secrets and addresses of model servers are never written.
-Letta's schemas refuse fields that they do not know, so what is ours alone goes into `metadata`.
+Ids are local to the file: `agent-0`, `tool-3`. The values of secrets and the addresses of model servers are never
+written. Letta's schemas refuse unknown fields, so Holdfast's own fields go into `metadata`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ from shared.domain.tools import Tool
 from shared.sql.definitions.agents import AgentDetails
 
 OURS = "holdfast"
-"""Key of `metadata` for what Letta's format has no field for."""
+"""Key of `metadata` for settings without a field in Letta's format."""
 
 OURS_OF_AGENTS = ("approval_expires_s", "on_approval_expiry")
 OURS_OF_TOOLS = ("idempotent", "limits", "network", "scratch", "approval_expires_s", "on_approval_expiry")
@@ -147,11 +147,11 @@ def _server(server: McpServer, number: int) -> dict[str, Any]:
 
 def _settings(details: AgentDetails) -> dict[str, Any]:
     agent = details.agent
-    # No environment: an address of a model server may have a password in it.
+    # No environment: the address of a model server may contain a password.
     state = wire_agent(details, {})
     secrets = dict.fromkeys(agent.tool_environment, "")
     config = {name: value for name, value in state["llm_config"].items() if (name, value) != ("temperature", None)}
-    # What was said, and not what holds: another server may know of another limit.
+    # The stored setting, not the effective one: another server may know another limit.
     config["max_tokens"] = agent.options.max_output_tokens
     kept = agent.extra.get(KEPT_SETTINGS)
     return {
@@ -163,7 +163,7 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
         "metadata": _with_ours(agent.metadata, agent, OURS_OF_AGENTS, None),
         "llm_config": config,
         "embedding_config": state["embedding_config"],
-        # What was said, and not what holds: in another place another model may be the agent's own.
+        # The stored setting, not the effective one: another server may choose another model.
         "compaction_settings": agent.extra.get(COMPACTION),
         "model_settings": state["model_settings"] if kept else None,
         "tool_exec_environment_variables": secrets,
@@ -174,7 +174,7 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
 def _with_ours(
     metadata: Mapping[str, Any] | None, noun: Agent | Tool, names: Sequence[str], otherwise: Any
 ) -> dict[str, Any] | None:
-    """The metadata, and beside it those settings of our own that are not what they would be anyway."""
+    """The metadata with those of our own settings that differ from their defaults."""
     usual = {
         "idempotent": False,
         "limits": None,
@@ -193,13 +193,13 @@ def _block(block: Block, file_id: str) -> dict[str, Any]:
 
 
 def _tool(tool: Tool, file_id: str) -> dict[str, Any]:
-    # Versions of packages are chosen anew where the file arrives: another server has another index and another Python.
+    # The importing server resolves the packages' versions again: it has another index and another Python.
     wire = {name: value for name, value in wire_tool(tool).items() if name not in (*OURS_OF_TOOLS, "packages")}
     return wire | {"id": file_id, "metadata_": _with_ours(wire["metadata_"], tool, OURS_OF_TOOLS, "keep")}
 
 
 def _file_messages(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
-    """The messages of the file for a stored one: two for an answer of which only some calls wait for a person."""
+    """The file's messages for a stored one: two for an answer with both waiting and other calls."""
     for fields in _by_kind(agent, message):
         yield {
             "type": "message",
@@ -276,7 +276,7 @@ def _decision(decision: Decision, packing: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packed(text: str, result: Decision | ToolReturn, packing: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-    """A result as a file has it: in its parts when it came in some, else as text."""
+    """A result in the file's form: as parts if it has some, else as text."""
     if result.parts is not None:
         return _parts(result.parts)
     return packed_result(text, succeeded=result.status == "success", **packing)

@@ -1,4 +1,4 @@
-"""What an agent file makes: agents, tools and memory blocks with ids of our own, and what does not come along."""
+"""Creates agents, tools and memory blocks from an agent file, with new ids, and reports the parts that are left out."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -25,11 +25,11 @@ from shared.domain.tools import CUSTOM, ToolPackages
 COPY = "_copy"
 _KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")
 _SAID_BY_CONFIG = ("enable_reasoner", "max_reasoning_tokens", "max_tokens")
-"""Files have these beside `llm_config`, empty, whatever the config says."""
+"""Files have these beside `llm_config`, empty, whatever the config contains."""
 
 
 class ImportOptions(BaseModel):
-    """How a file is to be taken."""
+    """Options of an import."""
 
     append_copy_suffix: bool = True
     override_existing_tools: bool = True
@@ -41,22 +41,22 @@ class ImportOptions(BaseModel):
 
 
 class ServersHere(NamedTuple):
-    """The project's MCP servers: a file names servers, and brings none."""
+    """The project's MCP servers: a file names servers, but contains none."""
 
     names: frozenset[str] = frozenset()
     tools: Mapping[tuple[str, str], str] = {}
-    """The names of their tools in the project, by the names of the server and of the tool there."""
+    """The names of their tools in the project, by the server's name and the tool's name there."""
 
 
 class Origin(NamedTuple):
-    """For whom things are made, and when."""
+    """The owner of the new objects, and the time."""
 
     project_id: ProjectId
     ids: IdMaker
     now: datetime
     models: OfferedModels
     allowed_hosts: str
-    """Where tools may connect to, as the setting says it."""
+    """The hosts to which tools may connect, as in the setting."""
     servers: ServersHere = ServersHere()
 
 
@@ -68,12 +68,12 @@ class FilePackages(NamedTuple):
 
 
 class FileImport:
-    """Turns a file into what is to be stored. `left_out` says in sentences what does not come along."""
+    """Converts a file to objects to store. `left_out` has a sentence for each part that is left out."""
 
     def __init__(
         self, file: AgentFile, options: ImportOptions, origin: Origin, packages: Mapping[str, FilePackages]
     ) -> None:
-        """`packages`: of the file's tools that ask for any, by the ids that they have there."""
+        """`packages`: those of the file's tools that ask for packages, by the tools' ids in the file."""
         self._file = file
         self._packages = packages
         self._options = options
@@ -90,7 +90,7 @@ class FileImport:
         self._say_servers()
 
     def brought(self) -> ImportedAgents:
-        """Everything that the file makes. Raises `InvalidRequest`, which names the place."""
+        """Everything that the file creates. Raises `InvalidRequest`, which names the place."""
         tools = [made for number, tool in enumerate(self._file.tools) if (made := self._tool(tool, number)) is not None]
         blocks = [self._block(block, number) for number, block in enumerate(self._file.blocks)]
         agents = [self._agent(agent, number) for number, agent in enumerate(self._file.agents)]
@@ -108,7 +108,7 @@ class FileImport:
         )
 
     def _tool(self, tool: FileTool, number: int) -> BroughtTool | None:
-        """A tool that a client made. Letta's own go by their names, and those of MCP servers by their places there."""
+        """A custom tool. Letta's own tools are found by name, and those of MCP servers by server and name."""
         if tool.tool_type != CUSTOM:
             self._tool_names[tool.id] = self._name_here(tool)
             return None
@@ -122,7 +122,7 @@ class FileImport:
             "metadata_": metadata,
             **ours,
         }
-        # An empty object says nothing: the wire shows one where there is no schema.
+        # An empty object means none: Letta's wire shows one if there is no schema.
         said = {"source_code": "", **{key: value for key, value in said.items() if value not in (None, {})}}
         body = checked(ToolCreate, said, place)
         origin = self._origin
@@ -147,7 +147,7 @@ class FileImport:
         return BroughtTool(made, change)
 
     def _name_here(self, tool: FileTool) -> str | None:
-        """The name by which the project has a tool that is not in the file."""
+        """The project's name for a tool that the file does not contain."""
         place = tool.place_at_server()
         if place is None:
             return tool.name
@@ -184,7 +184,7 @@ class FileImport:
         return made
 
     def _agent(self, agent: FileAgent, number: int) -> tuple[BroughtAgent, list[Block]]:
-        """The agent, and the blocks that stand inside it."""
+        """The agent, and the blocks that its entry contains."""
         place = f"file.agents[{number}]"
         origin = self._origin
         body = checked(AgentCreate, self._request(agent, place), place)
@@ -247,7 +247,7 @@ class FileImport:
         return replace(brought, agent=with_group_flag(agent, is_on=None))
 
     def _request(self, agent: FileAgent, place: str) -> dict[str, Any]:
-        """The request that would make this agent here."""
+        """The request that would create this agent here."""
         metadata = dict(agent.metadata or {})
         ours = _ours(metadata, OURS_OF_AGENTS)
         options = self._options
@@ -259,7 +259,7 @@ class FileImport:
         request = {
             **said,
             "name": name,
-            "source_ids": (agent.source_ids or [])[:1],  # that there were some is noted
+            "source_ids": (agent.source_ids or [])[:1],  # their existence is reported
             "metadata": metadata if metadata or agent.metadata is not None else None,
             "block_ids": [self._block_ids[block_id] for block_id in agent.block_ids or ()],
             "secrets": {key: options.secrets.get(key, "") for key in agent.secret_names},
@@ -269,7 +269,7 @@ class FileImport:
         return request | ({"embedding": options.embedding} if options.embedding else {})
 
     def _model(self, config: dict[str, Any], said: dict[str, Any], place: str) -> dict[str, Any]:
-        """How the model is asked. Settings that were made for one model are not given to another."""
+        """The model options. Settings that were made for one model are not applied to another."""
         wanted = said.get("model") or config.get("handle")
         chosen = self._options.model or (wanted if isinstance(wanted, str) and leaves_choice(wanted) else None)
         if chosen:
@@ -306,7 +306,7 @@ class FileImport:
 
 
 def _ours(metadata: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Takes the settings of our own out of the metadata: those of these names and no others."""
+    """Moves our own settings out of the metadata: only those with these names."""
     found = metadata.pop(OURS, None)
     return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
 

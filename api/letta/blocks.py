@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"\{\{\s*(?P<name>\w+)\s*\}\}")
 
 
 class BlockCreate(BaseModel):
-    """A block to make."""
+    """A block to create."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -32,15 +32,15 @@ class BlockCreate(BaseModel):
 
     @model_validator(mode="after")
     def fits(self) -> Self:
-        """The value is within the limit."""
+        """Checks that the value is within the limit."""
         if len(self.value) > self.limit:
             raise ValueError(f"value has {len(self.value)} characters, more than the limit of {self.limit}")
         return self
 
 
 def filled_in(block: BlockCreate, variables: Mapping[str, str]) -> BlockCreate:
-    """The block with the variables' values for their names, as in `{{name}}`; other names stay. Raises
-    `InvalidRequest` when the value would not fit."""
+    """The block with each `{{name}}` replaced by the variable's value. Unknown names stay. Raises `InvalidRequest` if
+    the value then exceeds its limit."""
     value = _VARIABLE.sub(lambda found: variables.get(found["name"], found[0]), block.value)
     if len(value) > block.limit:
         raise InvalidRequest(
@@ -51,7 +51,7 @@ def filled_in(block: BlockCreate, variables: Mapping[str, str]) -> BlockCreate:
 
 
 class BlockUpdate(BaseModel):
-    """What to change of a block. A field that is left out, or null, stays; a description may be null."""
+    """The changes to a block. A field that is omitted or null stays; only a description may be null."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -64,7 +64,7 @@ class BlockUpdate(BaseModel):
     tags: Tags | None = None
 
     def apply(self, block: Block) -> Block:
-        """The block after the change. Raises `BlockTooLong` when the value would not fit."""
+        """The block after the change. Raises `BlockTooLong` if the value exceeds its limit."""
         given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
         if "description" in self.model_fields_set:
             given["description"] = self.description
@@ -77,7 +77,7 @@ class BlockUpdate(BaseModel):
 
 
 def new_block(body: BlockCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Block:
-    """The block that the request asks for."""
+    """The block that the request describes."""
     return Block(
         id=ids.block(),
         project_id=project_id,

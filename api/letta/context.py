@@ -1,4 +1,5 @@
-"""What an agent's context holds, as Letta's wire shows it. Every count of tokens is an estimate from the characters."""
+"""The contents of an agent's context as JSON of Letta's wire. All token counts are estimates from the number of
+characters."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from shared.sql.definitions.agents import AgentDetails
 
 
 def wire_context(details: AgentDetails, messages: Sequence[Message], *, passages: int = 0) -> dict[str, Any]:
-    """The wire's overview of a context, whatever state its messages are in. `passages` are in archival memory."""
+    """The overview of a context, in whatever state its messages are. `passages` counts those in archival memory."""
     agent = details.agent
     memory = render_memory(details.blocks)
     functions = [_wire_function(tool) for tool in details.tools]
@@ -136,7 +137,7 @@ def _text(text: str) -> dict[str, Any]:
 def _user_content(body: UserMessage) -> list[dict[str, Any]]:
     if isinstance(body.content, str):
         return [_text(body.content)]
-    # The bytes of an image say nothing to a reader and may be megabytes.
+    # The bytes of an image mean nothing to a reader and may be megabytes.
     return [
         {"type": "image", "source": {"url": part.url, "media_type": part.media_type}}
         if isinstance(part, ImageContent)
@@ -190,7 +191,7 @@ def _tool_return(one: ToolReturn) -> dict[str, Any]:
     }
 
 
-# Compaction on Letta's wire: what a client says about it, and the answer.
+# Compaction on Letta's wire: the settings of clients, and the answer.
 
 
 WireMode = Literal["all", "sliding_window", "self_compact_all", "self_compact_sliding_window"]
@@ -198,24 +199,24 @@ WireMode = Literal["all", "sliding_window", "self_compact_all", "self_compact_sl
 _MODES: Mapping[WireMode, CompactionMode] = {
     "all": "all",
     "sliding_window": "sliding_window",
-    # The wire's agents can also be asked inside their own conversation, which costs its whole context once more, at a
-    # time at which it is full.
+    # Letta also lets an agent summarise inside its own conversation. That sends the whole context once more, just when
+    # it is full.
     "self_compact_all": "all",
     "self_compact_sliding_window": "sliding_window",
 }
 
 SETTINGS = "compaction_settings"
-"""Key of `Agent.extra`: how the agent's histories are compacted, as its client said it."""
+"""Key of `Agent.extra`: a client's settings for the compaction of an agent's histories."""
 
 
 class CompactionSettings(BaseModel):
-    """How to compact."""
+    """Settings of compaction."""
 
     model_config = ConfigDict(extra="ignore")
 
     mode: WireMode = "sliding_window"
     model: str | None = None
-    """Any handle: clients name models of Letta's own cloud in every agent. One that cannot be asked falls away."""
+    """Any handle: clients name models of Letta's own cloud in every agent. A model that cannot be used is ignored."""
     model_settings: ModelSettingsFields | None = None
     prompt: str | None = None
     prompt_acknowledgement: bool = False
@@ -223,7 +224,7 @@ class CompactionSettings(BaseModel):
     sliding_window_percentage: Annotated[float, Field(ge=0, le=1)] = 0.3
 
     def options(self) -> CompactionOptions:
-        """The same in our terms."""
+        """The settings in the domain's terms."""
         settings = self.model_settings
         return CompactionOptions(
             mode=_MODES[self.mode],
@@ -237,10 +238,10 @@ class CompactionSettings(BaseModel):
 
 
 def when_full(of_agent: Mapping[str, Any]) -> CompactionOptions:
-    """How the agent's context is compacted when it is full; `of_agent` is `Agent.extra`.
+    """The settings for a full context of this agent; `of_agent` is `Agent.extra`.
 
-    Another release may have stored settings that this one does not know. A message is no occasion to refuse them: the
-    defaults hold.
+    Another release may have stored settings that this one does not know. A message must not be refused because of them,
+    so the defaults apply.
     """
     try:
         return CompactionSettings.model_validate(of_agent.get(SETTINGS) or {}).options()
@@ -249,13 +250,13 @@ def when_full(of_agent: Mapping[str, Any]) -> CompactionOptions:
 
 
 def changed_settings(before: Mapping[str, Any] | None, change: CompactionSettings) -> dict[str, Any]:
-    """What the agent's client has said by now: fields that it leaves out stay."""
+    """The client's settings after the change. Omitted fields stay."""
     return {**(before or {}), **change.model_dump(mode="json", exclude_unset=True)}
 
 
 def wire_settings(of_agent: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """How the histories of an agent with this model are compacted: what its client has said, and for the rest what
-    holds. `of_agent` is `Agent.extra`. A prompt that is null is the server's own."""
+    """The effective settings for the histories of an agent with this model: the client's, and the defaults for the
+    rest. `of_agent` is `Agent.extra`. A null prompt means the server's own."""
     said: Mapping[str, Any] = of_agent.get(SETTINGS) or {}
     try:
         settings = CompactionSettings.model_validate(said)
@@ -269,7 +270,7 @@ def wire_settings(of_agent: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 
 class CompactRequest(BaseModel):
-    """The body of a request to compact; all of it may be left out."""
+    """The body of a request to compact. It may be omitted."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -277,9 +278,9 @@ class CompactRequest(BaseModel):
     compaction_settings: CompactionSettings | None = None
 
     def settings(self, of_agent: Mapping[str, Any] | None) -> CompactionSettings:
-        """What is said here, and for the rest what the agent's own `compaction_settings` say.
+        """The request's settings, and the agent's own `compaction_settings` for the rest.
 
-        Raises `InvalidRequest` when those make no sense.
+        Raises `InvalidRequest` if the agent's are invalid.
         """
         asked = self.compaction_settings
         given = {} if asked is None else {name: getattr(asked, name) for name in asked.model_fields_set}
@@ -292,5 +293,5 @@ class CompactRequest(BaseModel):
 
 
 def wire_compaction(summary: str, before: int, after: int) -> dict[str, Any]:
-    """What a compaction has come to."""
+    """The result of a compaction."""
     return {"summary": summary, "num_messages_before": before, "num_messages_after": after}

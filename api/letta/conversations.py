@@ -1,5 +1,5 @@
-"""Conversations on Letta's wire, and the three forms in which senders of messages are answered: a stream, the whole
-answer, or the run."""
+"""Conversations on Letta's wire, and the three forms of answers to senders of messages: a stream, the whole answer, or
+the run."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -44,7 +44,7 @@ def _known_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class ConversationFields(BaseModel):
-    """What a client says about a conversation."""
+    """A client's fields of a conversation."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -55,18 +55,18 @@ class ConversationFields(BaseModel):
     context_window_limit: int | None = Field(default=None, ge=1)
 
     def handle(self) -> str | None:
-        """The model that is asked for."""
+        """The model that the request names."""
         return self.model
 
 
 class ConversationCreate(ConversationFields):
-    """A conversation to begin."""
+    """A conversation to create."""
 
     hidden: bool = False
 
 
 class ConversationUpdate(ConversationFields):
-    """What to change of a conversation. A field that is left out stays; one that is null is emptied."""
+    """The changes to a conversation. An omitted field stays; null empties it."""
 
     archived: bool | None = None
     last_message_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
@@ -82,7 +82,7 @@ class ConversationUpdate(ConversationFields):
 def new_conversation(
     body: ConversationCreate, agent_id: AgentId, project_id: ProjectId, ids: IdMaker, now: datetime
 ) -> Conversation:
-    """The conversation that the request asks for."""
+    """The conversation that the request describes."""
     return Conversation(
         id=ids.conversation(),
         project_id=project_id,
@@ -123,18 +123,18 @@ def wire_conversation(found: ConversationDetails) -> dict[str, Any]:
 
 
 NamedAgent = Annotated[AgentId | None, Field(pattern=f"^agent-{UUID4_PATTERN}$")]
-"""The agent whose default history is meant, where the conversation is called `default`."""
+"""The agent whose default history `default` means."""
 
 
 class ConversationMessagesRequest(MessagesRequest):
-    """Messages for a conversation. They are answered with a stream unless that is turned off."""
+    """Messages for a conversation. The answer is a stream unless the request turns that off."""
 
     streaming: bool | None = True
     agent_id: NamedAgent = None
 
 
 class ConversationStreamRequest(StreamRequest):
-    """Which run's stream to resume: the one named, the one of a message's otid, or the conversation's newest."""
+    """The run whose stream to resume: the named one, the one of a message's otid, or the conversation's newest."""
 
     agent_id: NamedAgent = None
     run_id: str | None = None
@@ -142,14 +142,15 @@ class ConversationStreamRequest(StreamRequest):
 
 
 class SendOptions(NamedTuple):
-    """How messages are sent, beside what their request says."""
+    """How to send messages, beyond the request's own fields."""
 
     headers: SubmissionHeaders
     if_busy: BusyPolicy | None = None
-    """Where neither the headers nor the request say it. None: a conversation refuses, an agent's own history queues."""
+    """The policy if neither the headers nor the request set one. None: a conversation refuses, an agent's own history
+    queues."""
     run_type: str = "send_message"
     background: bool | None = None
-    """None: as the request says."""
+    """None: as in the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +167,9 @@ class AnswerService:
     clock: Clock
 
     async def send(self, thread: AgentThread, request: MessagesRequest, sending: SendOptions) -> Response:
-        """Submits, and answers as the request asks: a stream, or the whole answer when the run has ended.
+        """Submits a run. Answers with a stream, or with the whole answer when the run has ended, as the request asks.
 
-        The run goes on when the client leaves.
+        The run goes on when the client disconnects.
         """
         flaw = _flaw(request)
         if flaw is not None:
@@ -181,7 +182,7 @@ class AnswerService:
         return ended if isinstance(ended, Response) else await self._whole_answer(thread.agent, ended)
 
     async def send_later(self, thread: AgentThread, request: MessagesRequest, sending: SendOptions) -> Response:
-        """Submits and answers with the run."""
+        """Submits a run, and answers with it."""
         if not request.given_messages():
             return _invalid(NO_MESSAGES, "messages")
         command = self.command(thread, request, sending)
@@ -190,7 +191,7 @@ class AnswerService:
     def resume(
         self, run: Run, request: StreamRequest, last_event_id: str | None, *, status_events: bool
     ) -> EventStream:
-        """The response to a request to resume. Raises `InvalidRequest` when `Last-Event-ID` is no number."""
+        """The stream for a request to resume. Raises `InvalidRequest` if `Last-Event-ID` is no number."""
         wanted = run.options.shown_types
         options = FrameOptions(
             pings=request.include_pings,
@@ -203,7 +204,7 @@ class AnswerService:
         return self.streaming.stream(run, after, FrameStream(run.id, options))
 
     def command(self, thread: AgentThread, request: MessagesRequest, sending: SendOptions) -> Command:
-        """What the request wants. Raises `InvalidRequest`."""
+        """The command for the request. Raises `InvalidRequest`."""
         given, headers = request.given_messages(), sending.headers
         self.input_limits.refuse_long_messages([message.texts() for message in given])
         background = request.background if sending.background is None else sending.background
@@ -239,8 +240,8 @@ class AnswerService:
 
 
 def run_or_refusal(submitted: Run, ended: Run | None) -> Run | Response:
-    """The run as it ended, or the answer where it has no result: this process ends before the run (`ended` is None), or
-    the run has failed."""
+    """The run after its end, or the answer if there is no result: this process ends before the run (`ended` is None),
+    or the run failed."""
     if ended is None:
         return elsewhere(submitted)
     if ended.status is RunStatus.FAILED and ended.error is not None:
@@ -249,7 +250,7 @@ def run_or_refusal(submitted: Run, ended: Run | None) -> Run | Response:
 
 
 def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOptions:
-    """What the sender of this request wants to see of the stream."""
+    """The frames that the sender of this request wants in the stream."""
     wanted = request.include_return_message_types
     return FrameOptions(
         pings=request.include_pings,
@@ -292,7 +293,7 @@ def _refused_run(error: PendingApproval) -> RunError:
 
 
 def _flaw(request: MessagesRequest) -> Response | None:
-    """What is wrong with the request as a whole."""
+    """The refusal of a request whose fields contradict each other."""
     if not request.given_messages():
         return _invalid(NO_MESSAGES, "messages")
     if request.streaming:

@@ -177,7 +177,7 @@ def wire_changes(changes: ToolChanges) -> dict[str, Any]:
 
 
 def notes_of(taken: TakenServer) -> list[str]:
-    """What whoever has made a server should hear: why it has no tools, or lacks some."""
+    """Warnings for the author of a server: why it has no tools, or lacks some."""
     if taken.changes is None:
         return [f"The server was stored; its tools were not taken over: {taken.server.problem}. Refresh it later"]
     return [f"The tool {tool.name!r} was left out: {tool.reason}" for tool in taken.changes.skipped]

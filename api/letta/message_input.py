@@ -1,4 +1,4 @@
-"""What a client sends to an agent: the wire's request, and the messages and decisions in it."""
+"""The requests that clients send to agents: the wire's form, and the messages and decisions in it."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -27,16 +27,16 @@ from shared.domain.models import split_handle
 from shared.domain.tools import ClientTool
 from shared.network.addresses import flaw_of_url
 
-# Content on the wire, text and images: of a user's message, and of a tool's result.
+# Content on the wire, text and images, of users' messages and of tools' results.
 
 
 def content_parts(given: list[Any], *, field: str) -> list[ContentPart]:
-    """The parts of a list that a client sent in `field`. Raises `InvalidRequest`, which names the one that is none."""
+    """The parts of a list that a client sent in `field`. Raises `InvalidRequest`, which names the invalid one."""
     return [_read_part(as_object(part) or {}, f"{field}[{number}]") for number, part in enumerate(given)]
 
 
 def tool_result(value: Any) -> tuple[str, list[ContentPart] | None]:
-    """A result that a client brings, as text, and in the parts in which it came; None when it came as text."""
+    """A client's result as text, and in its original parts; None if it was plain text."""
     if isinstance(value, list):
         parts = content_parts(cast("list[Any]", value), field="tool_return")
         return text_with_notes(parts), parts
@@ -62,7 +62,7 @@ def _read_part(part: dict[str, Any], where: str) -> ContentPart:
 
 
 def wire_content(content: str | list[ContentPart]) -> str | list[dict[str, Any]]:
-    """Content as the wire shows it: text stays text."""
+    """Content in the wire's form: text stays text."""
     if isinstance(content, str):
         return content
     return [_wire_part(part) for part in content]
@@ -96,7 +96,7 @@ Decisions = Annotated[list[dict[str, Any]], Field(max_length=1000)]
 
 
 class MessageIn(BaseModel):
-    """One message of a request: a user's, a decision, or results of tools that the client ran."""
+    """One message of a request: a user's message, a decision, or results of tools that the client ran."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -127,7 +127,7 @@ class MessageIn(BaseModel):
         return self
 
     def texts(self) -> list[object]:
-        """What counts when the message is measured."""
+        """The countable parts of the message, for the limit on its length."""
         return [self.content, self.approvals, self.tool_returns, self.reason]
 
 
@@ -140,7 +140,7 @@ class ClientToolIn(BaseModel):
 
 
 class ClientSkillIn(BaseModel):
-    """A skill that the client has: the model learns its name, what it is for and where it lies."""
+    """A skill of the client: the model gets its name, its purpose and its place."""
 
     name: str
     description: str = ""
@@ -191,7 +191,7 @@ class MessagesRequest(BaseModel):
         return self
 
     def given_messages(self) -> list[MessageIn]:
-        """The messages, `input` being short for one of a user's."""
+        """The messages; `input` is short for one user's message."""
         if self.messages is not None:
             return self.messages
         return [MessageIn(content=self.input)]
@@ -222,7 +222,7 @@ class InjectRequest(BaseModel):
         return self
 
     def given_messages(self) -> list[MessageIn]:
-        """The messages, `input` being short for one of a user's."""
+        """The messages; `input` is short for one user's message."""
         return self.messages or [MessageIn(content=self.input)]
 
 
@@ -242,20 +242,20 @@ def user_bodies(given: Sequence[MessageIn]) -> list[UserMessage]:
 
 
 def user_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
-    """The same, as they are stored."""
+    """The messages in the form in which they are stored."""
     return [NewMessage(id=ids.message(), created_at=now, body=body) for body in user_bodies(given)]
 
 
 def parts_in(given: Sequence[MessageIn]) -> list[Part]:
-    """By what the messages are recognised when they come again."""
+    """The keys that identify repeated messages."""
     return [Part(message.otid, message.model_dump_json) for message in given]
 
 
 def decisions_in(given: Sequence[MessageIn]) -> ReadDecisions | None:
-    """The decisions of a request, to be read when it is known what waits. None: it has none.
+    """The decisions of a request, to be matched once the waiting calls are known. None: it has none.
 
-    A decision may name the approval, or the request's message when one call waits, instead of the call: they are easily
-    mixed up. Reading raises `WrongToolCalls` when the older form names something else than what waits.
+    In place of the call, a decision may name the approval, or the request's message if one call waits: the ids are
+    easily confused. Matching raises `WrongToolCalls` if the older form names anything but the waiting calls.
     """
     deciding = [message for message in given if message.type != "message"]
     if not deciding:
@@ -273,7 +273,7 @@ def _calls_of(waiting: Sequence[Approval]) -> list[str]:
 
 
 def _by_its_call(decision: Decision, waiting: Sequence[Approval]) -> Decision:
-    """The decision under the id of its call."""
+    """The decision with the id of its call."""
     named = decision.tool_call_id
     for approval in waiting:
         if named == approval.id or (len(waiting) == 1 and named == approval.message_id):
@@ -303,8 +303,8 @@ def _decisions_of(message: MessageIn, waiting: Sequence[Approval]) -> list[Decis
 
 
 def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) -> list[str]:
-    """The calls of which `approve` without `approvals` speaks: all of the request's message, or the one call that
-    waits. It names one call only when no other waits, as its verdict is for all that wait."""
+    """The calls that `approve` without `approvals` covers: all of the request's message, or the only waiting call. It
+    may name one call only if no other waits, because its verdict covers all of them."""
     calls = _calls_of(waiting)
     if not waiting:
         return [request_id] if request_id else []
@@ -316,7 +316,7 @@ def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) ->
 
 
 def _refuse_contradiction(message: MessageIn, decisions: Sequence[Decision], waiting: Sequence[Approval]) -> None:
-    """Raises `InvalidRequest` or `WrongToolCalls` when a message has both forms, and they are not of one mind."""
+    """Raises `InvalidRequest` or `WrongToolCalls` if a message has both forms and they contradict each other."""
     if message.approve is not None and any(
         decision.kind == "approval" and decision.approve is not message.approve for decision in decisions
     ):
@@ -327,8 +327,9 @@ def _refuse_contradiction(message: MessageIn, decisions: Sequence[Decision], wai
 
 
 def _refuse_other_call(item: Mapping[str, Any], waiting: Sequence[Approval]) -> None:
-    """Raises `Conflict` when a decision is for other arguments than those that wait, or another version of the tool;
-    and `InvalidRequest` when it brings new arguments, which a message cannot: the call would run with the old ones."""
+    """Raises `Conflict` if a decision is for other arguments than the waiting ones, or for another version of the tool.
+    Raises `InvalidRequest` if it contains new arguments, which a message cannot: the call would run with the old
+    ones."""
     changed = next((name for name, value in item.items() if "arg" in name and value and name != "arguments_hash"), None)
     if changed is not None:
         way = "POST /v1/approvals/{approval_id} with `arguments`"
@@ -388,10 +389,9 @@ def _content(content: str | list[dict[str, Any]] | None) -> str | list[ContentPa
     return content_parts(content, field="content") if isinstance(content, list) else content or ""
 
 
-# A turn that a program had with a model by itself, brought afterwards: Letta's `messages/capture`.
-#
-# The wire has what the program sent to the model and what came back. Of the first the history keeps what users said, of
-# the second the text: the rest (instructions, earlier answers that a program sends along, tools) is the program's own.
+# A turn that a program had with a model without Holdfast, and sends afterwards: Letta's `messages/capture`. The request
+# has the program's messages and the model's answer. The history stores the users' messages of the first and the text of
+# the second. The rest (instructions, repeated answers, tools) belongs to the program.
 
 
 Given = Annotated[list[dict[str, Any]], Field(max_length=1000)]
@@ -405,13 +405,13 @@ class CaptureRequest(BaseModel):
     provider: Annotated[str, Field(min_length=1, max_length=100)]
     model: Annotated[str, Field(min_length=1, max_length=500)]
     request_messages: Given
-    """What the program sent: those with the role `user` are kept."""
+    """The program's messages. Those with the role `user` are stored."""
     response_dict: dict[str, Any]
-    """What the model answered: `content` is kept, a text."""
+    """The model's answer. `content`, a text, is stored."""
 
     def users_messages(self) -> list[MessageIn]:
-        """What users said, as messages of a submission are written. Raises `InvalidRequest` for content that is
-        neither text nor parts."""
+        """The users' messages in the form of a submission. Raises `InvalidRequest` for content that is neither text nor
+        parts."""
         said: list[MessageIn] = []
         for number, message in enumerate(self.request_messages):
             content: Any = message.get("content")
@@ -423,7 +423,7 @@ class CaptureRequest(BaseModel):
         return said
 
     def answer(self) -> str:
-        """What the model said; empty when it said nothing. Raises `InvalidRequest` for content that is no text."""
+        """The model's text; empty if it has none. Raises `InvalidRequest` for content that is no text."""
         content = self.response_dict.get("content")
         if content is None:
             return ""
@@ -433,7 +433,7 @@ class CaptureRequest(BaseModel):
 
 
 def captured_messages(request: CaptureRequest, ids: IdMaker, now: datetime) -> list[NewMessage]:
-    """The turn's messages, as the history keeps them. Raises `InvalidRequest`."""
+    """The turn's messages to store. Raises `InvalidRequest`."""
     bodies: list[UserMessage | AssistantMessage] = []
     for message in request.users_messages():
         content = message.content or ""

@@ -1,4 +1,4 @@
-"""Stored messages as Letta's wire shows them: one stored answer becomes up to four of the wire's messages."""
+"""Stored messages as JSON of Letta's wire: one stored answer becomes up to four messages there."""
 
 import json
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -45,19 +45,19 @@ STOP_REASONS: Mapping[str, WireStopReason] = {
     StopReason.MODEL_FAILED: "llm_api_error",
     StopReason.INSTRUCTIONS_TOO_LONG: "context_window_overflow_in_system_prompt",
 }
-"""Why a run stopped, in Letta's words. It has one more, for answers that nobody can read: these are retried here, and
-then the model has failed."""
+"""Letta's words for stop reasons. Letta has one more, for unreadable answers: Holdfast retries these, and then reports
+a failure of the model."""
 
 STORED_REASONS: Mapping[str, str] = {shown: reason for reason, shown in STOP_REASONS.items()}
-"""The other way round, for who looks for runs."""
+"""The reverse table, for searches of runs."""
 
 
 def wire_stop_reason(reason: str | None) -> str | None:
-    """Letta's word for why a run stopped. What a newer release has stored is shown as it is."""
+    """Letta's word for a stop reason. A reason that a newer release has stored is returned unchanged."""
     return None if reason is None else STOP_REASONS.get(reason, reason)
 
 
-# The fields that every message of the wire has, in the wire's order, and its part ids.
+# The common fields of all messages, in the wire's order, and the ids of their parts.
 
 
 def envelope(
@@ -94,14 +94,14 @@ def whole_seconds(moment: datetime) -> str:
 
 @lru_cache(256)
 def date_of(at_s: int) -> str:
-    """The `date` at this Unix time, s. All tokens of a second have the same."""
+    """The `date` at this Unix time, in seconds. All tokens within one second share it."""
     return whole_seconds(datetime.fromtimestamp(at_s, UTC))
 
 
 @lru_cache(4096)
 def part_otid(message_id: str, part: int) -> str:
     """The otid of one part of a message: the message's UUID with the low seven bits of its last byte set to `part`.
-    Every token of a part asks for it."""
+    Called for every token of a part."""
     whole = UUID(message_id.partition("-")[2])
     last = (whole.bytes[-1] & 0x80) | (part & 0x7F)
     return str(UUID(bytes=whole.bytes[:-1] + bytes([last])))
@@ -112,12 +112,12 @@ def wire_time(moment: datetime) -> str: ...
 @overload
 def wire_time(moment: None) -> None: ...
 def wire_time(moment: datetime | None) -> str | None:
-    """UTC with a Z, microseconds where there are any."""
+    """UTC with a Z, and microseconds if they are not zero."""
     return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A moment that a client named; without a zone it is UTC. Raises `ValueError` for one that UTC does not have."""
+    """A time that a client named; without a time zone it is UTC. Raises `ValueError` if UTC cannot express it."""
     try:
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except OverflowError as error:
@@ -127,7 +127,7 @@ def in_utc(moment: datetime) -> datetime:
 WireMessage = dict[str, Any]
 
 NOT_ANSWERS = frozenset({"user_message", "system_message", "approval_response_message", "summary_message"})
-"""Types that the answer of a plain request leaves out: the client sent them, or nobody said them."""
+"""Types that a plain answer omits: messages that the client sent, or that have no speaker."""
 
 
 MessageType = Literal[
@@ -143,7 +143,7 @@ MessageType = Literal[
     "summary_message",
     "event_message",
 ]
-"""What a client can ask a list for."""
+"""The types that clients can ask a list for."""
 
 
 def wire_messages(messages: Iterable[Message], types: Collection[str] | None = None) -> list[WireMessage]:
@@ -153,7 +153,7 @@ def wire_messages(messages: Iterable[Message], types: Collection[str] | None = N
 
 
 def parts_of(messages: Iterable[Message]) -> int:
-    """About how many values the wire's messages have: what it takes to make them grows with that."""
+    """Roughly the number of values in the wire's messages, which determines the time to render them."""
     return sum(VALUES_OF_A_MESSAGE * (1 + _inside(message.body)) for message in messages)
 
 
@@ -171,7 +171,7 @@ VALUES_OF_A_MESSAGE = 12
 
 
 def is_shown(message: Message, types: Collection[str]) -> bool:
-    """Whether a part of the stored message is of one of the types."""
+    """Whether a part of the stored message has one of the types."""
     return any(wire["message_type"] in types for wire in wire_message(message))
 
 
@@ -198,7 +198,7 @@ def wire_message(message: Message) -> list[WireMessage]:
 
 
 def wire_approval_request(message: Message, waiting: Container[str]) -> WireMessage | None:
-    """The part of a stored answer that asks for approval, with the calls that still wait; None when none does."""
+    """The part of a stored answer that asks for approval, with the calls that still wait; None if none does."""
     body = message.body
     if isinstance(body, AssistantMessage):
         calls = [call for call in body.tool_calls if call.id in waiting]
@@ -207,7 +207,7 @@ def wire_approval_request(message: Message, waiting: Container[str]) -> WireMess
 
 
 def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
-    """Results of one answer's calls; the fields at the top are those of the first, and text alone."""
+    """Results of one answer's calls. The top-level fields are those of the first, as text only."""
     first = returns[0]
     return {
         "name": first.tool_name,
@@ -233,13 +233,12 @@ def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
 
 
 def outcome_field(result: ToolReturn) -> WireMessage:
-    """`outcome` is a field of ours: a program need not look into the text to learn that nobody knows what a call has
-    done."""
+    """`outcome` is a field of ours: programs need not parse the text to learn that the effect of a call is unknown."""
     return {"outcome": "unknown"} if result.is_unknown else {}
 
 
 def tool_call_fields(calls: Sequence[ToolCall]) -> WireMessage:
-    """Whole tool calls: the first one, and all of them."""
+    """Complete tool calls: the first one, and the list of all."""
     shown = [{"name": call.name, "arguments": call.arguments, "tool_call_id": call.id} for call in calls]
     return {"tool_call": shown[0], "tool_calls": shown}
 
@@ -257,7 +256,7 @@ def _head(message_type: str, message: Message, **given: Any) -> WireMessage:
 
 
 def otid_of(message_id: MessageId, given: str | None) -> str:
-    """The otid of what a user said: the client's, or one that is always the same for this message."""
+    """The otid of a user's message: the client's own, or a constant one derived from the message."""
     return given or part_otid(message_id, 0)
 
 
@@ -272,13 +271,13 @@ def _summary_message(message: Message, body: Summary) -> WireMessage:
 
 
 def summary_fields(text: str, stats: CompactionStats | None) -> WireMessage:
-    """A summary, and what the compaction has come to."""
+    """A summary, and the result of its compaction."""
     return {"summary": text, "compaction_stats": None if stats is None else _wire_stats(stats)}
 
 
 def summary_as_content(text: str, stats: CompactionStats, at: datetime) -> str:
-    """A summary for clients that do not know the wire's own message for it: the content of a user's message, packed as
-    the wire packs what the server says there."""
+    """A summary for clients that do not know the wire's own message type for it: the content of a user's message,
+    packed like the server's own messages there."""
     said = f"Old messages have left the context. A summary takes their place:\n{text}"
     alert = {"type": "system_alert", "message": said, "time": wire_time(at), "compaction_stats": _wire_stats(stats)}
     return json.dumps(alert, ensure_ascii=False)
@@ -359,15 +358,15 @@ def _wire_decision(decision: Decision) -> WireMessage:
     }
 
 
-# The search for words in messages, on Letta's wire.
+# Full-text search in messages, on Letta's wire.
 
 
 SAID = frozenset({"user_message", "assistant_message"})
-"""The messages that are searched."""
+"""The message types that a search covers."""
 
 
 class MessageSearch(BaseModel):
-    """What to look for, and where. Every mode looks for the words: Holdfast keeps no vectors of messages."""
+    """The query and the scope of a search. Every mode searches for words: Holdfast stores no vectors of messages."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -381,7 +380,7 @@ class MessageSearch(BaseModel):
 
 
 def wire_found(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages that were found, each with where it was said."""
+    """The messages that were found, each with its place."""
     return [
         {
             "message_type": shown["message_type"],

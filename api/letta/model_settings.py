@@ -1,7 +1,7 @@
-"""How a model is asked: the wire's three ways to say it, and the two in which it is answered.
+"""Model options: the wire's three forms in requests, and the two in answers.
 
-A request may carry the older `llm_config`, the newer `model_settings`, and single fields beside them; what is more
-specific wins, in that order. Settings that Holdfast does not act on are kept and given back.
+A request may contain the older `llm_config`, the newer `model_settings`, and single fields beside them. The more
+specific form wins, in that order. Settings without an effect are stored and returned.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from shared.domain.models import (
 from shared.network.server_models import FoundModels
 
 KEPT_SETTINGS = "model_settings"
-"""Key of `Agent.extra`: the settings that are only given back."""
+"""Key of `Agent.extra`: the settings that are only stored and returned."""
 
 
 def _known_handle(handle: str) -> str:
@@ -37,15 +37,15 @@ def _known_handle(handle: str) -> str:
 
 
 Handle = Annotated[str, AfterValidator(_known_handle)]
-"""`provider/model` with a provider that Holdfast knows, or what leaves the choice to `OfferedModels`. The provider's
-key need not be there yet."""
+"""`provider/model` with a provider that Holdfast knows, or a value that leaves the choice to `OfferedModels`. The
+provider's key may come later."""
 
 Tokens = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Verbosity = Literal["low", "medium", "high"]
 
 _TEMPERATURE_IS_ONE = frozenset({"openai", "anthropic", "google_ai", "gemini"})
-"""Providers whose models have this temperature when none is asked for."""
+"""Providers whose models use this temperature by default."""
 
 
 class LlmConfigFields(BaseModel):
@@ -67,7 +67,7 @@ class LlmConfigFields(BaseModel):
     verbosity: Verbosity | None = None
 
     def full_handle(self) -> str | None:
-        """The model that the config means. Raises `ValueError` if its endpoint type is not a known provider."""
+        """The model that the config names. Raises `ValueError` if its endpoint type is not a known provider."""
         if self.handle is None and self.model is not None and self.model_endpoint_type is not None:
             return _known_handle(f"{self.model_endpoint_type}/{self.model}")
         return self.handle
@@ -75,7 +75,7 @@ class LlmConfigFields(BaseModel):
     def options(self) -> dict[str, Any]:
         """The options that it sets."""
         handle = self.full_handle()
-        # An answer of ours that is sent back must not turn the model's own window into a chosen one.
+        # A client that sends our answer back must not turn the model's own window into a chosen one.
         is_default_window = handle is not None and self.context_window == context_window_of(handle)
         return {
             "context_window": None if is_default_window else self.context_window,
@@ -91,7 +91,7 @@ class LlmConfigFields(BaseModel):
 
 
 class EmbeddingConfigFields(BaseModel):
-    """The older `embedding_config`: of it, only the handle is kept."""
+    """The older `embedding_config`. Only its handle is stored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -100,34 +100,34 @@ class EmbeddingConfigFields(BaseModel):
     embedding_endpoint_type: str | None = None
 
     def full_handle(self) -> str | None:
-        """The embedding model that the config means."""
+        """The embedding model that the config names."""
         if self.handle is None and self.embedding_model is not None:
             return f"{self.embedding_endpoint_type or 'openai'}/{self.embedding_model}"
         return self.handle
 
 
 class Effort(BaseModel):
-    """Reasoning, as OpenAI's settings say it."""
+    """Reasoning in the form of OpenAI's settings."""
 
     reasoning_effort: str | None = None
 
 
 class Thinking(BaseModel):
-    """Reasoning, as Anthropic's settings say it."""
+    """Reasoning in the form of Anthropic's settings."""
 
     type: Literal["enabled", "disabled"] | None = None
     budget_tokens: Tokens | None = None
 
 
 class ThinkingConfig(BaseModel):
-    """Reasoning, as Gemini's settings say it."""
+    """Reasoning in the form of Gemini's settings."""
 
     include_thoughts: bool | None = None
     thinking_budget: Tokens | None = None
 
 
 class ModelSettingsFields(BaseModel):
-    """The newer `model_settings` of every provider at once; what we do not know lands in `model_extra`."""
+    """The newer `model_settings` of all providers in one class. Unknown fields are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -164,11 +164,11 @@ class ModelSettingsFields(BaseModel):
 
 
 def shown_defaults(handle: str) -> dict[str, Any]:
-    """What `model_settings` show of options that nobody has set: what the provider does then, as far as it is known."""
+    """The values in `model_settings` for options that are not set: the provider's defaults, where they are known."""
     provider = handle.partition("/")[0]
     if provider not in _TEMPERATURE_IS_ONE:
         return {}
-    # The settings of the others have no field for it.
+    # The settings of other providers have no field for it.
     effort = {"reasoning_effort": "minimal"} if provider == "openai" and not family_of(handle).can_think else {}
     return {"max_output_tokens": answer_limit_of(handle), "temperature": 1.0, **effort}
 
@@ -176,10 +176,11 @@ def shown_defaults(handle: str) -> dict[str, Any]:
 def without_defaults(
     changes: Mapping[str, Any], before: ModelOptions, shown_for: str, handle: str | None
 ) -> dict[str, Any]:
-    """The changes without those that only send back what was shown of options that nobody has set.
+    """The changes without values that the client only sends back unchanged, as it got them for options that are not
+    set.
 
-    Settings that come with another model are sent back only if they are sent back whole. Else they are meant for that
-    model, and one of them may well be what was shown of the last one.
+    Settings that come with another model count as sent back only if they are complete. Otherwise they are meant for
+    that model, and one of them may well equal the last model's default.
     """
     defaults = shown_defaults(shown_for)
     shown = asdict(changed_options(ModelOptions(), defaults, asdict(before)))
@@ -193,8 +194,8 @@ def without_defaults(
 
 
 def without_shown_limit(config: LlmConfigFields, before: ModelOptions, shown_for: str) -> dict[str, Any]:
-    """The options that the config sets. A limit of answers that nobody has chosen, and that the client only sends back
-    from this agent or from another, is not among them: the next model has a limit of its own."""
+    """The options that the config sets. A limit of answers that is a default, and that the client only sends back from
+    this agent or another, is not among them: the next model has its own limit."""
     changes = config.options()
     shown = {shown_defaults(handle).get("max_output_tokens") for handle in (shown_for, config.full_handle()) if handle}
     if before.max_output_tokens is None and changes["max_output_tokens"] in shown:
@@ -203,7 +204,7 @@ def without_shown_limit(config: LlmConfigFields, before: ModelOptions, shown_for
 
 
 def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> ModelOptions:
-    """The options after the changes, the later ones winning. None leaves an option as it is."""
+    """The options after the changes; later ones win. None leaves an option unchanged."""
     values = {name: getattr(options, name) for name in ModelOptions.__struct_fields__}
     for change in changes:
         values.update({name: value for name, value in change.items() if value is not None})
@@ -211,13 +212,13 @@ def changed_options(options: ModelOptions, *changes: Mapping[str, Any]) -> Model
 
 
 def changed_by_settings(options: ModelOptions, settings: Mapping[str, Any]) -> ModelOptions:
-    """The options after a conversation's own `model_settings`. Raises `ValueError` for settings that are none."""
+    """The options after a conversation's own `model_settings`. Raises `ValueError` for invalid settings."""
     return changed_options(options, ModelSettingsFields.model_validate(settings).options())
 
 
 def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, Any]:
-    """`llm_config` of an agent. None stands for the provider's own default; where the limit of answers is known, it is
-    shown as in `model_settings`."""
+    """The `llm_config` of an agent. None means the provider's default. A known limit of answers has the same value as
+    in `model_settings`."""
     name, _, model = agent.model.partition("/")
     provider = PROVIDERS[name]
     options = agent.options
@@ -254,7 +255,7 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
 
 
 def wire_model_settings(agent: Agent) -> dict[str, Any]:
-    """`model_settings` of an agent, in the shape of its provider, with the provider's defaults where they are known."""
+    """The `model_settings` of an agent, in its provider's form, with the provider's defaults where they are known."""
     options = _shown_options(agent)
     provider_type = PROVIDERS[agent.model.partition("/")[0]].wire_type
     settings: dict[str, Any] = {
@@ -283,7 +284,7 @@ def wire_model_settings(agent: Agent) -> dict[str, Any]:
 
 
 def wire_embedding_config(handle: str | None, environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """`embedding_config` of a handle. Holdfast keeps it for its clients and never embeds anything."""
+    """The `embedding_config` of a handle. Holdfast stores it for its clients and does not use it."""
     if handle is None:
         return None
     name, _, model = handle.partition("/")
@@ -311,13 +312,12 @@ def _shown_options(agent: Agent) -> ModelOptions:
 
 
 def wire_models(models: OfferedModels, found: FoundModels) -> list[dict[str, Any]]:
-    """The models of every provider that is configured: what its server was `found` to have, else the well-known
-    ones."""
+    """The models of every configured provider: those that its server was `found` to have, else the well-known ones."""
     return [_wire_model(model, models.environment) for model in models.listed(found)]
 
 
 def wire_embeddings(environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The embedding models of every provider that is configured."""
+    """The embedding models of every configured provider."""
     return [
         _wire_embedding(model, environment)
         for model in EMBEDDINGS

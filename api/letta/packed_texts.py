@@ -1,6 +1,6 @@
 """Texts that Letta packs into JSON before it stores them: results of tools, and summaries.
 
-A text that is not packed, or packed in a way that we do not know, stands for itself.
+A text that is not packed, or packed in an unknown form, is used as it is.
 """
 
 import json
@@ -14,7 +14,7 @@ from shared.json_limits import flaw_of
 
 _SUMMARY_ALERT = "system_alert"
 _SAYS_SUMMARY = "summary of the previous"
-"""Words of Letta's own note before a summary: older servers keep it as a user's message."""
+"""Words of Letta's own note before a summary, which older servers store as a user's message."""
 
 
 class _Packed(msgspec.Struct):
@@ -25,18 +25,18 @@ class _Packed(msgspec.Struct):
 
 
 def packed_result(text: str, *, succeeded: bool, at: datetime, zone: tzinfo) -> str:
-    """A tool's result as Letta stores it."""
+    """A tool's result in Letta's stored form."""
     return _packed({"status": "OK" if succeeded else "Failed", "message": text}, at, zone)
 
 
 def unpacked_result(text: str) -> str:
-    """The tool's own words."""
+    """The tool's own output."""
     packed = _unpacked(text)
     return text if packed is None or packed.status not in ("OK", "Failed") else packed.message
 
 
 def packed_summary(summary: Summary, *, at: datetime, zone: tzinfo) -> str:
-    """A summary as Letta stores it."""
+    """A summary in Letta's stored form."""
     stats = summary.stats
     counts: dict[str, Any] = {}
     if stats is not None:
@@ -52,13 +52,13 @@ def packed_summary(summary: Summary, *, at: datetime, zone: tzinfo) -> str:
 
 
 def unpacked_summary(text: str) -> Summary:
-    """The summary of a message that is known to be one."""
+    """The summary in a message that is known to be one."""
     packed = _unpacked(text)
     return Summary(text) if packed is None else Summary(packed.message, _stats(packed.compaction_stats or {}))
 
 
 def is_packed_summary(text: str) -> bool:
-    """Whether a user's message is a summary, as older servers keep it."""
+    """Whether a user's message is a summary, as older servers store it."""
     packed = _unpacked(text)
     return packed is not None and packed.type == _SUMMARY_ALERT and _SAYS_SUMMARY in packed.message
 
@@ -75,7 +75,7 @@ def _unpacked(text: str) -> _Packed | None:
         packed = msgspec.json.decode(text, type=_Packed)
     except (msgspec.DecodeError, RecursionError):
         return None
-    # JSON in JSON may hide what cannot be stored.
+    # JSON within JSON may contain values that cannot be stored.
     return packed if flaw_of(packed.message) is None else None
 
 

@@ -26,7 +26,7 @@ from shared.domain.searches import (
 )
 
 MOST_AT_ONCE = 500
-"""Passages of one request."""
+"""Passages per request."""
 
 Tags = Annotated[list[str], Field(max_length=MOST_TAGS)]
 
@@ -43,7 +43,7 @@ class PassageCreate(BaseModel):
 
 
 class PassagesCreate(BaseModel):
-    """Passages to store together."""
+    """Passages to store, all or none."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -65,7 +65,7 @@ class PassageSearch(BaseModel):
     end_date: datetime | None = None
 
     def as_query(self) -> PassageQuery:
-        """The search in our terms. On the wire an empty query is none."""
+        """The search in the domain's terms. On the wire an empty query means none."""
         return PassageQuery(
             text=self.query or None,
             agent_id=AgentId(self.agent_id) if self.agent_id else None,
@@ -79,12 +79,12 @@ class PassageSearch(BaseModel):
 
 
 def aware(moment: datetime | None) -> datetime | None:
-    """The moment; one without an offset is in UTC."""
+    """The time. Without an offset it is UTC."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 def new_passages(bodies: Sequence[PassageCreate], ids: IdMaker, now: datetime) -> list[NewPassage]:
-    """The passages that a request asks for."""
+    """The passages that a request describes."""
     return [
         NewPassage(
             id=ids.passage(),
@@ -120,7 +120,7 @@ def wire_passage(passage: Passage, environment: Mapping[str, str]) -> dict[str, 
 
 
 async def wire_passages(found: Sequence[Passage], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The wire's passages. A vector has thousands of numbers."""
+    """The wire's passages. A vector has thousands of numbers, so a thread renders long lists."""
     size = sum(CHARACTERS_OF_A_PASSAGE + len(passage.vector or ()) for passage in found)
     return await beside(lambda: [wire_passage(passage, environment) for passage in found], size)
 
@@ -160,7 +160,7 @@ LONGEST_NAME = 1000
 
 
 class ArchiveCreate(BaseModel):
-    """An archive to make."""
+    """An archive to create."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -171,7 +171,7 @@ class ArchiveCreate(BaseModel):
 
 
 class ArchiveUpdate(BaseModel):
-    """What to change of an archive. A field that is left out, or null, stays."""
+    """The changes to an archive. A field that is omitted or null stays."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -180,7 +180,7 @@ class ArchiveUpdate(BaseModel):
 
 
 def new_archive(body: ArchiveCreate, project_id: ProjectId, ids: IdMaker, now: datetime) -> Archive:
-    """The archive that the request asks for."""
+    """The archive that the request describes."""
     config = body.embedding_config.full_handle() if body.embedding_config else None
     return Archive(
         id=ids.archive(),

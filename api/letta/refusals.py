@@ -1,5 +1,5 @@
-"""Requests that are refused, in the words and the shapes of Letta's wire, and beside them what a program can decide by:
-the code, one sentence, the field, and what to do."""
+"""Refusals in the words and the form of Letta's wire, with further fields by which a program can decide: the code, one
+sentence, the field, and the remedy."""
 
 import json
 import re
@@ -15,11 +15,11 @@ from shared.domain.errors import ErrorCode, code_of, error_fields
 NO_MESSAGES = "Messages must not be empty"
 
 STREAM_DEFAULTS: Mapping[str, bool] = {"background": False, "stream_tokens": False, "include_pings": True}
-"""What a request without a stream must leave as it is."""
+"""Options that have no effect without a stream, and their only allowed values there."""
 
 
 def without_stream(option: str) -> str:
-    """Why an option is refused in a request without a stream."""
+    """Why a request without a stream must not set an option."""
     wanted = str(not STREAM_DEFAULTS[option]).lower()
     return (
         f"Streaming options set without streaming enabled. {option} can only be {wanted} when streaming=true. "
@@ -34,11 +34,11 @@ _SECRET_FIELDS = frozenset({"secrets", "tool_exec_environment_variables"})
 
 
 PENDING_APPROVAL = "PENDING_APPROVAL"
-"""Letta's code for a request that meets calls that wait."""
+"""Letta's code for a request to a history with waiting calls."""
 
 
 def letta_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
-    """The status and the body with which Letta's clients are refused."""
+    """The status and the body of a refusal for Letta's clients."""
     if refusal.flaws:
         return 422, validation_refusal(refusal.flaws, trace_id=request_id(), code=refusal.code)
     if refusal.failure is not None:
@@ -56,8 +56,8 @@ def letta_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
 def validation_refusal(
     found: Sequence[Mapping[str, Any]], *, trace_id: str, code: ErrorCode = ErrorCode.INVALID_ARGUMENT
 ) -> dict[str, Any]:
-    """The body of a 422 for these errors of pydantic's. The wire has their list as a text: here that is JSON, and
-    `errors` says the same as a list. `trace_id` is what the request is found by in our logs."""
+    """The body of a 422 for these errors of pydantic. The wire has their list as a text: here that text is JSON, and
+    `errors` has the same list. `trace_id` is the request's id in our logs."""
     first = found[:MOST_FLAWS]
     shown = [_wire_validation_error(one) for one in first]
     errors = [{"field": field_of(one["loc"]), "message": text_of(one), "type": one["type"]} for one in shown]
@@ -104,7 +104,7 @@ def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_input(given: object, loc: Sequence[Any]) -> Any:
-    """What was refused. The whole body may be the input: megabytes, or secrets, in an error that the client logs."""
+    """The refused input. The whole body may be the input: megabytes, or secrets, in an error that the client logs."""
     if _SECRET_FIELDS.intersection(map(str, loc)):
         return "…"
     if isinstance(given, Mapping):
@@ -114,7 +114,7 @@ def _shown_input(given: object, loc: Sequence[Any]) -> Any:
 
 
 def _shown_value(given: object) -> Any:
-    """A value as JSON can say it; a long one as the beginning of its text."""
+    """A value that JSON can represent. A long one becomes the beginning of its text."""
     part = _beginning(given, [_LONGEST_INPUT])
     text = part if isinstance(part, str) else json.dumps(part, default=_as_text)
     if len(text) > _LONGEST_INPUT:
@@ -123,7 +123,7 @@ def _shown_value(given: object) -> Any:
 
 
 def _beginning(value: object, room: list[int]) -> object:
-    """As much of a JSON value as has so many characters when it is shown, and a little more. `room` shrinks."""
+    """The part of a JSON value that has roughly this many characters. `room` shrinks."""
     room[0] -= 1
     if isinstance(value, str | bytes):
         text = value[: max(room[0], 0) + 2]
@@ -138,5 +138,5 @@ def _beginning(value: object, room: list[int]) -> object:
 
 
 def _as_text(value: object) -> str:
-    """What JSON has not: the bytes of a body, the error of a check."""
+    """Values that JSON does not have: the bytes of a body, the error of a check."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Tools on Letta's wire. A tool's name and schema come from its source, which is read and never run here."""
+"""Tools on Letta's wire. A tool's name and schema come from its source, which the API parses and never runs."""
 
 import hashlib
 from collections.abc import Collection
@@ -34,13 +34,14 @@ from shared.domain.tools import (
 )
 from shared.json_limits import schema_flaw
 
-# What a tool may be given: less than the worker gives to each call, and a network where the operator allows one.
+# The limits that a tool may set: lower ones than the worker's for each call, and network access where the operator
+# allows a host.
 
 
 class LimitsIn(BaseModel):
-    """What one call of the tool may use, where that is less than the worker gives."""
+    """Limits of one call of the tool, where they are lower than the worker's."""
 
-    # A misspelled limit must not be none.
+    # A misspelled limit must not be ignored.
     model_config = ConfigDict(extra="forbid")
 
     timeout_s: float | None = Field(default=None, gt=0, le=86_400)
@@ -49,7 +50,7 @@ class LimitsIn(BaseModel):
 
 
 def limits_that_are_less_here(wanted: LimitsIn | None, *, timeout_s: float, cpu_s: int, memory_mb: int) -> list[str]:
-    """A sentence for each limit that a tool asks for and this server does not give: the server's is less."""
+    """A sentence for each limit that exceeds this server's, which applies then."""
     if wanted is None:
         return []
     given = (
@@ -65,7 +66,7 @@ def limits_that_are_less_here(wanted: LimitsIn | None, *, timeout_s: float, cpu_
 
 
 def refuse_network(wanted: Literal["none", "host"] | None, allowed_hosts: str) -> None:
-    """Raises `InvalidRequest` for a tool that asks for a network where the operator allows no host."""
+    """Raises `InvalidRequest` if a tool asks for network access and the operator allows no host."""
     if wanted == "host" and not allowed_hosts:
         raise InvalidRequest(
             "network: this server gives tools no network; its operator can allow hosts with HOLDFAST_TOOL_NETWORK",
@@ -73,21 +74,21 @@ def refuse_network(wanted: Literal["none", "host"] | None, allowed_hosts: str) -
         )
 
 
-# Calls of an agent's tools that a client asks for, on Letta's wire.
+# Clients' calls of an agent's tools, on Letta's wire.
 
 
 class ToolRunRequest(BaseModel):
-    """What a tool is to be called with."""
+    """The arguments of a tool call."""
 
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     def arguments(self) -> str:
-        """The arguments as JSON, as a model would write them."""
+        """The arguments as JSON, in the form of a model's call."""
         return msgspec.json.encode(self.args).decode()
 
 
 def wire_tool_result(result: ToolReturn) -> dict[str, Any]:
-    """What a call came to. One that failed returns nothing: why it did is the last of what it complained of."""
+    """The result of a call. A failed call has no return value: its error is the last line of its stderr."""
     failed = result.status == "error"
     complaints = result.stderr
     if failed:
@@ -104,7 +105,7 @@ def wire_tool_result(result: ToolReturn) -> dict[str, Any]:
 
 
 def _returned(result: ToolReturn) -> Any:
-    """What the tool returned, as far as JSON can say it."""
+    """The tool's return value, as far as JSON can represent it."""
     if result.is_text:
         return result.text
     if result.text == "None":
@@ -120,7 +121,7 @@ TOOL_TYPES = (
     "letta_voice_sleeptime_core", "letta_builtin", "letta_files_core", "external_langchain", "external_composio",
     "external_mcp",
 )  # fmt: skip
-"""The wire's types of tools, by which a list can be asked for. A project has those of `BASE_TOOLS`, custom ones, and
+"""The wire's types of tools, which a list can be filtered by. A project has those of `BASE_TOOLS`, custom tools, and
 those of MCP servers."""
 
 _WARNINGS = "schema_warnings"
@@ -149,7 +150,7 @@ def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_costly(parameters: dict[str, Any], name: str) -> None:
-    """Raises `InvalidRequest` for a schema that no arguments could be checked against. `name` is its field."""
+    """Raises `InvalidRequest` for a schema that cannot check any arguments. `name` is its field."""
     flaw = schema_flaw(parameters)
     if flaw is not None:
         raise InvalidRequest(f"{name}: {flaw}", field=name)
@@ -158,8 +159,8 @@ def refuse_costly(parameters: dict[str, Any], name: str) -> None:
 def read_source(
     source: str, source_type: str, name: str | None, modules: Collection[str] | None = None
 ) -> ToolDeclaration:
-    """What the source says of the function `name`. `modules`: what it may import beside the standard library; None for
-    a source that was accepted before. Raises `InvalidToolSource`."""
+    """The description of the function `name` from the source. `modules`: those that it may import besides the standard
+    library; None for a source that was accepted earlier. Raises `InvalidToolSource`."""
     if source_type == TYPESCRIPT:
         return read_typescript_source(source, name)
     if modules is not None:
@@ -168,7 +169,7 @@ def read_source(
 
 
 class ToolFields(BaseModel):
-    """What a client says about a tool. The last fields are Holdfast's own."""
+    """A client's fields of a tool. The last fields are Holdfast's own."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
@@ -192,7 +193,7 @@ class ToolFields(BaseModel):
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
     def applied(self, tool: Tool, source_code: str | None, packages: ToolPackages | None) -> Tool:
-        """The tool after what is said here, with a new source where there is one. Raises as `apply` does."""
+        """The tool after these fields, with a new source if they contain one. Raises as `apply`."""
         if tool.tool_type == MCP_TYPE:
             self._refuse_what_servers_say(tool, source_code)
             return kept_source(tool, self._with_options(tool, packages))
@@ -201,8 +202,8 @@ class ToolFields(BaseModel):
         return changed
 
     def _refuse_what_servers_say(self, tool: Tool, source_code: str | None) -> None:
-        """Raises `InvalidRequest` for a change of what an MCP server says of its tool: the next refresh would undo it.
-        Values that are sent back as they were shown change nothing."""
+        """Raises `InvalidRequest` for a change of fields that an MCP server sets: the next refresh would undo it.
+        Values that the client sends back unchanged are no change."""
         shown = {"description": tool.description, "json_schema": tool.json_schema}
         given = {name: value for name in shown if (value := getattr(self, name)) is not None}
         changed = next((name for name, value in given.items() if value != shown[name]), None)
@@ -245,7 +246,7 @@ class ToolFields(BaseModel):
         if source_code is None and is_base_tool(tool):
             raise InvalidRequest(f"{tool.name!r} comes with the server: to change it, make a tool of its name (PUT)")
         given = _well_formed(self.json_schema or {})
-        # What is said in this request wins; what an earlier one said yields to a source that comes later.
+        # Fields of this request win. Fields of an earlier one yield to a later source.
         before = tool.json_schema if source_code is None else {}
         source = tool.source_code if source_code is None else source_code
         name = given.get("name") or before.get("name")
@@ -267,13 +268,13 @@ class ToolFields(BaseModel):
 
 
 class ToolCreate(ToolFields):
-    """A tool to make, or the tool of its name to change. A field that is left out stays then."""
+    """A tool to create, or the tool of its name to change. Omitted fields then stay."""
 
     source_code: str
     source_type: str | None = PYTHON
 
     def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: those for what this asks for in `pip_requirements`.
+        """The tool after the change. `packages`: those for `pip_requirements`.
 
         Raises `InvalidToolSource` or `InvalidRequest`.
         """
@@ -286,7 +287,8 @@ class ToolCreate(ToolFields):
         return read_source(self.source_code, source_type, _well_formed(self.json_schema or {}).get("name")).name
 
     def declared(self, tool: Tool, name: str) -> Tool:
-        """The tool as its schema alone describes it, for a source that cannot be read here: clients run such tools.
+        """The tool as its schema alone describes it, for a source that this server cannot parse: clients run such
+        tools.
 
         Raises `InvalidRequest`.
         """
@@ -304,12 +306,12 @@ class ToolCreate(ToolFields):
 
 
 class ToolUpdate(ToolFields):
-    """What to change of a tool. A field that is left out stays."""
+    """The changes to a tool. An omitted field stays."""
 
     source_code: str | None = None
 
     def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: those for what this asks for in `pip_requirements`.
+        """The tool after the change. `packages`: those for `pip_requirements`.
 
         Raises `InvalidToolSource` or `InvalidRequest`.
         """
@@ -317,7 +319,7 @@ class ToolUpdate(ToolFields):
 
 
 def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:
-    """A tool of which nothing is said yet."""
+    """A tool without any fields set."""
     return Tool(
         id=ids.tool(),
         project_id=project_id,
@@ -351,7 +353,7 @@ def _refuse_in_typescript(tool: Tool) -> None:
 
 
 def refuse_tool_of_clients(tool: Tool) -> None:
-    """Raises `InvalidRequest` for a tool whose source cannot be read here: clients run such tools."""
+    """Raises `InvalidRequest` for a tool whose source this server cannot parse: clients run such tools."""
     if is_base_tool(tool) or tool.tool_type == MCP_TYPE:
         return
     try:
@@ -392,7 +394,7 @@ def wire_tool(tool: Tool) -> dict[str, Any]:
 
 
 def without_source(tool: dict[str, Any]) -> dict[str, Any]:
-    """The wire's tool for a caller who may know that it is there, not how it is made."""
+    """The wire's tool for a caller who may see that it exists, but not its source."""
     shown = {"id", "name", "description", "tool_type", "source_type", "return_char_limit", "default_requires_approval"}
     return {name: value if name in shown else _EMPTY.get(name) for name, value in tool.items()}
 

@@ -1,7 +1,7 @@
-"""A run as spans, in the shape in which Letta's wire has them: rows of OpenTelemetry's table of traces.
+"""A run as spans, in the form of Letta's wire: rows of OpenTelemetry's table of traces.
 
-They are made from what is stored of the run and its steps, whether or not anything traces. The same run has the same
-ids each time. No span has a text of a user, a model or a tool.
+They are derived from the stored run and its steps, whether or not the process exports traces. The same run always has
+the same ids. No span contains a text of a user, a model or a tool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,21 +17,20 @@ from shared.domain.approvals import Approval
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import Run, Step, StepTiming, ToolTiming
 
-# How long runs and steps took, part by part, in nanoseconds as the wire counts. What nobody measured is null.
-#
-# The times of a step are those that its worker noted, in milliseconds.
+# Durations of runs and steps, in nanoseconds on the wire. Unmeasured ones are null. The worker records the times of a
+# step in milliseconds.
 
 
 NS_PER_MS = 1_000_000
 
 
 def duration_ns(run: Run) -> int | None:
-    """How long the run took from its submission, in nanoseconds; None while it has not ended."""
+    """Nanoseconds from the run's submission to its end; None if it has not ended."""
     return ns_between(run.created_at, run.completed_at)
 
 
 def ns_between(begin: datetime, end: datetime | None) -> int | None:
-    """None when one of them has not come. Never below 0: two machines' clocks may differ."""
+    """None if one of the times is missing. Never below 0: two machines' clocks may differ."""
     return None if end is None else max(0, round((end - begin).total_seconds() * 1e6) * 1000)
 
 
@@ -88,12 +87,12 @@ def unix_ns(moment: datetime) -> int:
 
 
 def model_ms(timing: StepTiming) -> int | None:
-    """From the question to the whole answer; None when there was none."""
+    """From the question to the complete answer; None if there was none."""
     return max(0, timing.answered_at - timing.asked_at) if timing.asked_at and timing.answered_at else None
 
 
 def tools_ms(tools: Sequence[ToolTiming]) -> int:
-    """The time in which at least one of the calls was under way: calls may run side by side."""
+    """The time during which at least one of the calls was running: calls may overlap."""
     total, reached = 0, 0
     for tool in sorted(tools, key=lambda one: one.started_at):
         total += max(0, tool.ended_at - max(reached, tool.started_at))
@@ -108,7 +107,7 @@ def step_ms(timing: StepTiming) -> int | None:
 
 
 def _tokens_per_second(steps: Sequence[Step]) -> float | None:
-    """Tokens of the answers by the time from their first piece to their last; None when nothing was measured."""
+    """Tokens per second of the answers, from their first piece to their last; None if nothing was measured."""
     measured = [step for step in steps if step.timing.first_token_at and step.timing.answered_at]
     streamed_ms = sum(step.timing.answered_at - step.timing.first_token_at for step in measured)
     tokens = sum(step.usage.completion_tokens for step in measured)
@@ -137,7 +136,7 @@ def _call_ms(call: ToolTiming) -> int:
 
 
 def _waited_for_approval(approvals: Sequence[Approval]) -> int | None:
-    """From the first question to the last decision. None when nothing was asked, or something still waits."""
+    """From the first question to the last decision. None if there was no question, or if a call still waits."""
     decided = [approval.decided_at for approval in approvals if approval.decided_at is not None]
     if not approvals or len(decided) < len(approvals):
         return None
@@ -149,11 +148,11 @@ SERVICE = "holdfast"
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """One span; `parent` None: the root."""
+    """One span. `parent` None: the root."""
 
     name: str
     of: str
-    """What makes its id another one than those of the run's other spans."""
+    """Distinguishes its id from those of the run's other spans."""
     parent: str | None
     begin: datetime
     duration_ns: int | None
@@ -164,8 +163,8 @@ class _Span:
 
 
 def wire_trace(run: Run, steps: Sequence[Step], limit: int) -> list[dict[str, Any]]:
-    """The first spans of a run: the run itself, `time_to_first_token`, each `agent_step`, its model call and its tool
-    calls, by the time at which they began."""
+    """The first spans of a run, ordered by their start: the run itself, `time_to_first_token`, each `agent_step`, its
+    model call and its tool calls."""
     trace_id = run.trace_id or run.id.removeprefix("run-").replace("-", "")
     spans = [_root(run), *_first_token(run)]
     for step in steps:

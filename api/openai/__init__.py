@@ -1,1 +1,1 @@
-"""OpenAI's wire: what its clients send, and what they are answered. The only place that knows its JSON."""
+"""OpenAI's wire: the requests of its clients and the answers to them. Only this package knows its JSON."""

@@ -1,10 +1,9 @@
-"""A run's log as one chat completion. A pure fold of events, which does not know how they travel.
+"""A run's log as one chat completion: a pure fold of events, without I/O.
 
-An agent's answer may be several texts with tool calls between them. A completion has one text, so they are joined by an
-empty line. Calls of tools that run here are not in it: a client takes a call that it is shown for one that it has to
-make.
+An agent's answer may consist of several texts with tool calls between them. A completion has one text, so the fold
+joins them with empty lines. Calls of tools that run on this server are left out: clients make every call that they see.
 
-The same fold makes the whole completion and the chunks of a streamed one.
+The same fold produces the whole completion and the chunks of a streamed one.
 """
 
 from collections.abc import Iterator
@@ -26,21 +25,21 @@ from shared.domain.runs import Run
 BETWEEN_TEXTS = "\n\n"
 
 _CUT_SHORT = frozenset({events.StopReason.TOKENS_USED_UP, events.StopReason.STEPS_USED_UP, events.StopReason.CANCELLED})
-"""Stop reasons of answers that are not whole. OpenAI has one word for them all; `native_finish_reason` has ours."""
+"""Stop reasons of incomplete answers. OpenAI has one word for all of them; `native_finish_reason` has ours."""
 
 
 Owned = events.StepRestarted | events.LogContinued
-"""What the first entry of a new owner can be."""
+"""Possible first entries of a new owner."""
 
 
 def is_void(seq: Seq, message_id: MessageId, told: Owned) -> bool:
-    """Whether an entry that came before does not count: by its number, as when the last worker's entries were lost with
-    Redis and nobody can say whose they were; or by its message."""
+    """Whether an earlier entry is void: by its number, if the last worker's entries were lost with Redis and their
+    owner is unknown, or else by its message."""
     return seq > told.follows or (isinstance(told, events.StepRestarted) and message_id in told.void_message_ids)
 
 
 class ChatOutcome:
-    """What a run has come to, but for its text: the calls that wait, why it stopped, what it used."""
+    """The state of a run without its text: the calls that wait, why it stopped, the tokens that it used."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -74,7 +73,7 @@ class ChatOutcome:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The body of the error that stands in the place of an answer's end. None: it has a good one."""
+        """The body of the error that replaces an answer's end. None: the answer has a regular end."""
         if self.failure is not None:
             return model_error(self.failure.error_type, self.failure.message, self.failure.detail)
         if self._has_gap:
@@ -85,7 +84,7 @@ class ChatOutcome:
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls that the client is to make."""
+        """The calls that the client has to make."""
         return [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in self._waiting().values()
@@ -94,7 +93,7 @@ class ChatOutcome:
 
     @property
     def refusal(self) -> str | None:
-        """What a person has to decide before the agent goes on. The agent has not said it, so it is no content."""
+        """The decisions that the agent waits for. This text is not the agent's, so it is no content."""
         names = [call.name for call in self._waiting().values() if call.name not in self._tools_of_client]
         if not names:
             return None
@@ -103,7 +102,7 @@ class ChatOutcome:
         return f"Waiting for approval of {', '.join(names)}: {asked}, and {decide}."
 
     def ending(self) -> dict[str, Any]:
-        """Why the answer ends: the last fields of its choice."""
+        """The last fields of a choice, which say why the answer ends."""
         reason = "length" if self._stop_reason in _CUT_SHORT else "stop"
         if self.tool_calls and self.refusal is None:
             reason = "tool_calls"
@@ -121,8 +120,8 @@ class ChatOutcome:
         }
 
     def _waiting(self) -> dict[str, ToolCall]:
-        """The calls that wait, by id. A call that comes in pieces has its name in the first. An answer that was cut off
-        after it was shown, or cancelled, has none."""
+        """The calls that wait, by id. Only the first piece of a streamed call has its name. Empty unless the run is
+        parked: an answer that was cut off or cancelled waits for nothing."""
         if self._stop_reason != events.StopReason.PARKED:
             return {}
         waiting: dict[str, ToolCall] = {}
@@ -143,10 +142,10 @@ class ChatAnswer:
         self._run = run
         self._model = model
         self._texts: list[str] = []
-        """Of steps that are over: nobody takes them back."""
+        """Of completed steps, which no new owner can void."""
         self._step: StepId | None = None
         self._pieces: list[tuple[Seq, events.TextChunk]] = []
-        """Of the step in hand."""
+        """Of the current step."""
         self.outcome = ChatOutcome(run)
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> None:
@@ -188,8 +187,8 @@ def _joined(pieces: list[tuple[Seq, events.TextChunk]]) -> Iterator[str]:
 
 
 def completion_head(run: Run, model: str, kind: str) -> dict[str, Any]:
-    """The fields that completions and their chunks begin with. The id is the run's, by which it is cancelled and read
-    again."""
+    """The fields that begin completions and their chunks. The id is the run's: clients cancel and read the run by
+    it."""
     return {
         "id": run.id,
         "object": kind,
@@ -200,7 +199,7 @@ def completion_head(run: Run, model: str, kind: str) -> dict[str, Any]:
 
 
 class ChatChunks:
-    """Turns one run's events into chunks. With `with_usage` the last one has the tokens, and no choice."""
+    """Turns one run's events into chunks. With `with_usage` the last chunk has the tokens, and no choice."""
 
     def __init__(self, run: Run, model: str, *, with_usage: bool) -> None:
         self._head = completion_head(run, model, "chat.completion.chunk") | ({"usage": None} if with_usage else {})
@@ -209,7 +208,7 @@ class ChatChunks:
         self._text = _ShownText()
 
     def of(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[dict[str, Any]]:
-        """The chunks of the next event of the log, with its number; most have none."""
+        """The chunks of the next event of the log, with its number. Most events have none."""
         self._outcome.take(seq, event)
         match event:
             case events.RunCreated():
@@ -226,11 +225,11 @@ class ChatChunks:
 
     @property
     def is_over(self) -> bool:
-        """Whether the end of the log was among the events."""
+        """Whether the fold has seen the end of the log."""
         return self._outcome.is_over
 
     def lost_ending(self) -> Iterator[dict[str, Any]]:
-        """What is to be said when the log is over and had no end, as that of a run that was deleted meanwhile."""
+        """The end of a stream whose log has no end, as after the run was deleted."""
         if not self._outcome.is_over:
             yield from self._ending()
 
@@ -253,7 +252,7 @@ class ChatChunks:
 
 
 LONGEST_SILENCE_S = 4.0
-"""Voice clients give a stream up after five or ten seconds without a byte (LiveKit's), and ask once more."""
+"""Voice clients such as LiveKit's give up a stream after five or ten seconds without a byte, and ask again."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -261,12 +260,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def chunk_bytes(chunk: object) -> bytes:
-    """One chunk, or an error in its place. Without a number: OpenAI's streams cannot be resumed."""
+    """One chunk, or an error in place of one. It has no id: OpenAI's streams cannot be resumed."""
     return b"data: %b\n\n" % _encoder.encode(chunk)
 
 
 class ChunkStream:
-    """A run's stream as chunks. What a chunk says depends on those before it, so each reader has a fold of its own."""
+    """A run's stream as chunks. A chunk depends on those before it, so each reader has its own fold."""
 
     shared_as = None
     longest_silence_s = LONGEST_SILENCE_S
@@ -277,7 +276,7 @@ class ChunkStream:
 
     @property
     def cut(self) -> bytes:
-        """An error, as this stream cannot be resumed."""
+        """An error: this stream cannot be resumed."""
         error = interrupted("This server is ending, and the run goes on", ErrorCode.SERVER_ENDING, self._run_id)
         return chunk_bytes(error) + DONE
 
@@ -286,23 +285,23 @@ class ChunkStream:
         shown = b"".join(chunk_bytes(chunk) for seq, entry in entries for chunk in self._chunks.of(seq, decode(entry)))
         if self._chunks.is_over:
             return shown + DONE, True
-        # Reasoning is not shown, and a voice client gives up after seconds without a byte.
+        # Chunks contain no reasoning, and a voice client gives up after seconds without a byte.
         return shown or KEEP_ALIVE, False
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """Nothing: a comment is a sign of life as well. The agent thinks, or its tools work."""
+        """No chunk, since a comment suffices to keep the stream alive while the agent reasons or its tools run."""
         return b""
 
     def end_of(self, _last: Seq) -> bytes:
-        """What ends the stream of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        """The end of a stream whose log has no end, as after the run was deleted."""
         return b"".join(map(chunk_bytes, self._chunks.lost_ending())) + DONE
 
 
 class _ShownText:
-    """The text that was shown, of which nothing can be taken back.
+    """The text that the client has received, which cannot be withdrawn.
 
-    When a step begins again, or an answer goes on from before its last words, a model mostly says the same again: that
-    is not shown twice. Where it says something else, that follows behind an empty line.
+    When a step begins again, or an answer continues from before its last words, a model mostly repeats the same text,
+    which is not sent twice. A different text follows after an empty line.
     """
 
     def __init__(self) -> None:
@@ -310,16 +309,17 @@ class _ShownText:
         self._part: int | None = None
         self._is_first = True
         self._was_first = True
-        """Whether there was no text before the message in hand."""
+        """Whether no text came before the current message."""
         self._of_message = ""
-        """The text of the message in hand, as far as it counts, with what parts it from the one before."""
+        """The valid text of the current message, with the separator before it."""
         self._pieces: list[tuple[Seq, int]] = []
-        """Its pieces: the number of each, and the characters of the text up to its end."""
+        """Its pieces: the number of each, and the length of the text up to its end."""
         self._void = ""
-        """All that was shown of the message, of which the end is void and not yet said again; empty when nothing is."""
+        """All text of the message that the client has received, if its end is void and not repeated yet; otherwise
+        empty."""
 
     def more(self, seq: Seq, chunk: events.TextChunk) -> str:
-        """What of it is to be shown now."""
+        """The part of it to send now."""
         text = chunk.text
         if chunk.message_id != self._message:
             self._message, self._was_first = chunk.message_id, self._is_first
@@ -333,13 +333,13 @@ class _ShownText:
         return self._not_shown_yet() if self._void else text
 
     def take_back(self, told: Owned) -> None:
-        """A new owner goes on: some of the message in hand does not count."""
+        """A new owner continues, which voids a part of the current message."""
         if self._message is None:
             return
         kept = [piece for piece in self._pieces if not is_void(piece[0], self._message, told)]
         if len(kept) == len(self._pieces):
             return
-        # While it catches up, more is shown than was said again.
+        # Until the new text catches up, the client has received more than the model has repeated.
         self._void = self._void or self._of_message
         self._pieces, self._of_message = kept, self._of_message[: kept[-1][1]] if kept else ""
         if not kept:

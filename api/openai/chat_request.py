@@ -1,7 +1,7 @@
-"""A request for a chat completion, and what of it becomes an agent's input.
+"""A request for a chat completion, and the part of it that becomes an agent's input.
 
-An agent keeps its own history, so the list of messages that such a client sends each time is not stored again: what is
-new stands behind the last answer in it.
+An agent keeps its own history. The list of messages that such a client sends each time is therefore not stored again:
+only messages after the last answer in it are new.
 
 Errors have the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`.
 """
@@ -25,13 +25,13 @@ _ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool", "function")
 
 
 class StreamOptions(BaseModel):
-    """What a stream shows beside the answer."""
+    """What a stream contains besides the answer."""
 
     include_usage: bool | None = None
 
 
 class Function(BaseModel):
-    """What the model sees of a tool."""
+    """The description of a tool that the model sees."""
 
     name: str
     description: str | None = None
@@ -53,23 +53,23 @@ def _new_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _only_text(value: Any) -> Any:
     if value in (None, ["text"]) or as_object(value) == {"type": "text"}:
         return value
-    raise ValueError("an agent answers in text, in its own way: leave it out")
+    raise ValueError("an agent answers in text, in a form of its own choice: leave it out")
 
 
 def _no_functions(value: Any) -> Any:
     if value:
-        raise ValueError("the form that came before tools is not understood: use tools and tool_choice")
+        raise ValueError("the older form of tools is not supported: use tools and tool_choice")
     return value
 
 
 def _free_choice(value: Any) -> Any:
     if value in (None, "auto", "none"):
         return value
-    raise ValueError("must be 'auto' or 'none': the agent chooses among its tools and yours")
+    raise ValueError("must be 'auto' or 'none': the agent chooses among its own tools and yours")
 
 
 class ChatRequest(BaseModel):
-    """The body of `POST /v1/chat/completions`. Fields that it does not have are not acted on."""
+    """The body of `POST /v1/chat/completions`. Other fields have no effect."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -82,7 +82,7 @@ class ChatRequest(BaseModel):
     tool_choice: Annotated[Any, AfterValidator(_free_choice)] = None
     n: Literal[1] | None = None
     user: Annotated[str, Field(max_length=500)] | None = None
-    """Kept with the message, as its sender."""
+    """Stored with the message, as its sender."""
     response_format: Annotated[Any, AfterValidator(_only_text)] = None
     modalities: Annotated[Any, AfterValidator(_only_text)] = None
     functions: Annotated[Any, AfterValidator(_no_functions)] = None
@@ -90,11 +90,11 @@ class ChatRequest(BaseModel):
 
     @property
     def shows_usage(self) -> bool:
-        """Whether a stream of it ends with the tokens that were used."""
+        """Whether a stream ends with the tokens that the run used."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def given(self) -> "ChatInput":
-        """What is submitted to the agent."""
+        """The input for the agent."""
         return input_of(self.messages, self.user)
 
     def client_tools(self) -> list[ClientTool]:
@@ -107,14 +107,14 @@ class ChatRequest(BaseModel):
 
 
 class ChatInput(NamedTuple):
-    """What is new in a list of messages."""
+    """The new part of a list of messages."""
 
     results: Sequence[Decision]
     """Results of tools that the client ran."""
     said: UserMessage | None
 
     def texts(self) -> list[object]:
-        """What counts of each message when it is measured."""
+        """The countable parts of each message, for the limit on its length."""
         results = [[one.tool_return for one in self.results]] if self.results else []
         return [*results, *([] if self.said is None else [_texts_of(self.said)])]
 
@@ -126,10 +126,10 @@ def _texts_of(said: UserMessage) -> object:
 
 
 def input_of(messages: Sequence[Mapping[str, Any]], user: str | None = None) -> ChatInput:
-    """The agent's input: the results of tools behind the last answer in the list, and the last message of the user's
-    there. Raises `ValueError`, which names the message that is not understood.
+    """The agent's input: the results of tools after the last answer in the list, and the last message there from the
+    user. Raises `ValueError`, which names the message that is invalid.
 
-    Users' messages before the last one were sent before, by a request whose answer the client does not know.
+    An earlier request has sent the user's messages before the last one, and its client does not know the answer.
     """
     results: list[Decision] = []
     said: UserMessage | None = None
@@ -142,12 +142,12 @@ def input_of(messages: Sequence[Mapping[str, Any]], user: str | None = None) -> 
         elif role == "tool":
             call_id = _text(message, "tool_call_id", place)
             if not call_id:
-                raise ValueError(f"{place}.tool_call_id is missing: name the call that this is the result of")
+                raise ValueError(f"{place}.tool_call_id is missing: it must be the id of the call that has this result")
             results.append(_result(call_id, _content(message.get("content"), place)))
     if not results and said is None:
         raise ValueError(
-            "nothing is new behind the last answer: end the list with a message of the user's, or with the results of "
-            "tools. The agent keeps its own history"
+            "there is no new message after the last answer: end the list with a message of the user, or with results "
+            "of tools. The agent keeps its own history"
         )
     return ChatInput(results, said)
 
@@ -159,7 +159,7 @@ def _result(call_id: str, content: str | list[ContentPart]) -> Decision:
 
 
 def left_out(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The kinds of messages that do not become input, as `messages[system]`. The list has been accepted."""
+    """The kinds of messages that do not become input, as `messages[system]`. The list must be valid."""
     new = list(_new(messages))
     users = [number for number, message in new if message.get("role") == "user"]
     taken = {number for number, message in new if message.get("role") == "tool"} | set(users[-1:])
@@ -169,7 +169,7 @@ def left_out(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _new(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """What stands behind the last answer, with its place in the list."""
+    """The messages after the last answer, with their places in the list."""
     roles = [message.get("role") for message in messages]
     for number, role in enumerate(roles):
         if role not in _ROLES:
@@ -177,7 +177,7 @@ def _new(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[s
     last = max((number for number, role in enumerate(roles) if role == "assistant"), default=-1)
     for number, message in enumerate(messages[last + 1 :], start=last + 1):
         if message.get("role") == "function":
-            raise ValueError(f"messages[{number}]: results of functions are not understood: use tools")
+            raise ValueError(f"messages[{number}]: results of functions are not supported: use tools")
         yield number, message
 
 
@@ -229,7 +229,7 @@ _CODES: Mapping[str, str] = {
     ErrorCode.INSTRUCTIONS_TOO_LONG: "context_length_exceeded",
     ErrorCode.LLM_RATE_LIMIT: "rate_limit_exceeded",
 }
-"""Words of ours that OpenAI has a word for, which programs look for."""
+"""Codes for which OpenAI has a name that programs look for."""
 
 _RATE_LIMIT, _INVALID, _SERVER = "rate_limit_error", "invalid_request_error", "server_error"
 _MODEL_KINDS = {
@@ -238,7 +238,7 @@ _MODEL_KINDS = {
 
 
 def openai_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
-    """The status and the body with which OpenAI's clients are refused: what is wrong with a body is a 400 there."""
+    """The status and the body of a refusal for OpenAI's clients: an invalid body is a 400 there."""
     status = 400 if refusal.status == 422 else refusal.status
     if refusal.flaws:
         return status, invalid_input(refusal.flaws, refusal.code)
@@ -255,27 +255,27 @@ def openai_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
 
 
 def error_body(kind: str, message: str, *, code: str | None, param: str | None = None, **more: Any) -> dict[str, Any]:
-    """The body of an error, and what a stream sends in the place of a chunk."""
+    """The body of an error, which a stream sends in place of a chunk."""
     shown = {"message": message, "type": kind, "param": param, "code": _CODES.get(code or "", code)}
     return {"error": {**shown, **more}}
 
 
 def model_error(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
-    """The error of a run that failed. What a provider has said of our request is no fault of the caller's key."""
+    """The error of a run that failed. A provider's refusal of our request says nothing about the caller's key."""
     code = _CODES.get(error_type, error_type)
     said = f"{message} {detail}" if detail and detail not in message else message
     return error_body(_MODEL_KINDS.get(code, _SERVER), said, code=code, hint=code_of(error_type).hint)
 
 
 def invalid_input(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> dict[str, Any]:
-    """The error for a request with these flaws, as pydantic finds them: what the first ten are, and where the first."""
+    """The error for a request with these flaws, as pydantic reports them: the first ten, and the place of the first."""
     place = [str(one) for one in found[0]["loc"][1:]] if found else []
-    param = showable(".".join(place)) or None  # a header is named as a field is
+    param = showable(".".join(place)) or None  # a header is named like a field
     return error_body(_INVALID, sentence_of(found), code=code, param=param, hint=code.hint)
 
 
 def interrupted(message: str, code: ErrorCode, run_id: str) -> dict[str, Any]:
-    """The error of a stream that cannot say how its run goes on."""
+    """The error of a stream that cannot show how its run continues."""
     more = f"see GET /v1/runs/{run_id} and its messages"
     return error_body(_SERVER, f"{message}: {more}", code=code, hint=code.hint, run_id=run_id)
 

@@ -1,4 +1,4 @@
-"""Chat completions in OpenAI's dialect: another way to send messages and to be answered. Runs are like any other."""
+"""Chat completions in OpenAI's dialect: one more way to send messages to agents. The runs are ordinary ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ DIALECT = "openai.chat"
 RUN_TYPE = "openai_chat_completions"
 
 DROPPED = "The program has not made this call, and asks something else."
-"""The result, for the model, of a call of the program's own tools to which the program brought none."""
+"""The result that the model gets for a call of the program's own tools if the program sends none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class ChatService:
     clock: Clock
 
     async def send(self, thread: AgentThread, request: ChatRequest, headers: SubmissionHeaders) -> Response:
-        """Submits, and answers with a stream of chunks, or with the whole completion when the run has ended.
+        """Submits a run. Answers with a stream of chunks, or with the whole completion when the run has ended.
 
-        The run goes on when the client leaves.
+        The run goes on when the client disconnects.
         """
         run = await self._submit(self._command(thread, request, headers))
         if request.stream:
@@ -78,7 +78,7 @@ class ChatService:
                 model_options=thread.model_options,
                 submitted_by=headers.key_id,
             ),
-            # A request to a busy history waits for its turn: these clients know of no refusal.
+            # A request to a busy history waits in the queue: these clients cannot handle a refusal.
             if_busy=headers.if_busy or "enqueue",
             keys=keys_of(
                 headers,
@@ -91,8 +91,8 @@ class ChatService:
         )
 
     async def _submit(self, command: Command) -> Run:
-        """Submits. Where nothing waits but calls that the program was to make itself, and it asks something else, these
-        are answered as dropped, beside the question. Raises as `SubmissionService.submit`."""
+        """Submits a run. If only calls of the program's own tools wait, and the program sends a new question instead of
+        results, the question answers these calls as dropped. Raises as `SubmissionService.submit`."""
         try:
             return await self.submissions.submit(command)
         except PendingApproval:

@@ -1,4 +1,4 @@
-"""Conversations and models in OpenAI's words. A conversation is one of Letta's too, under the id `conv-…`."""
+"""Conversations and models on OpenAI's wire. A conversation is also one on Letta's, under the id `conv-…`."""
 
 from typing import Annotated, Any
 
@@ -31,11 +31,11 @@ AgentStoreDep = Annotated[AgentEditor, served(AgentEditor)]
 router = APIRouter(prefix="/openai/v1", tags=["responses"], route_class=LateRoute)
 
 MOST_AT_ONCE = 20
-"""Items that one request adds, as at OpenAI."""
+"""Items that one request may add, OpenAI's limit."""
 
 
 class OpenAIConversationCreate(BaseModel):
-    """A conversation to begin, and with what. `metadata.agent_id` names the agent whose it is."""
+    """A conversation to create, and its items. `metadata.agent_id` names its agent."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -44,7 +44,7 @@ class OpenAIConversationCreate(BaseModel):
 
 
 class OpenAIConversationUpdate(BaseModel):
-    """The new pairs of a conversation."""
+    """The new metadata of a conversation."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -63,8 +63,8 @@ class AddedItems(BaseModel):
 async def create_openai_conversation(
     conversations: ConversationServiceDep, project_id: ProjectDep, request: OpenAIConversationCreate | None = None
 ) -> dict[str, Any]:
-    """Begins a conversation, with items if there are any. It is of the agent that `metadata.agent_id` names, else of
-    the project's hidden one, which has no memory and no tools."""
+    """Creates a conversation, with items if the request has any. It belongs to the agent that `metadata.agent_id`
+    names, or else to the project's hidden agent, which has no memory and no tools."""
     asked = request or OpenAIConversationCreate()
     return _shown(await conversations.create(project_id, asked.items or [], asked.metadata or {}))
 
@@ -84,7 +84,7 @@ async def update_openai_conversation(
     conversations: ConversationServiceDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
-    """Changes the pairs of a conversation."""
+    """Changes the metadata of a conversation."""
     return _shown(await conversations.describe(project_id, _id_of(conversation_id), request.metadata))
 
 
@@ -107,8 +107,8 @@ async def list_conversation_items(
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: str | None = None,
 ) -> dict[str, Any]:
-    """What is in the conversation's context, newest first unless `order` says otherwise: where it was compacted, the
-    summary stands for what was before."""
+    """The items in the conversation's context, newest first unless `order` says otherwise. After a compaction the
+    summary replaces the earlier items."""
     items = await conversations.items(project_id, _id_of(conversation_id))
     shown = items if shows_instructions else without_instructions(items)
     return wire_items(shown, ItemsPage(limit, order == "asc", after))
@@ -118,7 +118,7 @@ async def list_conversation_items(
 async def create_conversation_items(
     conversation_id: str, request: AddedItems, conversations: ConversationServiceDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Adds items behind the conversation's last one. The next response sees them."""
+    """Adds items after the conversation's last one. The next response includes them."""
     added = await conversations.add(project_id, _id_of(conversation_id), request.items)
     return wire_items(added, ItemsPage(len(added), True, None))
 
@@ -143,7 +143,7 @@ async def delete_conversation_item(
     project_id: ProjectDep,
     shows_instructions: ShowsInstructionsDep,
 ) -> dict[str, Any]:
-    """Takes a message out of the conversation's context: the next response does not see it."""
+    """Removes a message from the conversation's context. The next response does not include it."""
     if not shows_instructions:
         await _item(conversations, project_id, conversation_id, item_id, shows_instructions)
     return _shown(await conversations.take_out(project_id, _id_of(conversation_id), item_id))
@@ -156,7 +156,7 @@ async def _item(
     item_id: str,
     shows_instructions: bool,
 ) -> dict[str, Any]:
-    """One item of those that the caller sees. Raises `NotFound`."""
+    """One of the items that the caller may see. Raises `NotFound`."""
     items = await conversations.items(project_id, _id_of(conversation_id))
     shown = items if shows_instructions else without_instructions(items)
     found = next((item for item in shown if item["id"] == item_id), None)
@@ -189,8 +189,8 @@ async def list_openai_models(
     project_id: ProjectDep,
     of_key: AgentsOfKeyDep,
 ) -> dict[str, Any]:
-    """The models that can be named without an agent; the default one first. A key of single agents sees these agents
-    instead: it can name nothing else."""
+    """The models that a request may name without an agent, the default first. A key that is bound to agents sees those
+    agents instead: it can name nothing else."""
     if of_key:
         found = await agents.list(project_id, AgentFilter(ids=of_key), Page(limit=len(of_key)))
         return {"object": "list", "data": [_model(agent.id, OWNER) for agent in found]}
@@ -202,7 +202,7 @@ async def list_openai_models(
 async def retrieve_openai_model(
     model: str, offered: OfferedModelsDep, agents: AgentStoreDep, project_id: ProjectDep, of_key: AgentsOfKeyDep
 ) -> dict[str, Any]:
-    """One model, or an agent under its id. A provider may have more models than it lists."""
+    """One model, or an agent by its id. A provider may have more models than it lists."""
     if of_key or is_id(model, "agent"):
         found = await agents.list(project_id, AgentFilter(ids=[AgentId(model)]), Page(limit=1))
         if not found:
@@ -216,7 +216,7 @@ async def retrieve_openai_model(
 
 
 OWNER = "holdfast"
-"""Whose model an agent is."""
+"""The owner of an agent when it is listed as a model."""
 
 
 def _model(handle: str, owner: str) -> dict[str, Any]:

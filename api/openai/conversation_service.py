@@ -21,12 +21,12 @@ from shared.sql.history.messages import FIRST_TURN, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 
 AGENT_ID = "agent_id"
-"""The pair of a conversation's metadata that names its agent."""
+"""The metadata key that names a conversation's agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationService:
-    """Begins, reads, changes and deletes conversations."""
+    """Creates, reads, changes and deletes conversations."""
 
     conversations: ConversationStore
     messages: MessageStore
@@ -39,7 +39,7 @@ class ConversationService:
     async def create(
         self, project_id: ProjectId, items: Sequence[Mapping[str, Any]], metadata: dict[str, str]
     ) -> Conversation:
-        """Begins a conversation with these items. Raises `InvalidRequest`, and `UnknownModel` for its agent."""
+        """Creates a conversation with these items. Raises `InvalidRequest`, and `UnknownModel` for its agent."""
         agent = await self.threads.agent_of_conversation(project_id, metadata.get(AGENT_ID))
         now = self.clock.now()
         begun = Conversation(
@@ -62,7 +62,7 @@ class ConversationService:
     async def describe(
         self, project_id: ProjectId, conversation_id: ConversationId, metadata: dict[str, str]
     ) -> Conversation:
-        """Changes a conversation's pairs; its agent stays. Raises `NotFound`."""
+        """Changes a conversation's metadata; its agent stays. Raises `NotFound`."""
 
         def change(conversation: Conversation) -> Conversation:
             return replace(conversation, metadata=metadata)
@@ -74,14 +74,14 @@ class ConversationService:
         await self.conversations.delete(project_id, conversation_id)
 
     async def items(self, project_id: ProjectId, conversation_id: ConversationId) -> list[dict[str, Any]]:
-        """The items in its context, and those that wait, oldest first. Raises `NotFound`."""
+        """The items in its context, and those that wait for outputs, oldest first. Raises `NotFound`."""
         conversation = await self.conversations.get(project_id, conversation_id)
         known = conversation_items(await self.messages.context(project_id, ThreadId(conversation_id)))
         return [*known, *_shown(conversation_id, conversation.waiting)]
 
     async def take_out(self, project_id: ProjectId, conversation_id: ConversationId, item_id: str) -> Conversation:
-        """Takes an item out of the conversation. Raises `NotFound`, and `InvalidRequest` for one that belongs to a call
-        in its context: calls and their results stay together."""
+        """Removes an item from the conversation. Raises `NotFound`, and `InvalidRequest` for an item that belongs to a
+        call in its context: calls and their results stay together."""
         conversation = await self.conversations.get(project_id, conversation_id)
         thread_id = ThreadId(conversation_id)
         if without(conversation.waiting, RunId(thread_id), item_id) is not None:
@@ -93,7 +93,7 @@ class ConversationService:
                 isinstance(message.body, AssistantMessage) and not message.body.tool_calls
             )
             if not is_text:
-                raise InvalidRequest("calls and their results cannot be deleted one by one", field="item_id")
+                raise InvalidRequest("calls and their results cannot be deleted separately", field="item_id")
             await self.messages.take_out(project_id, thread_id, message.id)
             return conversation
         raise NotFound(f"Item with id '{item_id[:100]}' not found in the conversation.")
@@ -101,13 +101,13 @@ class ConversationService:
     async def add(
         self, project_id: ProjectId, conversation_id: ConversationId, items: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Stores items behind the last one; the items as they are listed. Raises `NotFound` and `InvalidRequest`."""
+        """Stores items after the last one. Returns them as a list would. Raises `NotFound` and `InvalidRequest`."""
         await self.conversations.get(project_id, conversation_id)
         given = await self._read(project_id, items)
         asked = next(iter(await self.approvals.waiting_on_thread(project_id, ThreadId(conversation_id))), None)
         if asked is not None:
             raise InvalidRequest(
-                f"the call {asked.tool_call_id} of {asked.tool_name} is open: a response has to answer it first",
+                f"the call {asked.tool_call_id} of {asked.tool_name} has no result yet: a response must bring it first",
                 field="items",
             )
         added: list[dict[str, Any]] = []
@@ -135,20 +135,23 @@ class ConversationService:
     async def _read(self, project_id: ProjectId, items: Sequence[Mapping[str, Any]]) -> ResponseInput:
         given = read_input(await self.threads.with_items(project_id, items), leaves_calls_open=True)
         if given.verdicts:
-            raise InvalidRequest("items: a decision about a call belongs to the next response", field="items")
+            raise InvalidRequest("items: send decisions on calls in the next response", field="items")
         if given.compacts:
-            raise InvalidRequest("items: only a response compacts, so it takes the compaction_trigger", field="items")
+            raise InvalidRequest(
+                "items: send the compaction_trigger to a response: only a response compacts", field="items"
+            )
         self.input_limits.refuse_long_messages(given.texts())
         return given
 
     def _joined(self, conversation: Conversation, given: ResponseInput) -> Arranged:
-        """What waits in the conversation, with the items that have come. Raises `InvalidRequest`."""
+        """The waiting items of the conversation, followed by the new ones. Raises `InvalidRequest`."""
         new = [self._message(body) for body in (*given.story, *given.said)]
         made = [self._message(ToolReturns([])) for _ in given.outputs]
         found = arranged(answered([*conversation.waiting, *new], given.outputs, made))
         if len(found.waiting) > MOST_WAITING:
             raise InvalidRequest(
-                f"more than {MOST_WAITING} messages would wait for outputs of calls: send these, or delete the calls",
+                f"more than {MOST_WAITING} messages would wait for outputs of calls: send these outputs, "
+                "or delete the calls",
                 field="items",
             )
         return found
@@ -158,5 +161,5 @@ class ConversationService:
 
 
 def _shown(conversation_id: ConversationId, waiting: Sequence[NewMessage]) -> list[dict[str, Any]]:
-    """Items that no run of the conversation has made."""
+    """Items of the conversation that belong to no run."""
     return [item for message in waiting for item in items_of(RunId(conversation_id), message)]

@@ -1,17 +1,17 @@
-"""A run's log as the events of one OpenAI response: a pure fold, without I/O and without a clock of its own.
+"""A run's log as the events of one OpenAI response: a pure fold, without I/O and without a clock.
 
-Event `k` of the fold has the number `k`. So numbers are the same for every reader, in every process and at every time,
-and a cursor (`starting_after`) holds for ever. Three rules keep that true:
+Event `k` of the fold has the number `k`. Numbers are therefore the same for every reader, in every process and at any
+time, and a cursor (`starting_after`) stays valid for ever. Three rules ensure that:
 
-* The fold looks at what a run was submitted with and at its log, at nothing that may change.
-* A run keeps the version of the fold that it was submitted under (`FOLDS`). A change of what a log gives is a new
+* The fold reads only the run's submission and its log, nothing that may change.
+* A run keeps the version of the fold that it was submitted under (`FOLDS`). A change in the events of a log is a new
   version, and the old one stays as long as such runs can be read.
-* Where a part of the log is gone (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
-  they can have given. So it does where a worker and the log in Redis were lost together (`lost_events`): a reader may
-  have seen events that are stored nowhere. Numbers are contiguous everywhere else.
+* Where a part of the log is lost (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
+  they can have produced. The same holds where a worker and the log in Redis were lost together (`lost_events`): a
+  reader may have seen events that are stored nowhere. Everywhere else numbers are contiguous.
 
-What clients choke on decides the shapes (see `docs/openai.md`): no types of our own, no index twice, no item that stays
-open, `response.failed` with the status `cancelled` for a cancel.
+The limits of clients decide the shapes (see `docs/openai.md`): no event types of our own, no index twice, no item that
+stays open, and `response.failed` with the status `cancelled` for a cancel.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,14 +34,14 @@ from shared.domain.messages import AssistantMessage, Message, Summary, ToolCall,
 from shared.domain.runs import Run
 
 MOST_EVENTS = 64
-"""No entry of a log gives so many events, but for one whose answer has more calls than that."""
+"""No entry of a log produces more events, except one whose answer has more calls than that."""
 
 Key = tuple[str, ...]
-"""By what an open item is known: its message and part, or its step and call."""
+"""The key of an open item: its message and part, or its step and call."""
 
 _CUT = ("length", "content_filter")
 _CUT_OFF = (*(events.StopReason.CANCELLED, events.StopReason.FAILED), events.StopReason.MODEL_FAILED)
-"""Why a run stops whose last answer may not be whole."""
+"""Stop reasons of runs whose last answer may be incomplete."""
 
 
 class ResponseFold:
@@ -50,21 +50,21 @@ class ResponseFold:
     shows_compactions = False
 
     def __init__(self, run: Run, kept: Sequence[events.Event] = ()) -> None:
-        """`kept` is what stands for the log of a run whose log retention has deleted: its messages, as events."""
+        """`kept` replaces a log that retention has deleted: the run's messages, as events."""
         self._kept = kept
         self._run_id, self._parent = run.id, run.continues
         self._says_ends = run.options.item_events
-        """The log says when an answer is whole. One that was made for another dialect does not."""
+        """The log marks complete answers. Logs of other dialects' runs may not."""
         self._head: ResponseHead = head_of(run)
         self._of_client = frozenset(tool.name for tool in run.options.client_tools)
         self._next = 0
         self._items: list[Item] = []
         self._open: dict[Key, Item] = {}
         self._calls: dict[str, Item] = {}
-        """Calls of this server's tools that have no result yet, by id."""
+        """Calls of this server's tools without results, by id."""
         self._void: set[int] = set()
         self._gone: set[Key] = set()
-        """What was open before a gap: nobody knows how it went on."""
+        """Items that were open before a gap; how they continued is unknown."""
         self._wire_ids: set[str] = set()
         self._ids: set[str] = set()
         self._began = self._has_begun = False
@@ -75,30 +75,30 @@ class ResponseFold:
         self._usage: events.UsageReported | None = None
         self._failure: events.Failed | None = None
         self.ended: dict[str, Any] | None = None
-        """The response as it ended; None while the log goes on."""
+        """The final response; None while the log goes on."""
         self.is_contradicted = False
-        """The log was rewritten behind what this fold has taken: what it has said is not what others are told."""
+        """The log was rewritten after this fold has read it: other readers get different events."""
 
     @property
     def encrypts(self) -> bool:
-        """Whether the client wants the provider's own form of reasoning."""
+        """Whether the client asked for the provider's own form of reasoning."""
         return self._head.encrypts
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[Event]:
-        """The events that the next entry of the log gives, each with its `sequence_number`."""
+        """The events for the next entry of the log, each with its `sequence_number`."""
         for told in self._told(seq, event):
             yield {**told, "sequence_number": self._next}
             self._next += 1
         self._last_seq = seq
 
     def response(self) -> dict[str, Any]:
-        """The response as it stands."""
+        """The response in its current state."""
         if self.ended is not None:
             return self.ended
         return self._snapshot(status="in_progress" if self._has_begun else self._head.first_status)
 
     def lost_ending(self) -> Iterator[Event]:
-        """What ends the stream of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        """The end of a stream whose log has no end, as after the run was deleted."""
         if self.ended is None:
             self._failure = events.Failed(0, "run_deleted", "The response was deleted.")
             for told in self._end(0):
@@ -215,7 +215,7 @@ class ResponseFold:
         yield from item.grown(event.arguments or "")
 
     def _close_earlier(self, step_id: StepId) -> Iterator[Event]:
-        """Where the log does not say that an answer is whole, the next one says it."""
+        """If the log does not mark complete answers, the beginning of the next answer completes this one."""
         if not self._says_ends and step_id != self._step_id:
             yield from self._close_answer("completed")
         self._step_id = step_id
@@ -229,12 +229,12 @@ class ResponseFold:
             self._open[("call", str(event.step_id), call.id)] = item
             yield from item.opened()
             yield from item.grown(call.arguments)
-            if event.step_id is None:  # a client asked for it, and no answer ends
+            if event.step_id is None:  # a client's tool is called, and no answer ends
                 yield from self._close_call(item, call.id, "completed")
                 del self._open[("call", str(event.step_id), call.id)]
 
     def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
-        """Who answers a call, of a log that does not say it."""
+        """Which side answers a call, for a log that does not record it."""
         if name in self._of_client:
             return "client"
         return "person" if needs_approval else "worker"
@@ -256,7 +256,7 @@ class ResponseFold:
     def _close_answer(
         self, status: Literal["completed", "incomplete"], signature: str | None = None
     ) -> Iterator[Event]:
-        """Closes the items of an answer that is whole. Calls of this server's tools wait for their results."""
+        """Closes the items of a complete answer. Calls of this server's tools wait for their results."""
         for key, item in sorted(self._open.items(), key=lambda pair: pair[1].index):
             del self._open[key]
             if item.kind == "reasoning" and self.encrypts:
@@ -268,7 +268,7 @@ class ResponseFold:
 
     def _close_call(self, item: Item, call_id: str, status: Literal["completed", "incomplete"]) -> Iterator[Event]:
         if item.kind == "mcp_call":
-            # Its result closes it.
+            # Its result will close it.
             yield from item.with_arguments(None)
             self._calls[call_id] = item
             return
@@ -293,7 +293,7 @@ class ResponseFold:
                 yield from _returned(item, result.text, is_error=result.status == "error")
 
     def _continued(self, event: events.StepRestarted | events.LogContinued) -> Iterator[Event]:
-        # A reader that was there has seen entries that are in no store: it has to read again.
+        # A reader may have seen entries that are stored nowhere, so it has to read the stream again.
         self.is_contradicted = self.is_contradicted or self._last_seq > event.follows
         if not isinstance(event, events.StepRestarted):
             return
@@ -311,7 +311,7 @@ class ResponseFold:
             yield self._lifecycle("response.in_progress", "in_progress", with_void=True)
 
     def _close_all(self, status: Literal["completed", "incomplete"], among: set[int] | None = None) -> Iterator[Event]:
-        """Closes what is open, in the order of the output."""
+        """Closes the open items, in the order of the output."""
         waiting = [("", key, item) for key, item in self._open.items()]
         running = [("call", (call_id,), item) for call_id, item in self._calls.items()]
         for kind, key, item in sorted([*waiting, *running], key=lambda found: found[2].index):
@@ -348,7 +348,7 @@ class ResponseFold:
         yield {"type": f"response.{kind}", "response": self.ended}
 
     def _new(self, kind: ItemKind, item_id: str, message_id: MessageId, call_id: str = "", name: str = "") -> Item:
-        # Reasoning that goes on behind text is an item of its own.
+        # Reasoning after text is an item of its own.
         item_id = f"{item_id}_{len(self._items)}" if item_id in self._ids else item_id
         self._ids.add(item_id)
         item = Item(len(self._items), kind, item_id, message_id, call_id, name)
@@ -359,7 +359,7 @@ class ResponseFold:
         self, by: events.AnsweredBy, step_id: StepId | None, call_id: str, name: str, message_id: MessageId
     ) -> Item:
         shown_id = call_id
-        # A client's helper takes two calls of one id for one, and a model may number the calls of each answer anew.
+        # OpenAI's client helpers merge calls of the same id, and a model may number the calls of each answer from one.
         while shown_id in self._wire_ids:
             shown_id = again(shown_id)
         self._wire_ids.add(shown_id)
@@ -388,11 +388,11 @@ class ResponseFold:
 
 
 AGAIN = "~"
-"""What a call's id ends with that was shown before in the response."""
+"""Suffix of a call's id that the response contains already."""
 
 
 def again(call_id: str) -> str:
-    """The id under which a call is shown whose id is taken."""
+    """The id in the response of a call whose own id is taken."""
     return call_id + AGAIN
 
 
@@ -405,7 +405,7 @@ def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
 
 
 class CompactionFold(ResponseFold):
-    """Version 2, for those that have asked for a compaction: its summary is an item of the output."""
+    """Version 2, for requests that ask for compaction: the summary is an item of the output."""
 
     shows_compactions = True
 
@@ -420,7 +420,7 @@ FOLDS: Mapping[int, Callable[[Run, Sequence[events.Event]], ResponseFold]] = {
 
 
 def fold_of(run: Run, kept: Sequence[events.Event] = ()) -> ResponseFold:
-    """The fold of a run, in its version; `kept` as in `ResponseFold`. Raises `ValueError` for a version of a newer
+    """The fold of a run, in its version; `kept` as in `ResponseFold`. Raises `ValueError` for the version of a newer
     release."""
     version = run.options.echoed.get(FOLD, USUAL_FOLD)
     if version not in FOLDS:
@@ -429,7 +429,7 @@ def fold_of(run: Run, kept: Sequence[events.Event] = ()) -> ResponseFold:
 
 
 def events_kept_of(run: Run, messages: Sequence[Message]) -> Iterator[events.Event]:
-    """What a run's messages say of its log, when the log is gone: its answers and the results of its calls."""
+    """Reconstructs a deleted log from the run's messages: its answers and the results of its calls."""
     at = unix_ms(run.completed_at or run.created_at)
     of_client = {tool.name for tool in run.options.client_tools}
     for message in messages:
@@ -460,4 +460,4 @@ def _answerer(call: ToolCall, of_client: Collection[str]) -> events.AnsweredBy:
 
 
 FOLD = "holdfast_fold"
-"""The key of the version in what a run keeps of its request."""
+"""Key of the fold's version in the stored part of a run's request."""

@@ -1,4 +1,4 @@
-"""The items of a response's output: how each looks when it opens, while it grows, and when it is closed. Pure."""
+"""The items of a response's output: the JSON of each when it opens, while it grows, and when it closes. Pure."""
 
 import hashlib
 from base64 import b64decode, b64encode
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from shared.domain.ids import MessageId, RunId, StepId
 
 SERVER_LABEL = "holdfast"
-"""The name of the server whose tools an agent's own tools are, for clients that know tools of MCP servers."""
+"""Clients that know tools of MCP servers see an agent's own tools as those of a server with this name."""
 
 ItemKind = Literal["message", "reasoning", "function_call", "mcp_call", "mcp_approval_request", "compaction"]
 
@@ -20,20 +20,20 @@ _OF_ARGUMENTS = {"function_call": "response.function_call_arguments", "mcp_call"
 
 
 def message_item_id(message_id: MessageId, part: int, kind: Literal["msg", "rs"]) -> str:
-    """The id of the item that a part of a message is."""
+    """The id of the item for a part of a message."""
     own = f"{kind}_{message_id.partition('-')[2].replace('-', '')}"
     return f"{own}_{part}" if part else own
 
 
 def call_item_id(prefix: Literal["fc", "mcp", "mcpr"], run_id: RunId, step_id: StepId | None, call_id: str) -> str:
-    """The id of the item that a call is. `run_id` is that of the run whose model has asked for it."""
+    """The id of the item for a call. `run_id` is the run whose model made the call."""
     named = "\n".join((run_id, step_id or "", call_id))
     return f"{prefix}_{hashlib.sha256(named.encode()).hexdigest()[:48]}"
 
 
 def approval_item_id(run_id: RunId, call_id: str) -> str:
-    """The id of the item by which a run asks for the approval of a call. Its calls are the last that the run makes, so
-    their ids are enough."""
+    """The id of the item by which a run asks for the approval of a call. These calls are the last of the run, so their
+    ids suffice."""
     return call_item_id("mcpr", run_id, None, call_id)
 
 
@@ -41,15 +41,15 @@ _SUMMARY = "holdfast-summary-1."
 
 
 def compaction_item(message_id: MessageId, summary: str) -> dict[str, Any]:
-    """The item that a summary is. Clients send its content back as it is, so the summary itself is in it, encoded and
-    not encrypted: the item says the same when the server that made it has forgotten it."""
+    """The item for a summary. Clients send its content back unchanged. It contains the summary itself, encoded and not
+    encrypted, so that the item stays valid after the server has deleted its copy."""
     item_id = "cmp_" + message_id.partition("-")[2].replace("-", "")
     content = f"{_SUMMARY}{b64encode(summary.encode()).decode()}" if summary else ""
     return {"id": item_id, "type": "compaction", "encrypted_content": content}
 
 
 def summary_in(encrypted_content: str) -> str | None:
-    """The summary in the content of a `compaction_item`. None: it is of another server."""
+    """The summary in the content of a `compaction_item`. None: another server made it."""
     if not encrypted_content.startswith(_SUMMARY):
         return None
     try:
@@ -60,7 +60,7 @@ def summary_in(encrypted_content: str) -> str | None:
 
 @dataclass
 class Item:
-    """One item. It keeps its place in the output for ever, also when it is void."""
+    """One item. It keeps its place in the output, even if it becomes void."""
 
     index: int
     kind: ItemKind
@@ -72,20 +72,20 @@ class Item:
     """Text, reasoning, arguments or the summary."""
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     encrypted: str | None = None
-    """Of reasoning: the provider's own form of it."""
+    """For reasoning: the provider's own form of it."""
     output: str | None = None
     error: str | None = None
     approval_id: str | None = None
-    """Of a call that a person has allowed: the item that asked."""
+    """For an approved call: the item that asked for the approval."""
     has_arguments: bool = False
-    """The arguments are whole, and no piece of them follows."""
+    """The arguments are complete."""
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def shown(self, *, is_empty: bool = False) -> dict[str, Any]:
-        """The item as it stands; with `is_empty`, without what it has come to."""
+        """The item in its current state; with `is_empty`, as it was when it opened."""
         text = "" if is_empty else self.text
         match self.kind:
             case "message":
@@ -111,7 +111,7 @@ class Item:
                 return compaction_item(self.message_id, text)
 
     def _shown_reasoning(self, text: str, *, is_empty: bool) -> dict[str, Any]:
-        # What is null is left out: the schema of Open Responses refuses it.
+        # Null fields are omitted: the schema of Open Responses forbids them.
         said = [] if is_empty else [{"type": "summary_text", "text": text}]
         shown: dict[str, Any] = {"id": self.id, "type": "reasoning", "summary": said}
         if self.encrypted is not None:
@@ -165,11 +165,11 @@ class Item:
             case "function_call" | "mcp_call":
                 yield {"type": f"{_OF_ARGUMENTS[self.kind]}.delta", **place, "delta": piece}
             case "mcp_approval_request" | "compaction":
-                return  # no event that every client knows
+                return  # there is no event that all clients know
 
     def with_arguments(self, last_word: str | None) -> Iterator[Event]:
-        """The end of a call's arguments. `last_word`: the model has corrected them; None: they are as they were
-        shown."""
+        """The end of a call's arguments. `last_word`: the corrected arguments of the model. None: the arguments as they
+        were streamed."""
         if self.has_arguments:
             return
         if last_word is not None:

@@ -1,4 +1,4 @@
-"""Lists of items: what a response was given, and what a conversation has. Pure."""
+"""Lists of items: the input of a response, and the contents of a conversation. Pure."""
 
 import hashlib
 from base64 import b64encode
@@ -25,12 +25,12 @@ from shared.domain.runs import Run
 
 
 class ItemsPage(NamedTuple):
-    """Which items of a list are wanted."""
+    """The range of items that a request asks for."""
 
     limit: int
     ascending: bool
     after: str | None
-    """The id of the item behind which the page begins."""
+    """The page begins after the item with this id."""
 
 
 def input_items(run: Run, given: Sequence[Message | NewMessage]) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def conversation_items(history: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, Any]:
-    """The page of a list of items, oldest first. Raises `InvalidRequest` for an `after` that is not among them."""
+    """The page of a list of items, oldest first. Raises `InvalidRequest` if no item has the id `after`."""
     ordered = list(items if page.ascending else reversed(items))
     if page.after is not None:
         place = next((number for number, item in enumerate(ordered) if item["id"] == page.after), None)
@@ -69,7 +69,7 @@ def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, An
 
 
 def without_instructions(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items without those that instruct the agent, for keys that are not to see them."""
+    """The items without the agent's instructions, for keys that may not see them."""
     return [item for item in items if item.get("role") not in _INSTRUCTING]
 
 
@@ -77,7 +77,7 @@ _INSTRUCTING = ("system", "developer")
 
 
 def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, Any]]:
-    """The items of a message. `owner` is the run whose calls it has, or is about."""
+    """The items of a message. `owner` is the run that made its calls, or to whose calls it responds."""
     message_id, body = message.id, message.body
     match body:
         case UserMessage(content=content, role=role):
@@ -121,7 +121,7 @@ def _output(message_id: MessageId, call_id: str, text: str) -> dict[str, Any]:
 
 
 def _own_id(prefix: str, message_id: MessageId, call_id: str) -> str:
-    """The id of an item that is one of several of its message."""
+    """The id of an item if its message has several."""
     return f"{prefix}_{hashlib.sha256(f'{message_id} {call_id}'.encode()).hexdigest()[:48]}"
 
 

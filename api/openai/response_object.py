@@ -1,4 +1,4 @@
-"""The response object: the fields that never change while a run goes on, and those that its end brings. Pure."""
+"""The response object: the fields that stay the same while a run goes on, and those that its end adds. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from shared.domain.ids import MessageId, RunId, is_id
 from shared.domain.runs import Run
 
 DIALECT = "openai.responses"
-"""The name of the dialect of runs that were submitted as responses."""
+"""The dialect of runs that were submitted as responses."""
 
 INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
 
@@ -42,16 +42,16 @@ _UNSAID: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "user": None,
 }
-"""What a response says of its request where the request does not. Open Responses refuses null for the numbers."""
+"""A response's values for fields that the request omits. Open Responses forbids null for the numbers."""
 
 
 def response_id(run_id: RunId) -> str:
-    """The id under which a run is a response."""
+    """The id of a run as a response."""
     return "resp_" + run_id.partition("-")[2].replace("-", "")
 
 
 def run_id_of(named: str) -> RunId | None:
-    """The run of a response's id; a run's own id is taken too. None: it is neither."""
+    """The run of a response's id. A run's own id is accepted too. None: it is neither."""
     if is_id(named, "run"):
         return RunId(named)
     found = _dashed("run", named.removeprefix("resp_")) if named.startswith("resp_") else ""
@@ -59,7 +59,7 @@ def run_id_of(named: str) -> RunId | None:
 
 
 def conversation_id_of(named: str) -> str | None:
-    """The conversation of an id in OpenAI's form or our own. None: it is neither."""
+    """The conversation of an id in OpenAI's form or ours. None: it is neither."""
     if is_id(named, "conv"):
         return named
     found = _dashed("conv", named.removeprefix("conv_")) if named.startswith("conv_") else ""
@@ -67,7 +67,7 @@ def conversation_id_of(named: str) -> str | None:
 
 
 def own_id_of(named: str) -> str:
-    """Our own id of a response or a conversation that is named in OpenAI's form; every other text as it is."""
+    """Our own id for a response or a conversation id in OpenAI's form. Other texts are returned unchanged."""
     return run_id_of(named) or conversation_id_of(named) or named
 
 
@@ -77,7 +77,7 @@ def wire_conversation_id(conversation_id: str) -> str:
 
 
 def message_id_of(item_id: str) -> MessageId | None:
-    """The message of the id of an item that a message is, or a part of one. None: it is no such id."""
+    """The message whose item has this id. None: it is no such id."""
     kind, _, digits = item_id.partition("_")
     found = _dashed("message", digits.partition("_")[0]) if kind in ("msg", "rs", "cmp") else ""
     return MessageId(found) if is_id(found, "message") else None
@@ -91,20 +91,20 @@ def _dashed(prefix: str, digits: str) -> str:
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What a response says of its run, whatever the run does."""
+    """The fields of a response that do not depend on the run's state."""
 
     fields: dict[str, Any]
     first_status: str
     encrypts: bool
 
     def response(self, output: list[dict[str, Any]], used: events.UsageReported | None, **more: Any) -> dict[str, Any]:
-        """The whole object with this output. `more` are the fields that the run's state brings."""
+        """The whole object with this output. `more` are the fields for the run's state."""
         state = {"completed_at": None, "error": None, "incomplete_details": None, **more}
         return {**self.fields, **state, "output": output, "usage": None if used is None else _usage(used)}
 
 
 def head_of(run: Run) -> ResponseHead:
-    """The head of a run, of whichever dialect."""
+    """The head of a run of any dialect."""
     options = run.options
     echoed = options.echoed if options.dialect == DIALECT else {}
     said = {name: value for name, value in echoed.items() if name in _UNSAID or name == "model"}
@@ -129,13 +129,13 @@ def head_of(run: Run) -> ResponseHead:
 
 
 def without_instructions(run: Run) -> Run:
-    """The run without what its sender has told the agent beside the input, for keys that are not to see that."""
+    """The run without the instructions that its sender gave besides the input, for keys that may not see them."""
     echoed = {name: value for name, value in run.options.echoed.items() if name not in ("instructions", "tools")}
     return replace(run, options=replace(run.options, echoed=echoed))
 
 
 def ended_fields(stop_reason: str, failure: events.Failed | None, at_ms: int, *, was_filtered: bool) -> dict[str, Any]:
-    """The fields that a run's end brings."""
+    """The fields that a run's end adds."""
     if stop_reason == events.StopReason.CANCELLED:
         return {"status": "cancelled"}
     if was_filtered and failure is None:
@@ -180,8 +180,8 @@ def _usage(used: events.UsageReported) -> dict[str, Any]:
     }
 
 
-# How the Responses API says a refusal. OpenAI's SDKs send a request again for every 409 unless they are told not to, so
-# a conflict that a repetition cannot help is a 400.
+# Refusals of the Responses API. OpenAI's SDKs retry every 409 unless a header forbids it, so a conflict that a retry
+# cannot resolve is a 400.
 
 
 _CODES = {
@@ -189,7 +189,7 @@ _CODES = {
     ErrorCode.NOT_FOUND: None,
     ErrorCode.INVALID_ARGUMENT: None,
 }
-"""Words of ours that OpenAI has another word for, or none."""
+"""Codes for which OpenAI has another name, or none."""
 
 _PARAMS = {
     ErrorCode.CONVERSATION_BUSY: "conversation",

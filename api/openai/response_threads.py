@@ -1,4 +1,4 @@
-"""Where a response goes on: in a thread of its own, where the response before it ended, or in a conversation."""
+"""Finds where a response continues: in a new thread, where the previous response ended, or in a conversation."""
 
 import hashlib
 import re
@@ -34,27 +34,27 @@ from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 
 USUAL_PROVIDER = "openai"
-"""The provider of a model's name without one."""
+"""The provider of a model that is named without one."""
 
 _OF_OPENAI = re.compile(r"(?:gpt|chatgpt|codex|o\d|ft:|computer-use)", re.IGNORECASE)
-"""How the names of OpenAI's models begin."""
+"""Prefixes of the names of OpenAI's models."""
 
 UNASKED_MODEL = "openai/gpt-5-mini"
-"""The hidden agent's own model, which nobody asks: each response names its own."""
+"""The hidden agent's own model. It is never used: each response names its own."""
 
 HIDDEN_NAME = "Responses of plain models"
 
 
 class ResponseThread(NamedTuple):
-    """Where a response goes on, and what it decides there."""
+    """Where a response continues, and its decisions there."""
 
     agent: Agent
     model: str | None
-    """The handle that the request names instead of the agent's own model."""
+    """The handle that the request names in place of the agent's own model."""
     is_plain: bool
-    """The model alone is asked: the agent is the project's hidden one, and has nothing of its own."""
+    """Whether the request addresses a model alone: the agent is the project's hidden one, without memory and tools."""
     options: ModelOptions
-    """How the model is asked where the request does not say it."""
+    """Model options for everything that the request leaves open."""
     conversation_id: ConversationId | None = None
     thread: ThreadId | None = None
     place: Place = ANYWHERE
@@ -77,7 +77,8 @@ class ResponseThreads:
     async def find(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
     ) -> ResponseThread:
-        """Where the request's response goes on. `forks`: somebody else has gone on from the response before it."""
+        """Where the request's response continues. `forks`: another response has already continued from the previous
+        one."""
         if request.previous_response_id is not None:
             return await self._behind(project_id, request, given, forks=forks)
         if request.conversation_name is not None:
@@ -90,14 +91,14 @@ class ResponseThreads:
         return found._replace(place=Place(begins=True, history=self._new(given.story)))
 
     async def history_of(self, project_id: ProjectId, thread: ResponseThread) -> list[Message]:
-        """The messages in the context of a thread that exists; of a new one there are none."""
+        """The messages in the context of an existing thread; empty for a new one."""
         name = thread.thread or thread.conversation_id
         return [] if name is None else await self.messages.context(project_id, ThreadId(name))
 
     async def with_items(
         self, project_id: ProjectId, given: str | Sequence[Mapping[str, Any]] | None
     ) -> str | Sequence[Mapping[str, Any]] | None:
-        """The input with the items themselves where it has their ids. Raises `NotFound` for an unknown one."""
+        """The input with each item id replaced by the item. Raises `NotFound` for an unknown one."""
         if given is None or isinstance(given, str) or not any(map(reference_of, given)):
             return given
         known = await self._items_named_in(project_id, given)
@@ -114,7 +115,7 @@ class ResponseThreads:
                     f"Item with id '{named[:100]}' not found. Send the item itself, or name its response with "
                     "previous_response_id."
                 )
-            # A message may have been shown as several items.
+            # A message may consist of several items.
             if found["id"] not in taken:
                 taken.add(found["id"])
                 items.append(found)
@@ -123,8 +124,8 @@ class ResponseThreads:
     async def _items_named_in(
         self, project_id: ProjectId, given: Sequence[Mapping[str, Any]]
     ) -> dict[str, Mapping[str, Any]]:
-        """The items of the messages that the input names, by each id that they may have. The calls of a client are
-        known by their outputs, which are in the input."""
+        """The items of the messages that the input refers to, by each of their possible ids. The client's calls are
+        found by their outputs, which are in the input."""
         named = [one for item in given if (one := reference_of(item)) is not None]
         message_ids = {one: found for one in named if (found := message_id_of(one)) is not None}
         call_ids = [item["call_id"] for item in given if isinstance(item.get("call_id"), str)]
@@ -152,7 +153,7 @@ class ResponseThreads:
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
 
     async def agent_of_conversation(self, project_id: ProjectId, agent_id: str | None) -> Agent:
-        """The agent of a conversation that is to begin: the one that is named, else the project's hidden one."""
+        """The agent of a new conversation: the one that the request names, else the project's hidden one."""
         if agent_id is None:
             return await self._hidden(project_id, self.models.default or UNASKED_MODEL)
         if not is_id(agent_id, "agent"):
@@ -212,7 +213,7 @@ class ResponseThreads:
             )
         if given.story:
             raise InvalidRequest(
-                "the conversation keeps what was said in it: send what is new, not answers again", field="input"
+                "the conversation stores its own history: send new items only, not earlier answers", field="input"
             )
         found = self._with_model(thread.agent, project_id, request.model)
         waiting = await self.approvals.waiting_on_thread(project_id, thread.id)
@@ -225,18 +226,18 @@ class ResponseThreads:
         )
 
     def _with_model(self, agent: Agent, project_id: ProjectId, model: str | None) -> ResponseThread:
-        """The agent of a thread that exists, with the model that the request names."""
+        """The agent of an existing thread, with the model that the request names."""
         is_plain = agent.id == hidden_agent_id(project_id)
         options = ModelOptions() if is_plain else agent.options
         if model is None or model == agent.id:
             return ResponseThread(agent, None, is_plain=is_plain, options=options)
         if is_id(model, "agent"):
             raise InvalidRequest(
-                f"model is {model}, and what it goes on from is of {agent.id}. A conversation is begun for an agent "
+                f"model is {model}, but the history belongs to {agent.id}. Create a conversation for another agent "
                 'with metadata={"agent_id": …}',
                 field="model",
             )
-        # The chosen window was that of another model.
+        # The stored window is that of another model.
         return ResponseThread(agent, self._handle(model), is_plain, replace(options, context_window=None))
 
     async def _behind(
@@ -276,8 +277,8 @@ class ResponseThreads:
         return parent
 
     async def _branch(self, parent: Run, given: ResponseInput) -> Place:
-        """A thread that begins with a copy of the parent's, up to its last message, and with the story that the request
-        tells behind it. Where the parent asked for something, the branch goes on with the request's own answers."""
+        """A new thread with a copy of the parent's, up to the parent's last message, and the messages that the request
+        repeats after it. If the parent waits for decisions, the branch continues with the request's own answers."""
         history = _up_to(await self.messages.context(parent.project_id, parent.thread_id), parent)
         said = [message for message in history if not isinstance(message.body, SystemMessage)]
         if open_calls(history) is None:
@@ -290,7 +291,7 @@ class ResponseThreads:
         self._refuse_expired(asked)
         if given.story:
             raise InvalidRequest(
-                "answers that are told again cannot follow a response that asks for something: send what it asks for",
+                "the previous response waits for answers to its calls: send those, not earlier answers",
                 field="input",
             )
         earlier = [copy_of(message, self.ids) for message in said if message.turn != parent.turn]
@@ -299,7 +300,7 @@ class ResponseThreads:
         return Place(begins=True, history=earlier, reopened=ReopenedTurn(parent.id, turn, decisions))
 
     def _refuse_expired(self, asked: Sequence[Approval]) -> None:
-        """Nobody may approve in a branch what the clock has denied, or would have."""
+        """A branch must not approve calls whose approval has expired, or would have."""
         late = next((one for one in asked if one.expires_at is not None and one.expires_at <= self.clock.now()), None)
         if late is not None:
             raise InvalidRequest(
@@ -314,7 +315,8 @@ class ResponseThreads:
 
 
 def _up_to(history: Sequence[Message], parent: Run) -> Sequence[Message]:
-    """The history as the parent left it. Where a summary has taken the place of its messages, that is the nearest."""
+    """The history at the end of the parent. If a summary has replaced the parent's messages, the history up to its
+    turn."""
     last = max((place for place, message in enumerate(history) if message.run_id == parent.id), default=None)
     if last is not None:
         return history[: last + 1]
@@ -328,7 +330,7 @@ def _decisions(given: ResponseInput, waiting: Sequence[Approval]) -> ReadDecisio
     def read(asked: Sequence[Approval]) -> list[Decision]:
         return decisions_on(given, [one for one in asked if one.decision is None])
 
-    read(waiting)  # what is wrong is said before anything is stored
+    read(waiting)  # invalid decisions are refused before the run is stored
     return read
 
 
@@ -340,6 +342,6 @@ def _nothing_asked(given: ResponseInput) -> str:
 
 
 def hidden_agent_id(project_id: ProjectId) -> AgentId:
-    """The id of the agent that the responses of a project's plain models are of."""
+    """The id of the hidden agent to which the responses of a project's plain models belong."""
     digest = hashlib.sha256(f"responses of plain models\n{project_id}".encode()).digest()
     return AgentId(f"agent-{UUID(bytes=digest[:16], version=4)}")

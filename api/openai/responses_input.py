@@ -1,7 +1,7 @@
-"""The input of a response: what of it a conversation has to begin with, what is new, and what answers open calls.
+"""The input of a response: the history that it repeats, its new messages, and its answers to open calls.
 
-A client that keeps its own story sends all of it each time, answers and calls included; one that names the response
-before sends what is new. Both are lists of items. Errors name the item.
+A client that keeps its own history sends all of it each time, answers and calls included. A client that names the
+previous response sends only new items. Both are lists of items. Errors name the item.
 """
 
 import mimetypes
@@ -46,18 +46,18 @@ _SPEAKERS = ("user", "system", "developer")
 
 @dataclass
 class ResponseInput:
-    """What a request brings, in our terms."""
+    """The contents of a request, in the domain's terms."""
 
     story: list[MessageBody] = field(default_factory=list[MessageBody])
-    """Answers, calls and results that the client tells again, and what was said between them."""
+    """Answers, calls and results that the client repeats, and the messages between them."""
     said: list[UserMessage] = field(default_factory=list[UserMessage])
-    """What is new: the messages behind all answers and results."""
+    """New messages: those after all answers and results."""
     outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
     """Results of calls that are not in the input, by the calls' ids."""
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
-    """Decisions of a person, by the ids of the items that asked."""
+    """A person's decisions, by the ids of the items that ask for them."""
     compacts: bool = False
-    """The answer is to be a summary of all that was said."""
+    """The answer is to be a summary of the whole history."""
 
     @property
     def answers_calls(self) -> bool:
@@ -66,11 +66,11 @@ class ResponseInput:
 
     @property
     def has_files(self) -> bool:
-        """Whether a message has files that are no texts."""
+        """Whether a message has files other than texts."""
         return any(isinstance(body, UserMessage) and has_files(body.content) for body in (*self.story, *self.said))
 
     def texts(self) -> list[object]:
-        """What counts of each message when it is measured."""
+        """The countable parts of each message, for the limit on its length."""
         return [_texts_of(body) for body in (*self.story, *self.said)]
 
 
@@ -91,15 +91,15 @@ def _texts_of(body: MessageBody) -> object:
 
 
 def reference_of(item: Mapping[str, Any]) -> str | None:
-    """The id of the item that this one stands for. None: it is an item itself."""
+    """The id to which this item refers. None: it is an item itself."""
     is_reference = item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
     named = item.get("id")
     return named if is_reference and isinstance(named, str) else None
 
 
 def read_input(given: str | Sequence[Mapping[str, Any]] | None, *, leaves_calls_open: bool = False) -> ResponseInput:
-    """Reads the field `input`. Raises `InvalidRequest`, which names the item: also a call without its output, unless
-    `leaves_calls_open` says that it may come later."""
+    """Reads the field `input`. Raises `InvalidRequest`, which names the item. A call without its output is also an
+    error, unless `leaves_calls_open` allows it to come later."""
     if given is None:
         return ResponseInput()
     if isinstance(given, str):
@@ -111,8 +111,8 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None, *, leaves_calls_
     told = story.told()
     if compacts and told.answers_calls:
         raise InvalidRequest(
-            "input: a compaction_trigger cannot come with answers to calls. Send these first, and the trigger in the "
-            "response behind",
+            "input: a compaction_trigger cannot come with answers to calls. Send these first, and the trigger with the "
+            "next response",
             field="input",
         )
     return replace(told, compacts=compacts)
@@ -125,9 +125,9 @@ class _Story:
     leaves_calls_open: bool = False
     bodies: list[MessageBody] = field(default_factory=list[MessageBody])
     answer: AssistantMessage | None = None
-    """The answer that the last items are of."""
+    """The answer to which the last items belong."""
     results: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Of the calls of `answer`."""
+    """For the calls of `answer`."""
     outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
 
@@ -148,7 +148,7 @@ class _Story:
                 self._end_answer()
                 self.bodies.append(_summary(item, place))
             case "reasoning" | "mcp_approval_request" | "mcp_list_tools":
-                return  # the model's own, which no provider takes from others; a request that nobody has answered
+                return  # reasoning is its model's own; a repeated approval request decides nothing
             case _:
                 raise InvalidRequest(f"{place}.type is {str(kind)[:50]!r}: {_why_not(kind)}", field=f"{place}.type")
 
@@ -233,9 +233,9 @@ class _Story:
 
 
 def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Decision]:
-    """The decisions of the input on the calls that wait.
+    """The decisions of the input on the waiting calls.
 
-    Raises `InvalidRequest` for a call that is left open, or an answer to none.
+    Raises `InvalidRequest` if a call stays open, or if an answer belongs to no call.
     """
     outputs, verdicts = dict(given.outputs), dict(given.verdicts)
     decided: list[Decision] = []
@@ -253,7 +253,7 @@ def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Deci
 
 
 def _taken(answers: dict[str, Decision], name: str) -> Decision | None:
-    """Takes the answer that is under this name, or under that of a call that was shown once before."""
+    """Removes the answer with this id, or with the id of a call that the response contained twice."""
     found = next((one for one in answers if one == name or one.rstrip(AGAIN) == name), None)
     return None if found is None else answers.pop(found)
 
@@ -291,7 +291,7 @@ def _summary(item: Mapping[str, Any], place: str) -> Summary:
     text = summary_in(_needed(item, "encrypted_content", place))
     if text is None:
         raise InvalidRequest(
-            f"{place}.encrypted_content is of another server: send a compaction item back as it came from here",
+            f"{place}.encrypted_content comes from another server: send compaction items of this server back unchanged",
             field=f"{place}.encrypted_content",
         )
     return Summary(text)
@@ -318,7 +318,7 @@ def _content(content: Any, place: str, *, name: str = "content", takes_files: bo
             texts = [part.text for part in read if isinstance(part, TextContent)]
             if not takes_files and has_files([*read]):
                 raise InvalidRequest(
-                    f"{place}.{name} has a file: only messages of users take other files than texts",
+                    f"{place}.{name} has a file: only messages of users may contain files other than texts",
                     field=f"{place}.{name}",
                 )
             return texts[0] if len(texts) == len(read) == 1 and parts[0].get("type") != "input_file" else [*read]
@@ -343,11 +343,9 @@ def _part(part: dict[str, Any], place: str) -> ContentPart:
 
 def _wrong_part(kind: object) -> str:
     if kind == "input_file":
-        return (
-            "files need file_data (data:…;base64,…) and a filename; there is no store for file_id, no file_url is read"
-        )
+        return "files need file_data (data:…;base64,…) and a filename; file_id and file_url are not supported"
     if kind == "input_image":
-        return "images need an image_url (https://… or data:image/…;base64,…); there is no store for file_id"
+        return "images need an image_url (https://… or data:image/…;base64,…); file_id is not supported"
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
 
 

@@ -1,4 +1,4 @@
-"""A request for a response: its fields, what is taken of them, and what is refused by its name."""
+"""A request for a response: its fields, the supported values, and refusals that name unsupported ones."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
@@ -16,7 +16,7 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.tools import ClientTool, ToolChoice
 
 LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS = 64, 512, 16
-"""Of metadata, as OpenAI has them."""
+"""OpenAI's limits for metadata."""
 
 _ABSENT_TOOLS = (
     *("file_search", "web_search", "web_search_preview", "computer", "computer_use_preview", "image_generation"),
@@ -48,13 +48,13 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
     def client_tool(self) -> ClientTool:
-        """The same in our terms."""
+        """The tool in the domain's terms."""
         parameters = self.parameters or {}
         return ClientTool(self.name, self.description or "", parameters, strict=self.strict)
 
 
 class Reasoning(BaseModel):
-    """How the model thinks."""
+    """Options for the model's reasoning."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -81,7 +81,7 @@ class TextFormat(BaseModel):
         return self
 
     def for_model(self) -> dict[str, Any] | None:
-        """As models are asked for it. None: plain text."""
+        """The format in a model request. None: plain text."""
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -92,7 +92,7 @@ class TextFormat(BaseModel):
         return {"type": "json_schema", "json_schema": schema}
 
     def echoed(self) -> dict[str, Any]:
-        """As the response shows it."""
+        """The format as the response repeats it."""
         if self.type != "json_schema":
             return {"type": self.type}
         named = {"type": self.type, "name": self.name, "schema": self.schema_, "strict": self.strict}
@@ -100,7 +100,7 @@ class TextFormat(BaseModel):
 
 
 class TextOptions(BaseModel):
-    """How the text is to be."""
+    """Options for the answer's text."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -115,7 +115,7 @@ class ContextManagement(BaseModel):
 
     type: Literal["compaction"]
     compact_threshold: Annotated[int, Field(ge=1000, le=2**31)] | None = None
-    """Tokens. Null: when the window is full, as ever."""
+    """Tokens. Null: the default, when the window is full."""
 
 
 class ConversationName(BaseModel):
@@ -134,7 +134,7 @@ def _refused(said: str) -> Callable[[Any], Any]:
 
 
 class ResponseRequest(BaseModel):
-    """The body of `POST /openai/v1/responses`. Fields that OpenAI does not have are passed over."""
+    """The body of `POST /openai/v1/responses`. Fields that OpenAI does not define are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -164,8 +164,8 @@ class ResponseRequest(BaseModel):
     prompt_cache_key: Annotated[str, Field(max_length=500)] | None = None
     user: Annotated[str, Field(max_length=500)] | None = None
 
-    prompt: Annotated[Any, AfterValidator(_refused("there are no stored prompts here: send instructions"))] = None
-    top_logprobs: Annotated[Any, AfterValidator(_refused("probabilities of tokens are not given here"))] = None
+    prompt: Annotated[Any, AfterValidator(_refused("stored prompts are not supported: send instructions"))] = None
+    top_logprobs: Annotated[Any, AfterValidator(_refused("probabilities of tokens are not supported"))] = None
 
     @field_validator("input")
     @classmethod
@@ -193,7 +193,7 @@ class ResponseRequest(BaseModel):
     def _is_given(cls, value: list[str] | None) -> list[str] | None:
         for one in value or ():
             if one == "message.output_text.logprobs":
-                raise ValueError("probabilities of tokens are not given here")
+                raise ValueError("probabilities of tokens are not supported")
         return value
 
     @field_validator("service_tier")
@@ -201,7 +201,7 @@ class ResponseRequest(BaseModel):
     def _is_usual(cls, value: str | None) -> str | None:
         if value in (None, "auto", "default"):
             return value
-        raise ValueError("there are no tiers here: leave it out")
+        raise ValueError("service tiers are not supported: leave it out")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ResponseRequest":
@@ -223,7 +223,7 @@ class ResponseRequest(BaseModel):
 
     @property
     def compact_over(self) -> int | None:
-        """Tokens over which the context is compacted. None: the request does not say."""
+        """The number of tokens above which the context is compacted. None: the request does not set it."""
         return self.context_management[0].compact_threshold if self.context_management else None
 
     def functions(self) -> list[FunctionTool]:
@@ -231,7 +231,7 @@ class ResponseRequest(BaseModel):
         return [FunctionTool.model_validate(tool) for tool in self.tools or ()]
 
     def asked_options(self) -> dict[str, Any]:
-        """The options of `ModelOptions` that the request chooses itself."""
+        """The options of `ModelOptions` that the request sets."""
         same = ("temperature", "top_p", "max_output_tokens")
         said: dict[str, Any] = {name: value for name in same if (value := getattr(self, name)) is not None}
         if self.parallel_tool_calls is False:
@@ -239,7 +239,7 @@ class ResponseRequest(BaseModel):
         if self.reasoning is not None and self.reasoning.effort is not None:
             said |= {"reasoning_effort": self.reasoning.effort, "reasoning": self.reasoning.effort != "none"}
         elif "temperature" in said or "top_p" in said:
-            said["reasoning"] = False  # some models take either
+            said["reasoning"] = False  # some models accept only one of them
         if self.text is not None and self.text.format.type != "text":
             said["response_format"] = self.text.format.for_model()
         if self.text is not None and self.text.verbosity is not None:
@@ -247,13 +247,13 @@ class ResponseRequest(BaseModel):
         return said
 
     def model_options(self, own: ModelOptions) -> ModelOptions:
-        """How the model is to be asked: what the request says, else what the agent has."""
+        """The options for the model: those of the request, else those of the agent."""
         said = self.asked_options()
         return replace(own, **said) if said else own
 
     def echo(self, *, compacts: bool) -> dict[str, Any]:
-        """What the response says again of its request, and the version of the fold that shows it. `compacts`: the
-        response is a compaction."""
+        """The fields of the request that the response repeats, and the version of the fold that renders it. `compacts`:
+        the response is a compaction."""
         said: dict[str, Any] = {FOLD: WITH_COMPACTIONS if compacts or self.context_management else USUAL_FOLD}
         said |= {name: value for name in _ECHOED if (value := getattr(self, name)) is not None}
         if self.tools:
@@ -284,8 +284,8 @@ class ResponseCompactRequest(BaseModel):
     service_tier: str | None = None
 
     def as_response(self) -> ResponseRequest:
-        """The request for the response that is the compaction. Raises `RequestValidationError` for what a response does
-        not take."""
+        """The request for the response that makes the compaction. Raises `RequestValidationError` for values that a
+        response does not accept."""
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
         said = self.model_dump(exclude={"input"}, exclude_none=True)
         try:
@@ -299,7 +299,7 @@ _ECHOED = (
     *("model", "instructions", "previous_response_id", "metadata", "max_output_tokens", "temperature", "top_p"),
     *("parallel_tool_calls", "max_tool_calls", "truncation", "safety_identifier", "prompt_cache_key", "store", "user"),
 )
-"""Fields that the response says again as they came."""
+"""Fields that the response repeats unchanged."""
 
 
 def _echoed_tool(tool: FunctionTool) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _echoed_tool(tool: FunctionTool) -> dict[str, Any]:
 
 
 def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
-    """Which tools the model may and must call. None: the request does not say. Raises `InvalidRequest`."""
+    """The tools that the model may or must call. None: the request does not say. Raises `InvalidRequest`."""
     choice = request.tool_choice
     if choice is None or choice == "auto":
         return None

@@ -33,10 +33,10 @@ async def create_response(
     headers: SubmissionHeadersDep,
     http: Request,
 ) -> Response:
-    """Creates a response: of an agent, or of a model. It answers with the response as it ended, with a stream, or with
-    `background` at once.
+    """Creates a response of an agent, or of a model. Answers with the final response, with a stream, or immediately if
+    `background` is true.
 
-    In the background the response goes on when its client leaves. In the foreground it is cancelled then.
+    A background response goes on when its client disconnects. A foreground response is then cancelled.
     """
     return await responses.create(project_id, request, headers, http)
 
@@ -50,8 +50,8 @@ async def compact(
     headers: SubmissionHeadersDep,
     http: Request,
 ) -> Response:
-    """Summarises what the client sends, or what a response ended with, which stays as it is. The output is what the
-    client may send instead."""
+    """Summarises the items that the client sends, or the history of a response, which stays unchanged. The client may
+    send the output in place of that history."""
     return await responses.compact(project_id, request, headers, http)
 
 
@@ -60,7 +60,7 @@ async def compact(
 async def count_input_tokens(
     request: ResponseRequest, responses: ResponseServiceDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """About how many tokens the model would be sent for this request. An estimate: no provider is asked."""
+    """Estimates how many tokens the model would receive for this request. The server asks no provider."""
     return {"object": "response.input_tokens", "input_tokens": await responses.count_input(project_id, request)}
 
 
@@ -75,7 +75,7 @@ async def retrieve_response(
     stream: bool = False,
     starting_after: str | None = None,
 ) -> Response:
-    """The response as it stands; with `stream`, its stream from behind the event `starting_after` on."""
+    """The response in its current state; with `stream`, its stream after the event `starting_after`."""
     run = _seen(await _run(run_store, project_id, response_id), shows_instructions)
     if stream:
         return await responses.stream(run, _cursor(starting_after))
@@ -91,7 +91,7 @@ async def cancel_response(
     project_id: ProjectDep,
     shows_instructions: ShowsInstructionsDep,
 ) -> Response:
-    """Cancels a response in the background. One that has ended is shown as it is."""
+    """Cancels a background response. A response that has ended is returned unchanged."""
     known = await _run(run_store, project_id, response_id)
     run = _seen(await responses.cancel(project_id, known.id), shows_instructions)
     return await json_answer(await responses.shown(run))
@@ -102,7 +102,7 @@ async def cancel_response(
 async def delete_response(
     response_id: str, responses: ResponseServiceDep, run_store: RunStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Deletes a response that has ended. What was said stays where other responses have gone on from it."""
+    """Deletes a response that has ended. Responses that continued from it keep its messages."""
     run = await _run(run_store, project_id, response_id)
     await responses.delete(project_id, run.id)
     return {"id": response_id, "object": "response", "deleted": True}
@@ -120,7 +120,7 @@ async def list_input_items(
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: str | None = None,
 ) -> dict[str, Any]:
-    """The items that the response was given, newest first unless `order` says otherwise."""
+    """The input items of the response, newest first unless `order` says otherwise."""
     run = await _run(run_store, project_id, response_id)
     items = input_items(run, await responses.given_to(run))
     shown = items if shows_instructions else without_instructing(items)

@@ -1,4 +1,4 @@
-"""Responses in OpenAI's dialect: submits runs and shows them as responses."""
+"""Responses in OpenAI's dialect: submits runs and renders them as responses."""
 
 import asyncio
 import hashlib
@@ -66,16 +66,16 @@ HUNG_UP = "the client has closed its connection"
 NOT_KEPT = "the response was not to be kept"
 
 _LEFT_TO_MODELS = {"max_output_tokens", "reasoning"}
-"""Options that every model has, or that say no more than another one."""
+"""Options that every model accepts, or that another option covers."""
 
 WENT_ON = (HistoryWentOn, AlreadyDecided, DecidedOtherwise, NoPendingApproval, WrongToolCalls)
-"""Errors of a submission that goes on from a response from which somebody else has just gone on, or whose calls
-somebody has decided otherwise."""
+"""Errors of a submission whose previous response another response has just continued, or whose calls got other
+decisions meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseService:
-    """Creates, shows, cancels and deletes responses."""
+    """Creates, reads, cancels and deletes responses."""
 
     submissions: SubmissionService
     threads: ResponseThreads
@@ -92,8 +92,8 @@ class ResponseService:
     async def create(
         self, project_id: ProjectId, request: ResponseRequest, headers: SubmissionHeaders, http: Request
     ) -> Response:
-        """Submits, and answers with a stream, with the response as it ended, or in the background with the response as
-        it is now. A response in the foreground is cancelled when its client hangs up."""
+        """Submits a run. Answers with a stream, with the final response, or in the background with the current one. A
+        foreground response is cancelled when its client disconnects."""
         run = await self._submitted(project_id, request, headers, forks=request.store is False)
         leave = self._hung_up(run, is_kept=request.store is not False) if request.is_foreground else None
         if request.stream:
@@ -112,8 +112,9 @@ class ResponseService:
     async def compact(
         self, project_id: ProjectId, request: ResponseCompactRequest, headers: SubmissionHeaders, http: Request
     ) -> Response:
-        """Compacts a copy of what the client sends, or of what a response ended with, and answers with what the client
-        may put in its place: the users' messages, and the summary. It is a response of its own, and is kept."""
+        """Compacts a copy of the client's items, or of a response's history. Answers with the items that the client may
+        send in their place: the users' messages and the summary. The compaction is a response of its own, and is
+        stored."""
         run = await self._submitted(project_id, request.as_response(), headers, forks=True)
         ended = await self._when_ended(run, http, self._hung_up(run, is_kept=True))
         if isinstance(ended, Response):
@@ -138,14 +139,16 @@ class ResponseService:
         given = read_input(await self.threads.with_items(project_id, request.input))
         goes_on = request.previous_response_id is not None or request.conversation is not None
         if not (given.said or given.story or given.answers_calls or (given.compacts and goes_on)):
-            raise InvalidRequest("input is missing: say something", field="input")
+            raise InvalidRequest("input is missing: send a text or a list of items", field="input")
         if given.compacts and headers.if_busy == "inject":
-            raise InvalidRequest("input: what is injected into a run cannot compact; send it without", field="input")
+            raise InvalidRequest(
+                "input: a compaction_trigger cannot be injected into a run; send the input without it", field="input"
+            )
         self.input_limits.refuse_long_messages(given.texts())
         return await self._submit(project_id, request, given, headers, forks=forks)
 
     async def shown(self, run: Run) -> dict[str, Any]:
-        """The response as it stands: what its stream has told so far, or its last event."""
+        """The response in its current state: the events of its stream so far, or its final event."""
         if run.status is RunStatus.CREATED and not run.fence:
             return _begun(run)
         fold = fold_of(run, await self._kept(run))
@@ -159,7 +162,7 @@ class ResponseService:
         return fold.response()
 
     async def count_input(self, project_id: ProjectId, request: ResponseRequest) -> int:
-        """About how many tokens a response to this request would begin with."""
+        """Estimates the tokens with which a response to this request would begin."""
         given = read_input(await self.threads.with_items(project_id, request.input))
         thread = await self.threads.find(project_id, request, given, forks=False)
         history = await self.threads.history_of(project_id, thread)
@@ -171,12 +174,12 @@ class ResponseService:
         return said + sum(map(estimate_message_tokens, bodies))
 
     async def stream(self, run: Run, starting_after: int | None) -> Response:
-        """The response's stream from behind an event on: live, or years later."""
+        """The response's stream after an event: live, or years later."""
         after = BEFORE_ALL if starting_after is None else starting_after
         return self.streaming.stream(run, Seq(0), ResponseStream(run, after, await self._kept(run)))
 
     async def given_to(self, run: Run) -> list[Message | NewMessage]:
-        """The messages that a response was given, oldest first: what it was told of before, and its own input."""
+        """The messages of a response's input, oldest first: the repeated history, and its new messages."""
         story: list[Message] = []
         if run.thread_id == run.id:
             context = await self.messages.context(run.project_id, run.thread_id)
@@ -188,16 +191,16 @@ class ResponseService:
         return [*story, *(one for one in own if isinstance(one.body, UserMessage | ApprovalResponse))]
 
     async def cancel(self, project_id: ProjectId, run_id: RunId) -> Run:
-        """Cancels a response; the run as it is then. One that has ended stays as it is.
+        """Cancels a response, and returns its run. A response that has ended stays unchanged.
 
-        Raises `Refused` for one in the foreground: it ends with its connection.
+        Raises `Refused` for a foreground response: it ends with its connection.
         """
         run = await self.runs.get(project_id, run_id)
         is_ours = run.options.dialect == DIALECT
         if is_ours and not run.options.background and run.status is RunStatus.RUNNING:
             raise Refused(400, ErrorCode.INVALID_ARGUMENT, "Cannot cancel a synchronous response.", field="response_id")
         if run.status is RunStatus.AWAITING_APPROVAL:
-            return run  # it has ended: its calls wait, in the response that follows
+            return run  # it has ended: the next response decides its waiting calls
         return await self.cancels.cancel_one(project_id, run_id, Cancel())
 
     async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
@@ -218,7 +221,7 @@ class ResponseService:
         *,
         forks: bool,
     ) -> Run:
-        tool_choice_of(request)  # what is wrong with it is said before anything is looked up
+        tool_choice_of(request)  # invalid input is refused before the database is asked
         keys = self._keys(request, headers)
         scope = _scope(project_id, keys, (headers.key_id or "") if headers.of_single_agents else "")
         if scope is not None and (keys.names or (keys.body is not None and keys.body.sent_since is not None)):
@@ -226,10 +229,10 @@ class ResponseService:
             if seen is not None and not _was_left(seen):
                 return seen
             if seen is not None:
-                # The first try ended with its connection. The client that tries again wants an answer.
+                # The first attempt ended with its connection. A client that retries wants an answer.
                 keys, scope = NO_KEYS, None
         try:
-            # What is not kept must not stay in a thread that others go on with.
+            # A response that is not stored must not stay in a thread that other responses continue.
             thread = await self.threads.find(project_id, request, given, forks=forks)
             return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
         except WENT_ON:
@@ -239,11 +242,12 @@ class ResponseService:
         return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
 
     async def _kept(self, run: Run) -> list[Event]:
-        """What stands for the log of a run whose log is gone."""
+        """Events in place of a run's deleted log."""
         return [] if run.pruned_at is None else [*events_kept_of(run, await self.messages.list_of_run(run))]
 
     async def _forget(self, run: Run) -> None:
-        """Deletes a response that is not to be kept, once it was delivered, and its thread if that is its own."""
+        """Deletes a delivered response that the client asked not to store, and its thread if the response has one of
+        its own."""
         try:
             ended = await self.runs.get(run.project_id, run.id)
             if ended.status not in TERMINAL:
@@ -305,11 +309,11 @@ class ResponseService:
         )
 
     def _compaction(self, thread: ResponseThread) -> CompactionOptions:
-        """All leaves: the client may put the summary in the place of all that it has."""
+        """Compacts the whole history: the client may use the summary in place of all of it."""
         return replace(thread.agent.window.when_full, mode="all")
 
     def _hung_up(self, run: Run, *, is_kept: bool) -> Callable[[], Awaitable[None]]:
-        """What is done when the client of a response in the foreground goes away."""
+        """Called when the client of a foreground response disconnects."""
 
         async def cancel() -> None:
             log.info("client_hung_up", run_id=run.id)
@@ -320,7 +324,7 @@ class ResponseService:
         return cancel
 
     async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Run | Response:
-        """The run as it ended, for a client that waits for it; else what the client is answered."""
+        """The run when it has ended, for a client that waits for it; otherwise the answer for the client."""
         http.scope["state"][ENDS_WITH_CLIENT] = True
         ended: list[Run | None] = []
 
@@ -336,7 +340,7 @@ class ResponseService:
         if not ended:
             if leave is not None:
                 await leave()
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has disconnected
         if ended[0] is None:
             return elsewhere(run)
         return ended[0]
@@ -355,13 +359,13 @@ def _begun(run: Run) -> dict[str, Any]:
 
 
 def _was_left(run: Run) -> bool:
-    """Whether a response in the foreground was cancelled because its client had gone away."""
+    """Whether a foreground response was cancelled because its client disconnected."""
     return run.cancel is not None and run.cancel.reason == HUNG_UP
 
 
 def _scope(project_id: ProjectId, keys: SubmissionKeys, sender: str) -> ThreadId | None:
-    """Where a submission with these keys is found again. None: it has none. `sender` is the API key that sees its own
-    submissions only, empty for a key of the whole project."""
+    """The thread in which a submission with these keys is found again. None: none of the keys applies. `sender` is the
+    API key that sees only its own submissions; empty for a key of the whole project."""
     if keys == NO_KEYS:
         return None
     named = keys.names or ([] if keys.body is None else [keys.body.key])

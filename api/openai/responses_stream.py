@@ -15,30 +15,30 @@ from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
 
 BEFORE_ALL = -1
-"""The cursor of a reader that has seen nothing: the first event has the number 0."""
+"""The cursor of a new reader: the first event has the number 0."""
 
 LONGEST_SILENCE_S = 15.0
-"""Proxies and clients give a stream up after 20 to 60 seconds without a byte."""
+"""Proxies and clients give up a stream after 20 to 60 seconds without a byte."""
 
 DONE = b"data: [DONE]\n\n"
-"""Open Responses demands it, and OpenAI's SDKs pass over it."""
+"""Open Responses requires it, and OpenAI's SDKs skip it."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def event_bytes(event: Event) -> bytes:
-    """One event, without an `id`: it is resumed by its `sequence_number`."""
+    """One event, without an SSE `id`: clients resume by its `sequence_number`."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encoder.encode(event))
 
 
 class ResponseStream:
-    """A reader of a response, from the event behind `starting_after` on. The fold begins with the log, whatever the
-    cursor is: the last events have the whole text."""
+    """A reader of a response, from the event after `starting_after`. The fold always begins with the log's first entry,
+    since the last events contain the whole text."""
 
     shared_as = None
     longest_silence_s = LONGEST_SILENCE_S
     cut = None
-    """Clients take any clean end of a stream for the last one. A connection that breaks off they resume."""
+    """Clients take any clean end of a stream for its last event. They resume a broken connection."""
 
     def __init__(self, run: Run, starting_after: int = BEFORE_ALL, kept: Sequence[events.Event] = ()) -> None:
         """`kept` as in `ResponseFold`."""
@@ -54,14 +54,14 @@ class ResponseStream:
         if self._fold.ended is None:
             return shown, False
         if told and told[-1]["sequence_number"] < self._after:
-            # The reader has not seen this end: its cursor is of events that are lost.
+            # The reader has not seen this end: its cursor is from events that were lost.
             shown = event_bytes(told[-1])
         return shown + DONE, True
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """Nothing: a comment is a sign of life as well, and these clients know no other."""
+        """No event: a comment keeps the stream alive, and these clients know no event for that."""
         return b""
 
     def end_of(self, _last: Seq) -> bytes:
-        """What ends the stream of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        """The end of a stream whose log has no end, as after the run was deleted."""
         return b"".join(map(event_bytes, self._fold.lost_ending())) + DONE

@@ -1,4 +1,4 @@
-"""Chat completions: agents for clients that speak OpenAI's dialect."""
+"""Chat completions: agents for clients of OpenAI's dialect."""
 
 from typing import Annotated
 
@@ -27,9 +27,9 @@ async def create_chat_completion(
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
-    """Sends what is new in the messages to the agent that `model` names, and answers with its text: whole, or streamed.
+    """Sends the new messages to the agent that `model` names. Answers with the agent's text, whole or streamed.
 
-    A request to a busy history waits for its turn, unless the header says otherwise.
+    A request to a busy history waits in the queue, unless the header says otherwise.
     """
     return await chat.send(await _thread(threads, project_id, request.model), request, headers)
 

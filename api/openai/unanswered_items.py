@@ -1,7 +1,7 @@
-"""Items of a conversation that wait: calls of functions that came without their outputs, and what came behind them.
+"""Items of a conversation that wait: function calls that came without their outputs, and the items after them.
 
-Clients store what their loop has done in several requests: they have 20 items in each, and a person may say yes to a
-call meanwhile. A call without its result must never reach a model, so such items are kept beside the conversation's
+Clients store the results of their loop in several requests: each has room for 20 items, and a person may approve a call
+meanwhile. A model must never get a call without its result, so such items are stored outside the conversation's
 context, and enter it once the outputs are there. Pure.
 """
 
@@ -27,7 +27,7 @@ class Arranged(NamedTuple):
 
 
 def arranged(messages: Sequence[NewMessage]) -> Arranged:
-    """What waits begins with the first answer that has a call without its result."""
+    """The waiting items begin with the first answer that has a call without a result."""
     place = next((n for n in range(len(messages)) if _open_calls(messages, n)), len(messages))
     return Arranged([*messages[:place]], [*messages[place:]])
 
@@ -35,8 +35,8 @@ def arranged(messages: Sequence[NewMessage]) -> Arranged:
 def answered(
     messages: Sequence[NewMessage], outputs: Mapping[str, Decision], made: Sequence[NewMessage]
 ) -> list[NewMessage]:
-    """The messages with these results of their calls, which stand behind the calls. `made` are empty messages for
-    them, as many as there are outputs. Raises `InvalidRequest` for a result of no call that waits."""
+    """The messages with these results, each after its call. `made` are empty messages for them, as many as there are
+    outputs. Raises `InvalidRequest` for a result without a waiting call."""
     told = list(messages)
     for (call_id, decision), empty in zip(outputs.items(), made, strict=True):
         found = next(((n, call) for n in range(len(told)) for call in _open_calls(told, n) if call.id == call_id), None)
@@ -52,7 +52,7 @@ def answered(
 
 
 def without(messages: Sequence[NewMessage], owner: RunId, item_id: str) -> list[NewMessage] | None:
-    """The messages that wait without one item; None when they do not have it. Raises `InvalidRequest` for a call whose
+    """The waiting messages without one item; None if they do not contain it. Raises `InvalidRequest` for a call whose
     output is there."""
     for place, message in enumerate(messages):
         if item_id not in [item["id"] for item in items_of(owner, message)]:
@@ -63,7 +63,7 @@ def without(messages: Sequence[NewMessage], owner: RunId, item_id: str) -> list[
 
 
 def first_open_call(messages: Sequence[NewMessage]) -> ToolCall | None:
-    """The first call of the messages that waits for its output."""
+    """The first call in the messages without an output."""
     return next((call for n in range(len(messages)) for call in _open_calls(messages, n)), None)
 
 
@@ -103,13 +103,13 @@ def _calls_of(message: NewMessage) -> list[ToolCall]:
 
 
 def _returns_behind(messages: Sequence[NewMessage], place: int) -> list[ToolReturn]:
-    """The results that the calls of an answer have."""
+    """The results of the calls in an answer."""
     body = messages[place + 1].body if place + 1 < len(messages) else None
     return body.returns if isinstance(body, ToolReturns) else []
 
 
 def _open_calls(messages: Sequence[NewMessage], place: int) -> list[ToolCall]:
-    """The calls of the message there that have no result."""
+    """The calls without results in the message at this place."""
     calls = _calls_of(messages[place])
     if not calls:
         return []

@@ -1,4 +1,4 @@
-"""Webhook endpoints as OpenAI's clients know them, and the events that these endpoints hear: the ends of responses."""
+"""Webhook endpoints on OpenAI's wire, and the events that they receive: the ends of responses."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -53,7 +53,7 @@ class WebhookCreate(BaseModel):
 
 
 class WebhookUpdate(BaseModel):
-    """The body of a change: what is not in it stays."""
+    """The body of a change. Omitted fields stay unchanged."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -62,7 +62,7 @@ class WebhookUpdate(BaseModel):
     url: EndpointUrl | None = None
 
     def change(self) -> EndpointChange:
-        """What it changes."""
+        """The change in the domain's terms."""
         outcomes = None if self.event_types is None else outcomes_of(self.event_types)
         return EndpointChange(name=self.name, url=self.url, outcomes=outcomes)
 
@@ -84,7 +84,7 @@ class WebhookTest(BaseModel):
 
 
 def outcomes_of(types: Sequence[EventType]) -> list[RunOutcome]:
-    """The outcomes of runs that these events are about."""
+    """The outcomes of runs that trigger these events."""
     return [cast("RunOutcome", one.removeprefix(_OF_RESPONSES)) for one in types]
 
 
@@ -114,12 +114,12 @@ def shown_endpoint(endpoint: WebhookEndpoint) -> dict[str, Any]:
 
 
 def shown_with_secret(issued: IssuedSecret) -> dict[str, Any]:
-    """An endpoint with a secret that is new."""
+    """An endpoint with its new secret."""
     return {**shown_endpoint(issued.endpoint), "signing_secret": issued.secret}
 
 
 def shown_page(found: Sequence[WebhookEndpoint], limit: int) -> dict[str, Any]:
-    """A page of a list; `found` has one more where there are more."""
+    """A page of a list. `found` has one entry more than the page if there are more."""
     page = [shown_endpoint(endpoint) for endpoint in found[:limit]]
     return {
         "object": "list",
@@ -131,12 +131,12 @@ def shown_page(found: Sequence[WebhookEndpoint], limit: int) -> dict[str, Any]:
 
 
 def shown_deletion(endpoint_id: str) -> dict[str, Any]:
-    """What is answered to a deletion."""
+    """The answer to a deletion."""
     return {"id": endpoint_id, "object": f"{_OBJECT}.deleted", "deleted": True}
 
 
 def shown_test(endpoint_id: str, event_type: EventType, status_code: int) -> dict[str, Any]:
-    """What came of a sample: `success` says that there was an answer, whichever."""
+    """The result of a sample: `success` means that the receiver answered, with any status."""
     return {
         "object": f"{_OBJECT}.test",
         "webhook_endpoint_id": endpoint_id,

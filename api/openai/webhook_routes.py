@@ -32,7 +32,7 @@ router = APIRouter(prefix="/openai/v1", tags=["webhooks"], route_class=LateRoute
 
 @router.post("/webhook_endpoints")
 async def create_webhook_endpoint(body: WebhookCreate, webhooks: WebhooksDep, project_id: ProjectDep) -> dict[str, Any]:
-    """Makes an endpoint of the project. Its `signing_secret` is in this answer and nowhere else."""
+    """Creates an endpoint of the project. Only this answer contains its `signing_secret`."""
     outcomes = outcomes_of(body.event_types)
     return shown_with_secret(
         await webhooks.create(project_id, DIALECT, name=body.name, url=body.url, outcomes=outcomes)
@@ -63,7 +63,7 @@ async def retrieve_webhook_endpoint(
 async def update_webhook_endpoint(
     webhook_id: WebhookIdPath, body: WebhookUpdate, webhooks: WebhooksDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Changes an endpoint. What is on its way goes to the new URL."""
+    """Changes an endpoint. Pending deliveries go to the new URL."""
     return shown_endpoint(await webhooks.change(project_id, webhook_id, body.change()))
 
 
@@ -71,7 +71,7 @@ async def update_webhook_endpoint(
 async def delete_webhook_endpoint(
     webhook_id: WebhookIdPath, webhooks: WebhooksDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Deletes an endpoint. It is sent nothing more."""
+    """Deletes an endpoint. It receives no more events."""
     await webhooks.store.delete(project_id, webhook_id)
     return shown_deletion(webhook_id)
 
@@ -80,8 +80,8 @@ async def delete_webhook_endpoint(
 async def rotate_webhook_secret(
     webhook_id: WebhookIdPath, webhooks: WebhooksDep, project_id: ProjectDep, body: WebhookRotate | None = None
 ) -> dict[str, Any]:
-    """Gives an endpoint a new secret, which is in this answer and nowhere else. The former one signs beside it for a
-    day if the body says so, and else no more."""
+    """Gives an endpoint a new secret. Only this answer contains it. If the body asks for it, deliveries are signed with
+    the old secret as well for a day."""
     overlaps = body is not None and body.keep_old_secret_active_for_24_hours
     return shown_with_secret(await webhooks.rotate_secret(project_id, webhook_id, overlaps=overlaps))
 
@@ -90,12 +90,13 @@ async def rotate_webhook_secret(
 async def test_webhook_endpoint(
     webhook_id: WebhookIdPath, body: WebhookTest, webhooks: WebhooksDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Sends a sample of an event at once, once, about a response that nobody has; says what was answered."""
+    """Sends a sample event once, immediately, about a response that does not exist, and returns the receiver's
+    status."""
     [outcome] = outcomes_of([body.event_type])
     return shown_test(webhook_id, body.event_type, await webhooks.test(project_id, webhook_id, outcome))
 
 
 @router.get("/webhook_event_types")
 async def list_webhook_event_types() -> dict[str, Any]:
-    """The events that endpoints can hear of."""
+    """The events that endpoints can receive."""
     return {"object": "list", "data": list(EVENT_TYPES)}

@@ -1,1 +1,1 @@
-"""Routes: parse, call, answer. What a route decides beyond that belongs elsewhere."""
+"""Routes parse a request, call a service and render the answer. Further decisions belong elsewhere."""

@@ -1,4 +1,4 @@
-"""Administration of a project: its keys, and the record of who did what. For keys with the scope `admin`."""
+"""Administration of a project: its keys, and its audit log. For keys with the scope `admin`."""
 
 from typing import Annotated, Any
 
@@ -44,7 +44,7 @@ Word = Annotated[str | None, Query(max_length=200)]
 async def create_key(
     body: KeyCreate, issuer: KeyIssuerDep, access: AccessDep, clock: ClockDep, caller: CallerDep
 ) -> dict[str, Any]:
-    """Makes a key of the project. Its secret, `key`, is in this answer and nowhere else."""
+    """Creates a key of the project. Only this answer contains its secret, `key`."""
     issued = await issuer.create(
         caller.project_id, body.name, body.scopes, expires_at=body.expires_at, by=caller.key_id
     )
@@ -56,7 +56,7 @@ async def create_key(
 async def list_keys(
     clock: ClockDep, issuer: KeyIssuerDep, project_id: ProjectDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
-    """The project's keys, also those that have ended."""
+    """The project's keys, including those that have ended."""
     now = clock.now()
     return [wire_key(key, now) for key in await issuer.keys.list(project_id, page)]
 
@@ -73,8 +73,8 @@ async def retrieve_key(
 async def revoke_key(
     key_id: KeyIdPath, clock: ClockDep, issuer: KeyIssuerDep, access: AccessDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Ends a key for ever, and the stream tokens that were made with it. This process refuses it at once, every other
-    one within five seconds."""
+    """Revokes a key for ever, and the stream tokens that were created with it. This process refuses it at once, all
+    others within five seconds."""
     now = clock.now()
     key = await issuer.keys.revoke(project_id, key_id, now)
     access.keys.forget()
@@ -90,8 +90,8 @@ async def rotate_key(
     project_id: ProjectDep,
     body: KeyRotate | None = None,
 ) -> dict[str, Any]:
-    """Gives a key a new secret, which is in this answer and nowhere else. The old one goes on for `grace_s` seconds, a
-    day unless that is said."""
+    """Gives a key a new secret. Only this answer contains it. The old secret stays valid for `grace_s` seconds, a day
+    by default."""
     grace_s = DEFAULT_GRACE_S if body is None or body.grace_s is None else body.grace_s
     issued = await issuer.rotate(project_id, key_id, grace_s)
     access.keys.forget()
@@ -100,9 +100,9 @@ async def rotate_key(
 
 @router.get("/status")
 async def show_status(operations: OperationsDep, readiness: ReadinessDep) -> dict[str, Any]:
-    """What this deployment is and whether it works: its version, the services that it needs, and the walls that the
-    living workers put around tools. `sandbox` is the weakest of them, `javascript` whether any of them runs tools in
-    JavaScript; null when no worker has shown it."""
+    """This deployment's version, the state of the services that it needs, and the tool isolation of its live workers.
+    `sandbox` is the weakest isolation, `javascript` whether any worker runs tools in JavaScript; null if no worker has
+    reported it."""
     shown = operations.tool_presence
     answers = await readiness.everything.look()
     return wire_status(VERSION, answers, await shown.sandboxes(), await shown.runs_javascript())
@@ -119,7 +119,7 @@ async def list_audit_events(
     since: AwareDatetime | None = None,
     until: AwareDatetime | None = None,
 ) -> list[dict[str, Any]]:
-    """What callers did in the project: acts of administration, and decisions."""
+    """The actions of callers in the project: administration, and decisions."""
     wanted = AuditFilter(action=action, key_id=key_id, object_id=object_id, since=since, until=until)
     return [wire_audit_event(event) for event in await access.audit.list(project_id, wanted, page)]
 
@@ -129,8 +129,8 @@ operations_router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=La
 
 @operations_router.get("/operations")
 async def show_operations(operations: OperationsDep, readiness: ReadinessDep, project_id: ProjectDep) -> dict[str, Any]:
-    """What this deployment does now and did in the last hour. What a service that is away would know is null, and the
-    answer is a 200 all the same."""
+    """The activity of this deployment now and within the last hour. Values of a service that is away are null, and the
+    answer is still a 200."""
     return wire_operations(await operations.look(project_id, await readiness.everything.look()))
 
 
@@ -145,7 +145,7 @@ async def list_callbacks(operations: OperationsDep, project_id: ProjectDep, page
 async def retry_callback(
     run_id: RunIdPath, clock: ClockDep, operations: OperationsDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Makes a callback due now, also one that was given up: that one gets one more attempt."""
+    """Makes a callback due now. One that was given up gets one more attempt."""
     now = clock.now()
     return wire_open_callback(await operations.callbacks.retry(project_id, run_id, now))
 
@@ -154,8 +154,8 @@ async def retry_callback(
 async def list_webhook_deliveries(
     operations: OperationsDep, project_id: ProjectDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
-    """What the project's webhook endpoints have not heard of: deliveries that wait or were given up. Cursors are their
-    ids."""
+    """Events that the project's webhook endpoints have not received: deliveries that wait or were given up. Cursors are
+    their ids."""
     return [wire_open_delivery(one) for one in await operations.webhooks.list_open(project_id, page)]
 
 
@@ -163,5 +163,5 @@ async def list_webhook_deliveries(
 async def retry_webhook_delivery(
     run_id: RunIdPath, webhook_id: WebhookIdPath, clock: ClockDep, operations: OperationsDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Makes a delivery due now, also one that was given up: that one gets one more attempt."""
+    """Makes a delivery due now. One that was given up gets one more attempt."""
     return wire_open_delivery(await operations.webhooks.retry(project_id, run_id, webhook_id, clock.now()))

@@ -1,4 +1,4 @@
-"""Approvals: the tool calls of a project that wait for a person, across all its agents, and the decisions on them."""
+"""Approvals: the waiting tool calls of a project, across all its agents, and the decisions on them."""
 
 from typing import Annotated, Any
 
@@ -31,7 +31,8 @@ async def _page(
     order: Order | None = None,
     ascending: bool | None = None,
 ) -> Page:
-    """What waits longest comes first, and what was decided last, unless `order` or `ascending` says otherwise."""
+    """Waiting calls are listed oldest first and decided ones newest first, unless `order` or `ascending` says
+    otherwise."""
     upwards = (order == "asc" if order else not decided) if ascending is None else ascending
     return Page(limit=limit, after=after or None, before=before or None, ascending=upwards)
 
@@ -45,9 +46,9 @@ async def list_approvals(
     agent_id: OptionalAgentIdQuery = None,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The tool calls that wait for a person or for the client, oldest first; with `decided`, those that were decided,
-    the newest decision first. `conversation_id=default` means the own history of the agent that is named. Cursors are
-    ids of approvals."""
+    """The tool calls that wait for a person or for the client, oldest first; with `decided`, the decided ones, the
+    newest decision first. `conversation_id=default` means the default history of the named agent. Cursors are ids of
+    approvals."""
     if conversation_id == DEFAULT and agent_id is None:
         raise InvalidRequest(
             "agent_id is missing: conversation_id 'default' is the own history of the agent named",
@@ -65,7 +66,7 @@ async def list_approvals(
 async def retrieve_approval(
     approval_id: ApprovalIdPath, approval_store: ApprovalStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """One tool call that waits, or was decided."""
+    """One tool call that waits, or that was decided."""
     return wire_approval(await approval_store.get(project_id, approval_id))
 
 

@@ -1,4 +1,4 @@
-"""What this server is, whether it lives, and whether it can work."""
+"""The server's description, its liveness and its readiness."""
 
 from typing import Annotated, Any
 
@@ -19,12 +19,12 @@ ReadinessDep = Annotated[Readiness, served(Readiness)]
 router = APIRouter(tags=["health"], route_class=LateRoute)
 
 LETTA_VERSION = "0.16.8"
-"""The release of Letta's server whose API this is. Letta Code tells its users to update a server that names an older
-one than it knows."""
+"""The release of Letta's server whose API this is. Letta Code asks its users to update a server that names an older
+release than it knows."""
 
 
 def _said(value: object) -> object:
-    """`?full` alone is as good as `?full=true`."""
+    """`?full` means `?full=true`."""
     return True if value == "" else value
 
 
@@ -33,7 +33,7 @@ FullQuery = Annotated[bool, BeforeValidator(_said), Query()]
 
 @router.get("/")
 async def index(request: Request) -> dict[str, str]:
-    """Where to go from here, for whoever opens the address in a browser."""
+    """Links for a person who opens the address in a browser."""
     app: FastAPI = request.app
     return {
         "name": "Holdfast",
@@ -48,30 +48,30 @@ async def index(request: Request) -> dict[str, str]:
 
 @router.get("/v1/health")
 async def health() -> dict[str, str]:
-    """Letta's health check: the process answers. Clients read in `version` which API they can expect."""
+    """Letta's health check: the process answers. Clients read from `version` which API to expect."""
     return {"version": LETTA_VERSION, "status": "ok", "holdfast_version": VERSION}
 
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(operations: OperationsDep) -> Response:
-    """What this process counts and measures, for Prometheus. Needs the scope admin where keys are needed."""
+    """The metrics of this process, for Prometheus. Needs the scope `admin` if the server has keys."""
     return Response(await operations.deployment_figures.exposition(), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthz")
 async def live() -> dict[str, str]:
-    """Liveness. It does not look at the database or Redis, because a restart of this process would not mend them."""
+    """Liveness. It checks neither the database nor Redis, because a restart of this process would not repair them."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", response_model=None)
 async def ready(readiness: ReadinessDep, operations: OperationsDep, full: FullQuery = False) -> JSONResponse:
     """Readiness: 503 while this process cannot answer, because the database does not. Redis and the workers may be
-    away: requests are answered then, and runs are stored and begin later.
+    away: the API then answers requests, and stores runs that begin later.
 
-    `?full` asks for the whole deployment: 503 while the database, its shape, Redis or the last worker is missing, and
-    the body names it, with null for what cannot be known. `sandbox`: the weakest walls around tools among the workers
-    that live; `javascript`: whether one of them runs tools in it.
+    `?full` checks the whole deployment: 503 while the database, its schema, Redis or the last worker is missing. The
+    body names it, with null for unknown states. `sandbox` is the weakest tool isolation among the live workers,
+    `javascript` whether one of them runs tools in it.
     """
     answers = await (readiness.everything if full else readiness.itself).look()
     is_ready = all(answers.values())

@@ -1,1 +1,2 @@
-"""Makes a tool's declaration for the model from its source text. Parsed, never executed: the source is a tenant's."""
+"""Derives a tool's declaration for the model from its source text. The source is a tenant's: it is parsed and never
+executed."""

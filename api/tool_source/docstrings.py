@@ -1,4 +1,4 @@
-"""What a docstring says about its function and about each parameter: Google, NumPy and Sphinx style."""
+"""A docstring's description of its function and of each parameter: Google, NumPy and Sphinx style."""
 
 import re
 
@@ -15,22 +15,22 @@ GOOGLE_HEADING = re.compile(
     r"(?<=[^\n])\n(?=(?:Args|Arguments|Parameters|Params|(?:Keyword|Other) (?:Args|Arguments|Parameters)|Returns|Raises"
     r"|Yields|Examples?|Attributes|Notes?|Warnings?|Warns):[ \t]*\n)"
 )
-"""The end of a line that is followed by a heading without a blank line between: common, but no section to griffe."""
+"""The end of a line before a heading without a blank line: common, but griffe does not see a section."""
 SPHINX_FIELD = re.compile(
     r"^[ \t]*:(param|parameter|arg|argument|key|return|returns|raises|rtype|type)\b", re.MULTILINE
 )
 
 
 class Documentation(msgspec.Struct, frozen=True):
-    """A docstring, taken apart."""
+    """A parsed docstring."""
 
     text: str
-    """All but the lists of parameters, results and exceptions."""
+    """Everything but the lists of parameters, results and exceptions."""
     parameters: dict[str, str]
 
 
 def read_docstring(docstring: str) -> Documentation:
-    """Takes a docstring apart, in the style that its headings show."""
+    """Parses a docstring, in the style that its headings have."""
     if len(docstring) > MAX_DOCSTRING_CHARS:
         raise InvalidToolSource(
             f"The docstring has {len(docstring)} characters, {MAX_DOCSTRING_CHARS} are allowed: shorten it."

@@ -1,4 +1,4 @@
-"""The way in: a tool's source text to its declaration. Every failure is an `InvalidToolSource` that names the fix."""
+"""Converts a tool's source text to its declaration. Every failure is an `InvalidToolSource` that names the fix."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from api.tool_source.syntax import FunctionNode, ReadState, parse_source, tool_f
 from api.tool_source.types import TypeReader
 from shared.domain.errors import InvalidToolSource
 
-# The parameters of a function as the JSON Schema of the wire: as plain as a simple tool deserves.
+# The parameters of a function as a JSON Schema, as simple as the function itself.
 
 
 NAMED_SCHEMAS = {"properties", "$defs"}
@@ -22,7 +22,7 @@ VALUES = {"default", "enum", "const", "examples", "required"}
 
 def parameters_schema(fields: dict[str, Any]) -> dict[str, Any]:
     """`fields` as `create_model` takes them, under neutral names: the parameters' own names are the aliases, because
-    a parameter called `model_config` or `_x` would mean something to pydantic."""
+    pydantic gives names such as `model_config` or `_x` a meaning."""
     try:
         schema = create_model("Parameters", **fields).model_json_schema()
     except (PydanticUserError, SchemaError, TypeError, ValueError, NameError) as error:
@@ -37,7 +37,8 @@ def parameters_schema(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """Without what pydantic adds and no model needs: made-up titles, "anything else is allowed", null defaults."""
+    """Removes additions of pydantic that no model needs: generated titles, "anything else is allowed", null
+    defaults."""
     if isinstance(schema, list):
         return [_plain(item) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
@@ -56,13 +57,13 @@ def _plain(schema: Any) -> Any:
 
 MAX_PARAMETERS = 256
 RESERVED = {"self", "cls", "agent_state", "agent_id", "client"}
-"""Parameters that are not for the model to fill."""
+"""Parameters that the model does not fill."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-"""What every provider accepts as the name of a function and of its parameters."""
+"""Names of functions and parameters that every provider accepts."""
 
 
 class ToolDeclaration(msgspec.Struct, frozen=True):
-    """What a model sees of a tool, and the warnings for its author."""
+    """The model's view of a tool, and the warnings for its author."""
 
     name: str
     description: str
@@ -71,7 +72,7 @@ class ToolDeclaration(msgspec.Struct, frozen=True):
 
 
 def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
-    """Reads the function called `name`, else the last public one. Executes nothing of the source."""
+    """Parses the function called `name`, else the last public one. Executes nothing of the source."""
     try:
         tree = parse_source(source)
         declaration = _declaration(tree, tool_function(tree, name))
@@ -82,13 +83,13 @@ def read_tool_source(source: str, name: str | None = None) -> ToolDeclaration:
 
 
 def _declaration(tree: ast.Module, function: FunctionNode) -> ToolDeclaration:
-    # Here, and not above: griffe takes as long as all other readers, and a server may never be given a source.
+    # Imported here: griffe takes as long as all other parsers, and a server may never get a source.
     from api.tool_source.docstrings import read_docstring
 
     state = ReadState()
     documentation = read_docstring(ast.get_docstring(function) or "")
     if not documentation.text:
-        state.warn("the function has no docstring: the model is told its name only")
+        state.warn("the function has no docstring: the model gets only its name")
     require_name(function.name, "function")
     reader = TypeReader(tree, state)
     fields: dict[str, Any] = {}
@@ -126,7 +127,7 @@ def _parameters(function: FunctionNode) -> list[tuple[ast.arg, ast.expr | None]]
 
 
 def require_name(name: str, kind: str) -> None:
-    """Raises `InvalidToolSource` for a name that a provider would refuse. `kind`: what has it."""
+    """Raises `InvalidToolSource` for a name that a provider would refuse. `kind`: the object with that name."""
     if not NAME.fullmatch(name):
         raise InvalidToolSource(
             f"The {kind} {name[:80]!r} cannot be offered to a model: use at most 64 ASCII letters, digits and _."
@@ -134,7 +135,7 @@ def require_name(name: str, kind: str) -> None:
 
 
 def refuse_unstorable(declaration: ToolDeclaration) -> None:
-    """Raises `InvalidToolSource` for a text that no database takes."""
+    """Raises `InvalidToolSource` for a text that no database can store."""
     try:
         encoded = msgspec.json.encode(declaration)
     except UnicodeEncodeError as error:

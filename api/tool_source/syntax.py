@@ -1,4 +1,4 @@
-"""From text to a syntax tree, and to the function in it that is the tool."""
+"""Parses a source into a syntax tree, and finds the function that is the tool."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parse_source(source: str) -> ast.Module:
-    """The tree of a whole source, which may be indented as a block was where it was cut out."""
+    """The tree of a whole source, which may be indented like the block that it was copied from."""
     if len(source) > MAX_SOURCE_CHARS:
         raise InvalidToolSource(
             f"The source has {len(source)} characters, {MAX_SOURCE_CHARS} are allowed: move data out of the tool."
@@ -36,14 +36,15 @@ def parse_source(source: str) -> ast.Module:
 
 
 def parse_quietly(text: str) -> ast.Module:
-    """Python warns about a tenant's odd escapes on our standard error, or raises, as the process is set up: neither."""
+    """Python would print warnings about a tenant's escape sequences on our standard error, or raise them, depending on
+    the process: neither must happen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
 
 
 def tool_function(tree: ast.Module, name: str | None) -> FunctionNode:
-    """The function called `name`, else the last public one: helpers stand before their user or start with `_`."""
+    """The function called `name`, else the last public one: helper functions come first or begin with `_`."""
     functions = [node for node in tree.body if isinstance(node, FunctionNode)]
     if not functions:
         raise InvalidToolSource("The source defines no function at its top level: send the source of one function.")
@@ -57,7 +58,7 @@ def tool_function(tree: ast.Module, name: str | None) -> FunctionNode:
 
 
 def last_name(node: ast.expr) -> str:
-    """The name that an expression ends with: `Optional` for both `Optional` and `typing.Optional`, else nothing."""
+    """The last name of an expression: `Optional` for both `Optional` and `typing.Optional`, else nothing."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -70,7 +71,7 @@ def is_ellipsis(node: ast.expr) -> bool:
 
 
 def assigned_names(tree: ast.Module) -> dict[str, ast.expr]:
-    """Module-level names with what they stand for: type aliases and constants."""
+    """Module-level names with their values: type aliases and constants."""
     found: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign):
@@ -80,11 +81,11 @@ def assigned_names(tree: ast.Module) -> dict[str, ast.expr]:
     return found
 
 
-# Values that a source spells out, as far as JSON can say them. Anything else stays unknown: nothing is computed.
+# Literal values of a source, as far as JSON can represent them. All others stay unknown: nothing is computed.
 
 
 class Unknown(Enum):
-    """Stands for a value that only running the source would give."""
+    """Replaces a value that only an execution of the source would give."""
 
     VALUE = auto()
 
@@ -107,7 +108,7 @@ def text_of(node: ast.expr, names: dict[str, ast.expr]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-# What one reading of a source has used up and complained about: a small hostile text must not cause much work.
+# The budget and the warnings of one parsed source: a small hostile text must not cause much work.
 
 
 MAX_TYPES = 2_000
@@ -116,19 +117,19 @@ MAX_WARNINGS = 50
 
 
 class ReadState:
-    """Handed through one call of `read_tool_source`."""
+    """Passed through one call of `read_tool_source`."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self._types_left = MAX_TYPES
 
     def warn(self, text: str) -> None:
-        """Notes something that the model may not see as the author has meant it."""
+        """Records a part that the model may see differently from the author's intention."""
         if text not in self.warnings and len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
 
     def spend(self, depth: int) -> None:
-        """Counts one more type. A type used twice counts twice, because the schema will say it twice."""
+        """Counts one more type. A type that is used twice counts twice, because the schema repeats it."""
         self._types_left -= 1
         if self._types_left < 0:
             raise InvalidToolSource(f"The parameters' types have more than {MAX_TYPES} parts: use simpler types.")
@@ -136,11 +137,11 @@ class ReadState:
             raise InvalidToolSource(f"A parameter's type is nested deeper than {MAX_DEPTH} levels: flatten it.")
 
 
-# What a source imports, and whether the interpreter that runs tools has it.
+# The imports of a source, and whether the interpreter of tools has them.
 
 
 CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
-"""What a source catches that can do without the module."""
+"""Exceptions that a source catches if it works without the module."""
 
 
 def refuse_missing_modules(source: str, of_packages: Collection[str] = ()) -> None:
@@ -158,7 +159,7 @@ def refuse_missing_modules(source: str, of_packages: Collection[str] = ()) -> No
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """The modules that must be there, by the first part of their names."""
+    """The required modules, by their top-level names."""
     if isinstance(node, ast.Import):
         yield from (alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

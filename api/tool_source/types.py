@@ -1,4 +1,4 @@
-"""The types of a Python function's arguments as JSON schemas, read from its source without running it."""
+"""The types of a Python function's arguments as JSON Schemas, parsed from its source without running it."""
 
 import ast
 import datetime
@@ -22,7 +22,7 @@ from api.tool_source.syntax import (
     text_of,
 )
 
-# One parameter or class attribute: its type, whether it may be left out, and what it says about itself.
+# One parameter or class attribute: its type, whether it may be omitted, and its description.
 
 
 CONSTRAINTS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "examples"}
@@ -31,7 +31,7 @@ MAX_PATTERN_CHARS = 200
 
 
 class Options(msgspec.Struct):
-    """What `Field(…)`, `field(…)`, `Annotated[…]` and a default say, together."""
+    """The combined options of `Field(…)`, `field(…)`, `Annotated[…]` and a default."""
 
     required: bool = True
     default: Any = Unknown.VALUE
@@ -45,7 +45,7 @@ class Options(msgspec.Struct):
 
 
 class FieldReader:
-    """Reads fields of one source. `read_type` turns an annotation at a depth into a type."""
+    """Parses the fields of one source. `read_type` converts an annotation at a depth to a type."""
 
     def __init__(self, state: ReadState, names: dict[str, ast.expr], read_type: Callable[[ast.expr, int], Any]) -> None:
         self._state = state
@@ -61,7 +61,7 @@ class FieldReader:
         depth: int = 0,
         about: str | None = None,
     ) -> tuple[Any, Any]:
-        """The field as `create_model` takes it. What the code says goes before `about`, the docstring's words."""
+        """The field as `create_model` takes it. The code's own description precedes `about`, the docstring's."""
         options = Options()
         kind: Any = Any
         if annotation is None:
@@ -81,7 +81,7 @@ class FieldReader:
         return cast("Any", Annotated)[kind, Field(description=options.description, **settings)]
 
     def _metadata(self, annotation: ast.expr, options: Options) -> ast.expr:
-        """Takes the wrappers off an annotation and notes what they say."""
+        """Removes the wrappers of an annotation and collects their options."""
         while isinstance(annotation, ast.Subscript):
             wrapper = last_name(annotation.value)
             parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
@@ -108,7 +108,7 @@ class FieldReader:
             return
         value = literal(node, self._names)
         if value is Unknown.VALUE:
-            self._state.warn(f"the default of {name} is not a literal: it holds, but the model is not told")
+            self._state.warn(f"the default of {name} is not a literal: it applies, but the model does not see it")
         options.set_default(value)
 
     def _call(self, call: ast.Call, options: Options) -> None:
@@ -137,18 +137,19 @@ class FieldReader:
         }
         if options.required:
             return Field(**settings)
-        if options.default is Unknown.VALUE or options.default is None:  # null says no more than "may be left out"
+        if options.default is Unknown.VALUE or options.default is None:  # null only means that it may be omitted
             return Field(default_factory=lambda: None, **settings)
         return Field(default=options.default, **settings)
 
     def _fitting(self, kind: Any, options: Options, name: str) -> dict[str, Any]:
-        """The constraints, unless pydantic cannot apply them to this type (or Rust has no such regular expression)."""
+        """The constraints, unless pydantic cannot apply them to this type (or Rust does not support the regular
+        expression)."""
         if not options.constraints or len(str(options.constraints.get("pattern", ""))) > MAX_PATTERN_CHARS:
             return {}
         try:
             TypeAdapter(cast("Any", Annotated)[kind, Field(**options.constraints)])
         except (TypeError, ValueError, SchemaError, PydanticUserError):
-            self._state.warn(f"the constraints of {name} do not fit its type: the model is not told")
+            self._state.warn(f"the constraints of {name} do not fit its type: the model does not see them")
             return {}
         return options.constraints
 
@@ -163,7 +164,7 @@ FieldParts = tuple[ast.expr, ast.expr | None]
 
 
 class ClassReader:
-    """Builds, of each class that is used, a model of our own with the same fields. Never the class itself."""
+    """Builds a model of our own with the same fields for each class that is used. It never creates the class itself."""
 
     def __init__(self, tree: ast.Module, state: ReadState, fields: FieldReader) -> None:
         self._state = state
@@ -176,7 +177,7 @@ class ClassReader:
         return name in self._nodes
 
     def read(self, name: str, depth: int) -> Any:
-        """The class as a type. Each class is built once, so its fields stand once, under `$defs`."""
+        """The class as a type. Each class is built once, so its fields appear once, under `$defs`."""
         if name in self._made:
             return self._made[name]
         if name in self._open:
@@ -206,7 +207,7 @@ class ClassReader:
         return create_model(name, __doc__=ast.get_docstring(node), **fields)
 
     def _ancestors(self, name: str) -> list[str]:
-        """The class after its bases of the same source, the farthest first."""
+        """The class after its bases in the same source, the farthest base first."""
         found: list[str] = []
         waiting = [name]
         while waiting:
@@ -284,7 +285,7 @@ TRANSPARENT = {"Required", "NotRequired", "ReadOnly", "Final", "ClassVar"}
 
 
 class TypeReader:
-    """Turns the annotations of one source into types that pydantic can describe."""
+    """Converts the annotations of one source to types that pydantic can describe."""
 
     def __init__(self, tree: ast.Module, state: ReadState) -> None:
         self._state = state
@@ -380,7 +381,7 @@ class TypeReader:
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:
-    """`a | b | c` in order; the tree leans to the left, as deep as there are alternatives."""
+    """`a | b | c` in order. The tree nests to the left, with a level for each alternative."""
     found: list[ast.expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         found.append(node.right)

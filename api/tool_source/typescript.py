@@ -1,4 +1,4 @@
-"""The way in for a source in TypeScript: to its declaration. Every failure is an `InvalidToolSource` with the fix."""
+"""Converts a TypeScript source to its declaration. Every failure is an `InvalidToolSource` that names the fix."""
 
 import json
 import re
@@ -20,12 +20,12 @@ from shared.typescript import (
     walk,
 )
 
-# TypeScript's types as JSON Schema. What a schema cannot say lets the model send anything, with a warning.
+# TypeScript's types as JSON Schema. Where a schema cannot express a type, the model may send anything, with a warning.
 
 
 DEEPEST = 24
 MOST = 2000
-"""Types in a schema. Those that the source defines can be named again and again, and each time count anew."""
+"""Types in a schema. A type of the source counts each time that it is used."""
 PLAIN: dict[str, dict[str, Any]] = {
     "string": {"type": "string"},
     "number": {"type": "number"},
@@ -41,7 +41,7 @@ Schema = dict[str, Any]
 
 
 class TypeScriptTypes:
-    """The types of one source: those that it defines at its top level are known."""
+    """The types of one source, including those that it defines at its top level."""
 
     def __init__(self, root: Node, state: ReadState) -> None:
         self._state = state
@@ -54,7 +54,7 @@ class TypeScriptTypes:
                 self._defined[text_of(declared.child_by_field_name("name"))] = declared
 
     def schema(self, annotation: Node | None, deep: int = 0) -> Schema:
-        """The schema of a type, or of the annotation that holds it."""
+        """The schema of a type, or of the annotation that contains it."""
         if annotation is None:
             return {}
         node = annotation.named_children[0] if annotation.type == "type_annotation" else annotation
@@ -176,7 +176,7 @@ class TypeScriptTypes:
 
 
 def literal(node: Node) -> str | float | bool | None:
-    """The value of a literal that JSON can say; None for anything else."""
+    """The value of a literal that JSON can represent; None for others."""
     text = text_of(node)
     if node.type == "string":
         text = '"' + text[1:-1].replace("\\'", "'").replace('"', '\\"') + '"' if text.startswith("'") else text
@@ -190,7 +190,7 @@ def literal(node: Node) -> str | float | bool | None:
 
 
 NEXT_TAG = re.compile(r"\n(?=@\w)|[ \t]+(?=@(?:param|arg|argument|returns?)\b)")
-"""Where a part of a comment ends: tags begin a line, and those of a comment of one line follow its text."""
+"""The end of a part of a comment: tags begin a line, or follow the text in a one-line comment."""
 
 TAG = re.compile(r"^@(\w+)\s*(.*)$", re.DOTALL)
 PARAMETER = re.compile(r"^(?:\{[^}]*\}\s*)?\[?([\w$]+)[^\]\s]*\]?\s*(?:-\s*)?(.*)$", re.DOTALL)
@@ -200,20 +200,20 @@ BUILTIN = frozenset({
     "util", "v8", "vm", "worker_threads", "zlib", "child_process", "dgram", "dns", "http", "http2", "https", "net",
     "tls", "module",
 })  # fmt: skip
-"""Modules of Node.js itself."""
+"""Node.js' own modules."""
 
 
 def read_typescript_source(source: str, name: str | None = None) -> ToolDeclaration:
-    """Reads the function called `name`, else the last exported one. Executes nothing of the source."""
+    """Parses the function called `name`, else the last exported one. Executes nothing of the source."""
     root = parse(source)
     function = tool_function(root, name)
     require_name(function.name, "function")
     _refuse_missing_modules(root)
-    tool_module(source, function.name)  # what has no JavaScript is refused now, not by the first call
+    tool_module(source, function.name)  # a source that cannot become JavaScript is refused now, not at the first call
     state = ReadState()
     described, parameters = _documentation(function)
     if not described:
-        state.warn("the function has no comment /** … */ before it: the model is told its name only")
+        state.warn("the function has no comment /** … */ before it: the model gets only its name")
     declaration = ToolDeclaration(
         name=function.name,
         description=described or f"The {function.name} tool.",
@@ -259,7 +259,7 @@ def _parameters(
 
 
 def _documentation(function: FoundFunction) -> tuple[str, dict[str, str]]:
-    """The text of the comment before the function, and what its `@param` say."""
+    """The text of the comment before the function, and of its `@param` tags."""
     comment = function.statement.prev_named_sibling
     if comment is None or comment.type != "comment" or not text_of(comment).startswith("/**"):
         return "", {}
@@ -275,7 +275,7 @@ def _documentation(function: FoundFunction) -> tuple[str, dict[str, str]]:
 
 
 def _refuse_missing_modules(root: Node) -> None:
-    """Raises `InvalidToolSource` for an import of what is not part of Node.js."""
+    """Raises `InvalidToolSource` for an import of a module that is not part of Node.js."""
     for node in walk(root):
         source = node.child_by_field_name("source") if node.type in ("import_statement", "export_statement") else None
         if source is None or any(child.type == "type" for child in node.children):

@@ -66,7 +66,7 @@ def table(outcome: Outcome) -> str:
         f"{outcome.in_flight:,} runs in flight, {outcome.streaming:,.0f} of them streaming: "
         f"{outcome.tokens_per_s:,.0f} tokens/s, {outcome.runs_per_s:,.0f} runs/s",
         "",
-        "| processes | how many | busy | a token waits there, p50 | p99 |",
+        "| processes | number | busy | wait of a token there, p50 | p99 |",
         "|---|--:|--:|--:|--:|",
     ]
     for name, pool in outcome.pools.items():

@@ -1,1 +1,1 @@
-"""Archival memory, for the API and the worker alike: storing, finding, and the embedding models behind it."""
+"""Archival memory, for the API and the worker: storing, searching, and the embedding models."""

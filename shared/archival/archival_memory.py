@@ -1,9 +1,9 @@
-"""What agents and clients do with archival memory: store passages and find them.
+"""Archival memory for agents and clients: stores passages and finds them.
 
-A passage is stored first and embedded afterwards, outside of any transaction, so a model that is away costs nothing but
-the vector, and that comes later (`EmbeddingUpkeep`). A search asks for the query's vector once per model of the
-archives; without one it goes by words alone. The rankings are put together by their places: scores of a word index and
-of a vector have nothing in common.
+A passage is stored first and embedded later, outside of any transaction. If the model is away, only the vector is
+missing, and upkeep adds it later. A search asks each archive's model once for the query's vector; without a vector it
+searches by words only. It combines the rankings by rank, because the scores of a word index and of a vector are not
+comparable.
 """
 
 import asyncio
@@ -36,22 +36,21 @@ from shared.domain.searches import (
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules, operators_client
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, StoredPassages, VectorStore, WaitingPassage
 
-# Asking embedding models, over OpenAI's wire: what Holdfast's chat models are reached by leads to these as well.
-#
-# The client goes where the environment's base URLs say, with one pool of connections for the process. It tries once:
-# what it could not embed is not lost, and whoever asked decides when to ask again.
+# Embedding models are called over OpenAI's wire, by the same variables as Holdfast's chat models. The client follows
+# the environment's base URLs, with one connection pool per process. It tries once: a text without a vector is not lost,
+# and the caller decides when to retry.
 
 
 ANSWER_S = 10.0
-"""Seconds for one answer. A client waits for it, so it is shorter than a chat model's."""
+"""Time limit of one answer, in seconds. It is shorter than a chat model's, because a client waits for it."""
 TEXTS_PER_CALL = 32
 LONGEST_INPUT = 24_000
-"""Characters of a text that are embedded, about 6,000 tokens of English: models take 8,191."""
+"""Characters of a text that are embedded, about 6,000 tokens of English; models accept 8,191."""
 MOST_DIMENSIONS = 16_000
-"""pgvector stores no longer vector."""
+"""pgvector's limit."""
 _ERROR_CHARS = 500
 _GOOGLE_PATH = "/v1beta/openai"
-"""Where Google's server speaks OpenAI's wire."""
+"""Google's server speaks OpenAI's wire under this path."""
 
 _TYPES: Mapping[int, ModelErrorType] = {
     HTTPStatus.UNAUTHORIZED: ModelErrorType.AUTHENTICATION,
@@ -62,7 +61,7 @@ _TYPES: Mapping[int, ModelErrorType] = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ModelErrorType.BAD_REQUEST,
     HTTPStatus.UNPROCESSABLE_ENTITY: ModelErrorType.BAD_REQUEST,
 }
-"""What is no request's own fault is an `ERROR`, a 404 too: a server may get the model later."""
+"""Failures that are not the request's fault are an `ERROR`. So is a 404: the server may get the model later."""
 
 
 class _Entry(msgspec.Struct):
@@ -75,7 +74,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Server(NamedTuple):
-    """Where a handle leads."""
+    """The server of a handle."""
 
     model: str
     base_url: str
@@ -83,7 +82,7 @@ class _Server(NamedTuple):
 
 
 class EmbeddingClient:
-    """The embedding models that a process can ask."""
+    """The embedding models that a process can call."""
 
     def __init__(
         self, environment: Mapping[str, str], network: NetworkRules = PUBLIC_ONLY, *, answer_s: float = ANSWER_S
@@ -97,7 +96,7 @@ class EmbeddingClient:
         """The vectors of up to `TEXTS_PER_CALL` texts, in order. Raises `ModelError`."""
         server = self._server(handle)
         if self._http is None:
-            # Made at the first use: its TLS context costs 20 ms, and most deployments embed nothing.
+            # Created at the first use: its TLS context takes 20 ms, and most deployments embed nothing.
             self._http = operators_client(self._network, timeout_s=self._answer_s)
         body = {"model": server.model, "input": [text[:LONGEST_INPUT] for text in texts]}
         headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
@@ -157,15 +156,14 @@ def _failed(error_type: ModelErrorType, said: str, server: _Server) -> ModelErro
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 RANK_CONSTANT = 60
-"""k of reciprocal rank fusion: a passage at place r of a ranking gets 1 / (k + r) for it. The constant is that of
-Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods",
-SIGIR 2009."""
+"""k of reciprocal rank fusion: a passage at place r of a ranking scores 1 / (k + r). The constant is that of Cormack,
+Clarke and Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank Learning Methods", SIGIR 2009."""
 
 DEPTH = 200
-"""Places of each ranking that count; twice as many as a search may ask for."""
+"""Places of each ranking that count: twice the largest limit of a search."""
 
 MOST_MODELS = 4
-"""Embedding models that one search asks; the archives of further ones are searched by words."""
+"""Embedding models that one search calls. Archives of further models are searched by words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +187,9 @@ class ArchivalMemory:
         passage_id: PassageId | None = None,
         created_at: datetime | None = None,
     ) -> Passage:
-        """Stores a text in the agent's archive, which is made if need be; the passage, with its vector if the model
-        answered. The same `passage_id` again stores nothing. Raises `NotFound`, `InvalidRequest` and `Unavailable`."""
+        """Stores a text in the agent's archive, and creates the archive if needed. Returns the passage, with its vector
+        if the model answered. A repeated `passage_id` stores nothing. Raises `NotFound`, `InvalidRequest` and
+        `Unavailable`."""
         now = self.clock.now()
         new = NewPassage(id=passage_id or self.ids.passage(), text=text, tags=tags, created_at=created_at or now)
         refuse_oversized([new])
@@ -203,14 +202,14 @@ class ArchivalMemory:
     async def insert_into(
         self, project_id: ProjectId, archive_id: ArchiveId, new: Sequence[NewPassage]
     ) -> Sequence[Passage]:
-        """Stores passages in an archive, all or none. Raises as `insert` does."""
+        """Stores passages in an archive, all or none. Raises as `insert`."""
         refuse_oversized(new)
         stored = await self.passages.insert_into_archive(project_id, archive_id, new, self.clock.now())
         return await self._embedded(stored)
 
     async def search(self, project_id: ProjectId, query: PassageQuery) -> list[FoundPassage]:
-        """The passages that fit the query best, the best first; without a text those that meet its conditions, the
-        oldest first. Raises `NotFound` and `Unavailable`."""
+        """The best passages for the query, the best first. Without a text: those that meet its conditions, the oldest
+        first. Raises `NotFound` and `Unavailable`."""
         models = await self.finder.models_of(project_id, query)
         if query.text is None:
             return [FoundPassage(passage) for passage in await self.finder.oldest(project_id, query)]
@@ -274,24 +273,24 @@ def _places(ranking: Iterable[int]) -> dict[int, int]:
     return {number: place for place, number in enumerate(ranking, start=1)}
 
 
-# Embedding what was stored while its model was away, or by a process without the model's key.
+# Embeds passages that were stored while their model was away, or by a process without the model's key.
 
 
 RETRY_AFTER = timedelta(minutes=1)
 CALLS_OF_A_ROUND = 20
-"""A worker that ends waits for the round that it is in."""
+"""Calls per round. A worker that shuts down waits for the current round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingUpkeep:
-    """Fills in vectors. One process of the fleet does it per interval; two at once do no harm."""
+    """Adds missing vectors. One process of the fleet does it per interval; two at once do no harm."""
 
     vectors: VectorStore
     client: EmbeddingClient
     clock: Clock
 
     async def embed_due(self) -> int:
-        """A round; how many passages got their vector. Raises `Unavailable`."""
+        """One round. Returns the number of passages that got vectors. Raises `Unavailable`."""
         total = 0
         for _ in range(CALLS_OF_A_ROUND):
             due = await self.vectors.claim_due(self.clock.now(), until=RETRY_AFTER, limit=TEXTS_PER_CALL)
@@ -301,7 +300,7 @@ class EmbeddingUpkeep:
             embedded = [await self._embed(model, some) for model, some in by_model.items()]
             total += sum(embedded)
             if len(due) < TEXTS_PER_CALL or not all(embedded):
-                # Nothing more is due, or a model is away: what was claimed comes again.
+                # No passage is due, or a model is away: the claimed passages become due again.
                 break
         if total:
             log.info("passages_embedded", passages=total)
@@ -319,7 +318,7 @@ class EmbeddingUpkeep:
         return len(some)
 
     async def _one_by_one(self, model: str, some: Sequence[WaitingPassage], refusal: ModelError) -> int:
-        """One text that the model refuses must not keep the others from their vectors."""
+        """A text that the model refuses must not prevent the vectors of the others."""
         if len(some) > 1:
             return sum([await self._embed(model, [waiting]) for waiting in some])
         log.warning("passage_not_embedded", model=model, passage_id=some[0].id, error=refusal.facts)

@@ -308,7 +308,7 @@ def _overrides(agent: Agent) -> dict[str, bool]:
 # The rules for an agent's secrets: how a change is applied, and how an encrypted text is marked.
 #
 # Clients see names without values, and many send back the whole map with one entry changed. So an empty value never
-# takes the place of a stored one.
+# replaces a stored one.
 
 
 SEALED = "holdfast-sealed:"

@@ -21,7 +21,7 @@ HoldfastError
 ├── LogClosed                   nothing may be emitted behind the end of a log
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
-│   └── StaleFence              somebody else has claimed the run since
+│   └── StaleFence              another worker has claimed the run since
 ├── RunInterrupted              raised inside a run by what ends it from outside
 │   ├── CancelRequested
 │   ├── LeaseLost
@@ -321,7 +321,7 @@ class IllegalTransition(LifecycleError):
 
 
 class StaleFence(LifecycleError):
-    """Somebody else has claimed the run since."""
+    """Another worker has claimed the run since."""
 
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
         super().__init__(f"{run_id} was claimed again: this worker holds fence {held}, the run has {current}")
@@ -332,18 +332,18 @@ class RunInterrupted(HoldfastError):
 
 
 class CancelMode(StrEnum):
-    """What a cancel does with the work in hand."""
+    """What a cancel does with the work in progress."""
 
     INTERRUPT = "interrupt"
-    """Stop now; what was streamed is kept, marked partial."""
+    """Stop now; the streamed part is stored, marked as partial."""
     AFTER_STEP = "after_step"
-    """Let the step in hand end, then stop."""
+    """Let the current step end, then stop."""
     ROLLBACK = "rollback"
-    """Stop now, and take the run's messages out of the conversation."""
+    """Stop now, and remove the run's messages from the conversation."""
 
 
 class CancelRequested(RunInterrupted):
-    """Somebody asked for the run to be cancelled."""
+    """A caller cancelled the run."""
 
     def __init__(self, mode: CancelMode = CancelMode.INTERRUPT) -> None:
         super().__init__()

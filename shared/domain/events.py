@@ -221,7 +221,7 @@ class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=Tru
 
 
 class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaults=True):
-    """The model's window is full: a summary is about to take the place of old messages."""
+    """The model's window is full: a summary is about to replace old messages."""
 
     at: int
     trigger: CompactionTrigger

@@ -1,4 +1,4 @@
-"""MCP servers: where a project's agents find tools that somebody else's server runs.
+"""MCP servers: external servers that run tools for a project's agents.
 
 MCP is the Model Context Protocol, 2026-07-28 and the versions before it.
 """
@@ -122,9 +122,9 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     sign_in: SignIn | None = None
     """None: nobody has signed in at the server, and it has not asked for that."""
     refreshed_at: datetime | None = None
-    """When the project last took over the server's tools."""
+    """When the project last imported the server's tools."""
     problem: str = ""
-    """Why it could not the last time that somebody asked for it. Empty: it could, or nobody has asked."""
+    """Why the last attempt to read the tools failed. Empty: it succeeded, or there was none."""
     created_at: datetime
     updated_at: datetime
 

@@ -53,7 +53,7 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     """The JSON Schema of an object that the answer has to fit."""
 
 
-# Compaction: a summary takes the place of messages that no longer fit into the context.
+# Compaction: a summary replaces messages that no longer fit into the context.
 
 
 class Compaction(msgspec.Struct, frozen=True):

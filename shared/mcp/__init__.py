@@ -1,1 +1,1 @@
-"""The client of MCP servers: asks them for their tools and has them called, within bounds of time, bytes and number."""
+"""The client of MCP servers: lists and calls their tools, within limits of time, bytes and number."""

@@ -28,15 +28,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Answer = TypeVar("Answer")
 
 SHORTEST_SECRET = 8
-"""Characters. Shorter values are words, which stand in any text."""
+"""Characters. Shorter values are ordinary words, which occur in any text."""
 
 _NOT_CALLED = "The tool was not called."
 _KNOWN: Mapping[int, str] = {LOST: "Whether the tool did its work is not known.", AN_ERROR: ""}
-"""What is known of a call after a failure that does not show that it was not made."""
+"""The effect of a call after a failure that does not prove that the server did nothing."""
 
 
 class ServerConnection(Protocol):
-    """A `shared.mcp.connection.Connection`, by what is asked of it here."""
+    """The part of `shared.mcp.connection.Connection` that this module uses."""
 
     users: int
     used_at: float
@@ -59,7 +59,7 @@ Connect = Callable[[McpTarget, CheckedTransport, Bounds], ServerConnection]
 
 
 class McpClient:
-    """The connections of one process. Closed once, by whoever made it."""
+    """The connections of one process. Its owner closes it once."""
 
     def __init__(
         self, network: NetworkRules, commands: AllowedCommands = NO_COMMANDS, *, bounds: Bounds = BOUNDS
@@ -74,7 +74,7 @@ class McpClient:
 
     @property
     def connections(self) -> int:
-        """How many connections are open, those that are being opened or closed included."""
+        """The number of connections, including those that are opening or closing."""
         return len(self._owners)
 
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
@@ -108,7 +108,7 @@ class McpClient:
         return msgspec.structs.replace(result, text=_without(target, result.text))
 
     async def aclose(self) -> None:
-        """Closes every connection. What does not close in its time is cancelled, and then left."""
+        """Closes every connection. A connection that does not close in time is cancelled, and then abandoned."""
         self._is_closed = True
         for connection in self._owners.values():
             connection.stop()
@@ -137,8 +137,8 @@ class McpClient:
 
     @contextmanager
     def _connected(self, target: McpTarget, connect: Connect) -> Generator[ServerConnection]:
-        """A connection for the block: the one that there is, or a new one. Raises `InvalidRequest` for a command that
-        is not allowed, and `Unavailable` if there are too many connections."""
+        """A connection for the block: an open one, or a new one. Raises `InvalidRequest` for a command that is not
+        allowed, and `Unavailable` if there are too many connections."""
         if target.transport == "stdio":
             self._commands.refuse_others(target.command, target.args, target.env)
         key = hashlib.sha256(msgspec.json.encode(target, order="deterministic")).digest()
@@ -168,7 +168,7 @@ class McpClient:
             del self._connections[key]
 
     def _make_room(self) -> None:
-        """Ends the connection that has been idle for longest, if there are as many as there may be."""
+        """Closes the connection that has been idle for longest, if the limit is reached."""
         most = self._bounds.most_connections
         kept = [connection for connection in self._owners.values() if not connection.is_retired]
         idle = [connection for connection in kept if not connection.users]
@@ -180,7 +180,7 @@ class McpClient:
 
 
 async def _connector() -> Connect:
-    """Imports the protocol's package on a thread: it takes a second, and most processes ask no MCP server."""
+    """Imports the protocol's package on a thread: that takes a second, and most processes call no MCP server."""
     return await asyncio.to_thread(_imported)
 
 
@@ -191,7 +191,7 @@ def _imported() -> Connect:
 
 
 def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastError:
-    """Returns the error that callers get: which server, what is wrong, and what is known of the call."""
+    """The error for callers. It names the server and the problem, and says whether the call may have had its effect."""
     wrong = failure.text.rstrip(".")
     text = f"The MCP server {target.server_name!r} ({_place(target)}) does not serve: {wrong}. {known}".strip()
     text = _without(target, text)
@@ -201,7 +201,7 @@ def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastErro
 
 
 def _place(target: McpTarget) -> str:
-    """The host or the command, without anything that may be secret."""
+    """The host or the command, without possible secrets."""
     if target.transport == "stdio":
         return target.command.rpartition("/")[2]
     try:
@@ -213,7 +213,7 @@ def _place(target: McpTarget) -> str:
 
 
 def _without(target: McpTarget, text: str) -> str:
-    """The text without the values by which the server is asked."""
+    """The text without the secrets of the server's address and headers."""
     for names in (target.headers, target.env):
         for name, value in _longest_first(names):
             text = text.replace(value, f"[secret {name}]")

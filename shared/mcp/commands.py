@@ -1,5 +1,5 @@
-"""The commands that an operator lets MCP servers of type stdio start. A worker or an API process starts them as its own
-user and without walls, so none is allowed unless it is listed."""
+"""The commands that MCP servers of type stdio may run, as the operator lists them. A worker or an API process runs them
+as its own user and without isolation, so no command is allowed unless it is listed."""
 
 import re
 import shlex
@@ -24,13 +24,13 @@ names one of the ways in which the author lets the program run."""
 
 @dataclass(frozen=True)
 class AllowedCommands:
-    """Command lines as lists of words. The last word `*` stands for any further arguments."""
+    """Command lines as lists of words. The last word `*` means any further arguments."""
 
     lines: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `uvx mcp-server-time; /opt/tools/serve *`: lines or semicolons separate commands, and quotes are those
+        """Parses `uvx mcp-server-time; /opt/tools/serve *`. Lines or semicolons separate commands, and quotes are those
         of a shell. Raises `ValueError`."""
         words = (tuple(shlex.split(line)) for line in re.split(r"[;\n]", text))
         lines = tuple(line for line in words if line)
@@ -40,7 +40,7 @@ class AllowedCommands:
         return cls(lines)
 
     def refuse_others(self, command: str, args: Sequence[str], variables: Iterable[str]) -> None:
-        """Raises `InvalidRequest` for a command line that is not listed, and for variables that it may not get."""
+        """Raises `InvalidRequest` for a command line that is not listed, and for variables that it must not get."""
         asked = (command, *args)
         if not any(_fits(asked, line) for line in self.lines):
             raise InvalidRequest(
@@ -67,4 +67,4 @@ def _fits(asked: tuple[str, ...], line: tuple[str, ...]) -> bool:
 
 
 NO_COMMANDS = AllowedCommands()
-"""As an operator has it who says nothing."""
+"""The default: no commands."""

@@ -1,7 +1,8 @@
-"""One connection to an MCP server, which a task of its own opens, keeps and closes.
+"""One connection to an MCP server. A task of its own opens, keeps and closes it.
 
-Whoever waits for an answer can leave at any time: what is left of a request ends aside, and so does the connection.
-This module imports the protocol's package, which costs a second, so it is imported when a server is first asked.
+A caller can stop waiting for an answer at any time. The rest of its request then ends in the background, and so does
+the connection. This module imports the protocol's package, which takes a second, so other modules import it at the
+first call of a server.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import Unreachable
 from shared.process.importing import VERSION
 
-# The package logs what servers send, with values of tenants in it; what matters of it is told to callers.
+# The package logs the servers' messages, which contain tenants' data. Callers get the important part as an error.
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 
 Answer = TypeVar("Answer")
@@ -64,7 +65,7 @@ class _Outcome(NamedTuple, Generic[Answer]):
 
 
 class Connection:
-    """Runs as long as `run`, which its owner starts as a task. Its callers `enter` it, ask, and `leave` it."""
+    """Works as long as `run`, which its owner starts as a task. Callers `enter` it, send requests, and `leave` it."""
 
     def __init__(self, target: McpTarget, http: httpx2.AsyncBaseTransport, bounds: Bounds) -> None:
         self._target = target
@@ -80,10 +81,10 @@ class Connection:
         self.users = 0
         self.used_at = time.monotonic()
         self.is_retired = False
-        """It takes no further requests: the next one gets a connection of its own."""
+        """It accepts no further requests: the next one gets another connection."""
 
     async def run(self) -> None:
-        """Opens the connection and keeps it until it is stopped or breaks. Raises nothing but a cancellation."""
+        """Opens the connection and keeps it until it is stopped or breaks. Raises only cancellations."""
         loop = asyncio.get_running_loop()
         try:
             async with (
@@ -98,26 +99,26 @@ class Connection:
                 limit.reschedule(loop.time() + self._bounds.close_s)
                 for asked in self._asked:
                     asked.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever the package raises ends this connection, and callers are told
+        except Exception as error:  # noqa: BLE001 - whatever the package raises ends this connection, and callers get the error
             self._fail(_failure_of(_first(error), self._bounds))
         finally:
             self.is_retired = True
             self._opened.set()
 
     def stop(self) -> None:
-        """Ends the connection. It closes aside, within its bound."""
+        """Closes the connection in the background, within its time limit."""
         self.is_retired = True
         self._stopped.set()
 
     def enter(self) -> None:
-        """Keeps the connection for a caller."""
+        """Keeps the connection open for a caller."""
         self.users += 1
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     def leave(self) -> None:
-        """A caller needs it no more. An idle connection is closed after a while, a retired one at once."""
+        """Ends a caller's use. An idle connection is closed after a while, a retired one at once."""
         self.users -= 1
         self.used_at = time.monotonic()
         if self.users:
@@ -128,12 +129,12 @@ class Connection:
             self._idle = asyncio.get_running_loop().call_later(self._bounds.idle_s, self.stop)
 
     async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult:
-        """Has a tool called, once. Raises `ServerFailure`."""
+        """Calls a tool, once. Raises `ServerFailure`."""
         params = CallToolRequestParams(name=name, arguments=arguments)
 
         def call(session: ClientSession) -> Coroutine[Any, Any, CallToolResult | InputRequiredResult]:
-            # Not by `call_tool`: it checks results against schemas of the server's, asks for these after the call, and
-            # sends a call again.
+            # Not through the package's `call_tool`: it validates results against the server's schemas, requests these
+            # after the call, and sends a call again.
             return session.send_request(CallToolRequest(params=params), _RESULT)
 
         try:
@@ -150,8 +151,8 @@ class Connection:
         return remote_result(result)
 
     async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]:
-        """Returns the tools that the server has now, each name once, and how many are left out because they cannot be
-        used. Raises `ServerFailure`."""
+        """Returns the tools that the server has now, each name once, and the number of unusable ones, which are left
+        out. Raises `ServerFailure`."""
         tools: dict[str, RemoteTool] = {}
         left_out = 0
         cursors: set[str] = set()
@@ -188,14 +189,14 @@ class Connection:
         self._asked.add(asked)
         asked.add_done_callback(self._asked.discard)
         try:
-            # Not given up because this process stood still: the answer may be there, and not be read yet.
+            # The wait was not over because this process stood still: the answer may have arrived without being read.
             async with AnswerTimeout(deadline.left_s):
                 await asyncio.wait([asked])
         except TimeoutError as error:
             raise ServerFailure(LOST, f"it has not answered within {deadline.seconds:g} s") from error
         finally:
             if not asked.done():
-                # What was given up may hold the connection's writer: whoever comes next gets another connection.
+                # An abandoned request may block the connection's writer, so the next caller gets another connection.
                 self.is_retired = True
                 asked.cancel()
         if asked.cancelled():
@@ -224,20 +225,20 @@ class Connection:
         self.stop()
 
     def _fail(self, failure: ServerFailure) -> None:
-        """Keeps the first failure: others follow from it."""
+        """Keeps the first failure: later ones follow from it."""
         if self._failure is None:
             self._failure = failure
 
 
 class _HeadersMismatch(Exception):
-    """The server has refused a call because of the headers that its tool's schema asks for."""
+    """The server refused a call because of the headers that its tool's schema demands."""
 
 
 @asynccontextmanager
 async def _session(
     target: McpTarget, http: httpx2.AsyncBaseTransport, broken: Callable[[str], None]
 ) -> AsyncGenerator[ClientSession]:
-    """Connects within the block: by the newest version of the protocol that both sides know."""
+    """Connects for the block, with the newest version of the protocol that both sides support."""
     about = Implementation(name="holdfast", version=VERSION)
     async with AsyncExitStack() as stack:
         if target.transport == "stdio":
@@ -248,7 +249,7 @@ async def _session(
         guarded = GuardedTransport(http, broken, has_event_channel=has_channel)
         own = httpx2.AsyncClient(
             transport=guarded,
-            # A compressed answer would become larger than what was counted.
+            # A compressed answer would grow beyond the counted bytes.
             headers={**target.headers, "Accept-Encoding": "identity"},
             timeout=STEP_S,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
@@ -264,7 +265,7 @@ async def _session(
         else:
             await stack.enter_async_context(own)
             streams = streamable_http_client(target.url, http_client=own, max_sse_event_size=ANSWER_BYTES)
-        # Servers of the first version know nothing of the newest one's question.
+        # Servers of the protocol's first version do not know the request of the newest one.
         client = Client(streams, mode="legacy" if has_channel else "auto", cache=None, client_info=about)
         session = (await stack.enter_async_context(client)).session
         guarded.settle()
@@ -279,7 +280,7 @@ async def _outcome(asked: Coroutine[Any, Any, Answer]) -> _Outcome[Answer]:
 
 
 def _failure_of(error: Exception, bounds: Bounds) -> ServerFailure:
-    """Returns what an error says of the server and of the request, without values of the server's headers."""
+    """The failure that an error describes, without values of the server's headers."""
     match error:
         case ServerFailure():
             return error
@@ -323,7 +324,7 @@ def _why_not_connected(error: Exception, bounds: Bounds) -> str:
 
 
 def _first(raised: Exception) -> Exception:
-    """Returns the error that came first, if it is a group of them."""
+    """The first error of a group; other errors unchanged."""
     error: BaseException = raised
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]

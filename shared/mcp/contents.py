@@ -1,4 +1,5 @@
-"""What MCP servers send, as the product's values: tools and results, within limits and as text that can be stored."""
+"""Converts the messages of MCP servers to the domain's values: tools and results, within limits and as text that the
+database can store."""
 
 import base64
 import binascii
@@ -18,26 +19,26 @@ LONGEST_NAME = 200
 """Characters."""
 MOST_IMAGES = 20
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-"""Those that model providers take."""
+"""The image types that model providers accept."""
 
 _NO_CONTENT = "The tool has ended and returned nothing."
 
 
 def remote_tools(tools: Iterable[mcp_types.Tool]) -> tuple[list[RemoteTool], int]:
-    """Returns the tools of a page that can be used, and how many cannot: no call could be checked against their
-    schemas, or they have no name."""
+    """Returns the usable tools of a page, and the number of unusable ones: those without a name, and those whose
+    schemas cannot check a call."""
     listed = list(tools)
     kept = [_remote_tool(tool) for tool in listed if _is_usable(tool)]
     return kept, len(listed) - len(kept)
 
 
 def size_of(tool: RemoteTool) -> int:
-    """Returns about how many characters a tool has."""
+    """Roughly the number of characters of a tool."""
     return len(tool.name) + len(tool.description) + characters_of(tool.input_schema)
 
 
 def remote_result(result: mcp_types.CallToolResult) -> RemoteResult:
-    """Returns the result of a call."""
+    """The result of a call."""
     images: list[RemoteImage] = []
     texts: list[str] = []
     left = LONGEST_TEXT
@@ -60,7 +61,7 @@ def remote_result(result: mcp_types.CallToolResult) -> RemoteResult:
 
 
 def printable(text: str) -> str:
-    """Returns the text without what no database stores: NUL, and halves of surrogate pairs."""
+    """The text without characters that no database stores: NUL, and lone surrogates."""
     clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
     return clean if clean.isascii() else clean.encode("utf-8", "replace").decode()
 
@@ -84,7 +85,7 @@ def _remote_tool(tool: mcp_types.Tool) -> RemoteTool:
 
 
 def _image(block: mcp_types.ContentBlock) -> RemoteImage | None:
-    """Returns the image of a block, if it is one that models take."""
+    """The image of a block, if models accept its type."""
     match block:
         case mcp_types.ImageContent(data=data, mime_type=media_type):
             pass
@@ -126,5 +127,5 @@ def _of_link(link: mcp_types.ResourceLink) -> Iterator[str]:
 
 
 def error_text(error: Any) -> str:
-    """Returns what a server says of an error, short and as text that can be stored."""
+    """A server's description of an error, short and as text that the database can store."""
     return shortened(printable(str(cast("object", error))))

@@ -1,16 +1,16 @@
-"""Why an MCP server gave no answer, and the bounds within which it is asked."""
+"""The failures of MCP servers, and the limits for requests to them."""
 
 import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 AN_ERROR = 0
-"""The server has answered with an error, and says itself what it means."""
+"""The server has answered with an error, whose text explains it."""
 
 
 class ServerFailure(Exception):
-    """The server gave no answer that can be used. The code, `AN_ERROR` or one of `guarded_http`, says whether it may
-    have acted."""
+    """The server gave no usable answer. The code, `AN_ERROR` or one of `guarded_http`, says whether it may have
+    acted."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -19,7 +19,7 @@ class ServerFailure(Exception):
 
 
 class Deadline(NamedTuple):
-    """When an answer must be there, by the event loop's clock, and how long that was at the beginning."""
+    """The end of a wait, by the event loop's clock, and the whole length of the wait."""
 
     at: float
     seconds: float
@@ -35,11 +35,11 @@ class Deadline(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What one server may cost a process. Times in seconds."""
+    """The limits for one server in one process. Times in seconds."""
 
     connect_s: float = 20.0
     list_s: float = 30.0
-    """For a whole list of tools, connecting included."""
+    """For a whole list of tools, including the connection."""
     idle_s: float = 60.0
     """How long a connection is kept that nobody uses."""
     kept_s: float = 1.0
@@ -47,11 +47,11 @@ class Bounds:
     close on its way would be lost, and nobody could say whether it was made."""
     close_s: float = 5.0
     most_connections: int = 100
-    """Of one process, to all servers together."""
+    """Per process, for all servers together."""
     most_tools: int = 1_000
     most_pages: int = 50
     most_characters: int = 8_000_000
-    """Of all tools of a server together: names, descriptions and schemas."""
+    """For all tools of a server together: names, descriptions and schemas."""
 
 
 BOUNDS = Bounds()

@@ -1,9 +1,7 @@
-"""HTTP as an MCP connection may use it: answers bounded in bytes, no message sent twice, and a fault of one request
-kept to that request.
+"""HTTP for MCP connections: limits the bytes of answers, sends no message twice, and confines a failure to its request.
 
-The protocol's package ends a whole connection for an error of one request. So what goes wrong with a request is handed
-to the package as an error that the server might have sent, with one of the codes below, and its caller alone hears of
-it.
+The protocol's package closes a whole connection after an error of one request. So the transport reports a failed
+request to the package as an error of the server, with one of the codes below. Only the caller of that request gets it.
 """
 
 import json
@@ -20,11 +18,11 @@ from shared.network.checked_http import Unreachable
 NOT_SENT = -39_001
 """The request did not reach the server."""
 REFUSED = -39_002
-"""The server has refused the request with an HTTP status, and has done nothing."""
+"""The server has refused the request with an HTTP status, and has not acted."""
 SESSION_GONE = -39_003
-"""The server does not know the session any more, and has done nothing."""
+"""The server no longer knows the session, and has not acted."""
 LOST = -39_004
-"""The request may have reached the server, and there is no answer that can be read."""
+"""The request may have reached the server, and there is no readable answer."""
 
 FORBIDDEN = -39_005
 """The request was not sent, because its address may not be asked."""
@@ -35,9 +33,9 @@ UNAUTHORIZED = -39_006
 OWN_ERRORS = frozenset({NOT_SENT, REFUSED, SESSION_GONE, LOST, FORBIDDEN, UNAUTHORIZED})
 
 ANSWER_BYTES = 4_000_000
-"""Of one answer, all events of its stream included."""
+"""Of one answer, with all events of its stream."""
 CHANNEL_BYTES = 100_000_000
-"""Of the one stream of answers of an older server, from one request to the next."""
+"""Of an older server's only stream of answers, from one request to the next."""
 ERROR_BYTES = 64_000
 """Of the body beside an HTTP status that says an error."""
 STEP_S = 10.0
@@ -61,7 +59,7 @@ _WORD_FOR: dict[int, str] = {
 
 
 class _Message(msgspec.Struct):
-    """A message that is sent or answered, as far as it matters here."""
+    """The relevant fields of a message in either direction."""
 
     id: int | str | None = None
     method: str = ""
@@ -95,7 +93,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self._requests = 0
 
     def settle(self) -> None:
-        """The connection is made: from now on a message that is answered with a redirect is not sent again."""
+        """Ends the setup of the connection: from now on a redirected message is not sent again."""
         self._is_settled = True
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -120,8 +118,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def _may_listen(self, request: httpx2.Request) -> bool:
-        """Whether a GET opens the one stream of answers, or resumes the stream of one. What a server says without
-        having been asked is not listened to: lists of tools are read anew, and nothing else is needed."""
+        """Whether a GET opens the only stream of answers, or resumes the stream of one. The client does not listen to
+        unsolicited messages: it reads lists of tools again, and needs nothing else."""
         if self._has_event_channel:
             return True
         self._resumptions += 1
@@ -130,7 +128,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     def _limited(self, request: httpx2.Request, message: _Message | None) -> httpx2.Request:
         has_time = not self._has_event_channel and message is not None and message.id is not None and message.method
         is_listening = request.method == "GET"
-        # Whoever waits for a result bounds it, and a stream of answers lasts as long as the connection.
+        # The caller of a request limits its time, and a stream of answers lasts as long as the connection.
         read_s = None if has_time or is_listening else STEP_S
         timeout = httpx2.Timeout(STEP_S, read=read_s).as_dict()
         return httpx2.Request(
@@ -152,7 +150,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if self._has_event_channel and response.status_code >= HTTPStatus.BAD_REQUEST:
             await response.aclose()
             return _status_refusal(request, response.status_code)
-        # What is said to a message of the first version is no answer to it: that comes by the one stream.
+        # The immediate response of a first-version server is no answer to the message: that comes on the single stream.
         if self._has_event_channel or message is None or message.id is None:
             return self._counted(request, response)
         if response.status_code >= HTTPStatus.BAD_REQUEST:
@@ -162,8 +160,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return self._counted(request, response)
 
     async def _redirected(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response | _Refusal:
-        """Returns a redirect that the package follows: within the server, and before anything but the beginning of the
-        connection was sent. From then on, every message goes to the new place at once."""
+        """A redirect that the package follows: within the server, and only while the connection is being set up.
+        Afterwards every message goes directly to the new place."""
         try:
             location = request.url.join(response.headers["location"])
         except (httpx2.InvalidURL, UnicodeError):
@@ -232,7 +230,7 @@ class _CountedStream(httpx2.AsyncByteStream):
 
 
 async def _answer(message: _Message, response: httpx2.Response) -> httpx2.Response | _Refusal:
-    """Returns an answer in JSON with the content that was read, if it is the answer to this message."""
+    """An answer in JSON with the content that was read, if it is the answer to this message."""
     content = await _read(response, ANSWER_BYTES)
     if content is None:
         return _Refusal(LOST, f"its answer has more than {ANSWER_BYTES} bytes")
@@ -246,7 +244,7 @@ async def _answer(message: _Message, response: httpx2.Response) -> httpx2.Respon
 
 
 async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response | _Refusal:
-    """Returns the error that the server sent in JSON-RPC, or what its status says."""
+    """The error that the server sent as JSON-RPC, or else the one that its status implies."""
     content = await _read(response, ERROR_BYTES) or b""
     status = response.status_code
     if status == HTTPStatus.UNAUTHORIZED:
@@ -273,7 +271,7 @@ def _status_refusal(request: httpx2.Request, status: int) -> _Refusal:
 
 
 async def _read(response: httpx2.Response, most: int) -> bytes | None:
-    """Returns the content, or None if it has more than `most` bytes."""
+    """The content; None if it has more than `most` bytes."""
     content = bytearray()
     try:
         async for chunk in response.aiter_raw():

@@ -1,6 +1,6 @@
-"""An MCP server as a process of this machine: one line of JSON for each message, over its standard input and output.
+"""An MCP server as a process on this machine. Each message is one line of JSON on its standard input or output.
 
-The package's own transport gives the server variables of this process, and reads lines of any length.
+The package's own transport would give the server this process's variables, and read lines of any length.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from shared.domain.mcp_servers import McpTarget
 from shared.mcp.guarded_http import ANSWER_BYTES
 
 ENDS_S = 1.0
-"""Seconds for a server to end after its input has ended, and again after SIGTERM."""
+"""Seconds for a server to end after its input has been closed, and again after SIGTERM."""
 
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -31,12 +31,12 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 @asynccontextmanager
 async def stdio_streams(target: McpTarget, broken: Callable[[str], None]) -> AsyncGenerator[Streams]:
-    """Starts the target's command for the block, in a process group of its own, and kills the group at its end.
+    """Runs the target's command for the block, in its own process group, and kills the group at the end.
 
-    Of this process's variables it gets PATH alone. `broken` is called, with the reason, when the process ends or writes
-    what cannot be read. Raises `OSError` if the command cannot be started.
+    Of this process's variables it gets only PATH. `broken` is called, with the reason, when the process ends or writes
+    an unreadable message. Raises `OSError` if the command cannot be started.
     """
-    # A pipe of our own, which can be closed: what the process has started may hold its other end for ever.
+    # A pipe of our own, which we can close: a child of the process may keep the other end open for ever.
     read_end, write_end = os.pipe()
     lines = asyncio.StreamReader(limit=ANSWER_BYTES)
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -95,7 +95,7 @@ async def _read(
             try:
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValidationError:
-                # Programs print to their output what is meant for a person. It costs no call its answer.
+                # Programs also print texts for people to their output. Such a line must not break a call.
                 continue
             try:
                 await to_session.send(SessionMessage(message))
@@ -120,7 +120,8 @@ async def _write(
 
 
 async def _end(process: Process) -> None:
-    """Ends the process and all that it has started, the later the less gently. A cancellation makes that SIGKILL."""
+    """Ends the process and its children: closes their input, then sends SIGTERM, then SIGKILL. A cancellation sends
+    SIGKILL at once."""
     try:
         if process.stdin is not None:
             process.stdin.transport.abort()
@@ -133,7 +134,7 @@ async def _end(process: Process) -> None:
 
 
 async def _has_ended(process: Process) -> bool:
-    """Waits for the process alone: what it has started may hold its pipes open."""
+    """Waits for the process only: its children may keep its pipes open."""
     deadline = asyncio.get_running_loop().time() + ENDS_S
     while process.returncode is None:
         if asyncio.get_running_loop().time() >= deadline:
@@ -143,6 +144,6 @@ async def _has_ended(process: Process) -> bool:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    # The group has the number of the process that began it, also after that one has ended.
+    # The group has the process's number, even after the process has ended.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""How a stored MCP server is reached: its secrets decrypted, and put where the server expects them."""
+"""How to reach a stored MCP server: decrypts its secrets, and puts them where the server expects them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from shared.domain.mcp_servers import THE_GRANT, Grant, McpServer, McpTarget, Si
 from shared.secret_keys import SecretKeys
 
 THE_TOKEN, HEADER, VARIABLE = "token", "header:", "env:"
-"""The names of a server's secrets, the last two as beginnings."""
+"""The names of a server's secrets; the last two are prefixes."""
 
 MOST_HEADERS = 50
 LONGEST_HEADER = 16_000
@@ -30,8 +30,8 @@ _SAID_ANYWAY = frozenset({"accept", "content-type"})
 
 
 def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
-    """Returns the server with its secrets decrypted. Raises `UnreadableSecret`, and `InvalidRequest` if a header cannot
-    be sent."""
+    """The server with its secrets decrypted. Raises `UnreadableSecret`, and `InvalidRequest` if a header cannot be
+    sent."""
     values = secret_keys.open_all(server.id, server.secrets)
     headers = _behind(HEADER, values)
     grant = _decoded(values[THE_GRANT]) if THE_GRANT in values else None
@@ -72,7 +72,7 @@ def _decoded(stored: str) -> Grant:
 
 
 def refuse_headers(headers: Mapping[str, str]) -> None:
-    """Raises `InvalidRequest` for headers that cannot be sent to an MCP server, and names no value."""
+    """Raises `InvalidRequest` for headers that cannot be sent to an MCP server. The error contains no values."""
     _refuse_header_names(headers)
     for name, value in headers.items():
         if len(value) > LONGEST_HEADER or not value.isascii() or not value.isprintable():
@@ -98,7 +98,7 @@ def _refuse_header_names(names: Iterable[str]) -> None:
 
 
 def _credentials(header: str, token: str) -> str:
-    """Clients give a token with its scheme or without. Only `Authorization` has schemes."""
+    """Clients send a token with its scheme or without. Only `Authorization` has schemes."""
     return token if header.lower() != _AUTHORIZATION.lower() or " " in token else f"Bearer {token}"
 
 

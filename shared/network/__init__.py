@@ -1,1 +1,1 @@
-"""Connections that leave the process: where they may lead, and whom they trust."""
+"""Outgoing connections: their permitted destinations, and the certificates that they trust."""

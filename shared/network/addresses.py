@@ -1,7 +1,7 @@
-"""Which addresses belong to the public internet, and where a caller's URL may lead at all.
+"""The addresses of the public internet, and the rules for callers' URLs.
 
-A caller chooses the address of a callback or an image, so it must not reach what only this machine can reach. The
-tables are those of IANA's registries, written down: versions of Python differ in what they call global.
+A caller chooses the address of a callback or an image, so it must not reach services that only this machine can reach.
+The tables are copied from IANA's registries, because Python's versions differ in the addresses that they call global.
 """
 
 import re
@@ -15,8 +15,8 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 Kind = Literal["public", "private", "special"]
-"""`private`: this machine and an operator's own networks. `special`: what nobody should be sent to, a cloud's metadata
-above all, also not where private addresses are allowed."""
+"""`private`: this machine and an operator's own networks. `special`: addresses that are never allowed, above all a
+cloud's metadata, even where private addresses are."""
 
 # https://www.iana.org/assignments/iana-ipv4-special-registry, https://www.iana.org/assignments/multicast-addresses
 _IPV4: Mapping[str, Kind] = {
@@ -39,63 +39,63 @@ _IPV4: Mapping[str, Kind] = {
     "203.0.113.0/24": "special",  # documentation, RFC 5737
     "224.0.0.0/4": "special",  # multicast, RFC 5771
     "240.0.0.0/4": "special",  # reserved, RFC 1112, with the broadcast address
-    # Services for the machines of one cloud, inside of what else is public or private.
+    # Services for the machines of one cloud, inside public or private networks.
     "100.100.100.200/32": "special",  # Alibaba's metadata
     "168.63.129.16/32": "special",  # Azure's wire server
 }
 
-# https://www.iana.org/assignments/iana-ipv6-special-registry; all of unicast that is given out is 2000::/3, RFC 4291
+# https://www.iana.org/assignments/iana-ipv6-special-registry; all allocated unicast addresses are in 2000::/3, RFC 4291
 _IPV6: Mapping[str, Kind] = {
-    "::/0": "special",  # among it ::/96 (IPv4-compatible), 64:ff9b:1::/48 (RFC 8215), fe80::/10, fec0::/10, ff00::/8
+    "::/0": "special",  # includes ::/96 (IPv4-compatible), 64:ff9b:1::/48 (RFC 8215), fe80::/10, fec0::/10, ff00::/8
     "2000::/3": "public",
     "::1/128": "private",  # loopback, RFC 4291
     "fc00::/7": "private",  # unique local, RFC 4193
     "2001::/23": "special",  # IETF protocol assignments, RFC 2928, with Teredo (RFC 4380), ORCHID and benchmarks
     "2001:db8::/32": "special",  # documentation, RFC 3849
-    "2002::/16": "special",  # 6to4, given up by RFC 7526
+    "2002::/16": "special",  # 6to4, deprecated by RFC 7526
     "2620:4f:8000::/48": "special",  # AS112, RFC 7534
     "3fff::/20": "special",  # documentation, RFC 9637
-    # Metadata of clouds, inside of what else is private.
+    # Metadata of clouds, inside private networks.
     "fd00:ec2::/32": "special",  # Amazon
     "fd20:ce::/32": "special",  # Google
     "fd00:42::42/128": "special",  # Scaleway
 }
 
 _NAT64 = IPv6Network("64:ff9b::/96")
-"""RFC 6052: the last 32 bits are an IPv4 address that a translator connects to."""
+"""RFC 6052: a translator connects to the IPv4 address in the last 32 bits."""
 
 _ISATAP = (b"\x00\x00\x5e\xfe", b"\x02\x00\x5e\xfe")
-"""RFC 5214: with these before its last 32 bits, an IPv6 address is a tunnel to the IPv4 address in them."""
+"""RFC 5214: with these bytes before its last 32 bits, an IPv6 address is a tunnel to the IPv4 address in them."""
 
 _TABLE: Mapping[Network, Kind] = {ip_network(text): kind for text, kind in (*_IPV4.items(), *_IPV6.items())}
 _ROWS = sorted(_TABLE.items(), key=lambda row: row[0].prefixlen, reverse=True)
-"""The narrowest first: of two networks that hold an address, the narrower one says what it is."""
+"""The narrowest first: if several networks contain an address, the narrowest decides."""
 
 WEB_PORTS = (80, 443)
-"""The only ports below 1024 that a caller's URL may name: the others are known services of other kinds."""
+"""The only ports below 1024 that a caller's URL may name. The others belong to known services of other kinds."""
 
 OTHER_SERVICES = frozenset(
     # Ports that browsers block, https://fetch.spec.whatwg.org/#port-blocking
     {1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080}
-    # Databases, which take a request for commands or are nobody's receiver: those that we use, and their like
+    # Databases, which would take a request for commands, or never receive callbacks: ours, and similar ones
     | {1433, 1521, 3306, 5432, 6379, 6432, 9042, 11211, 27017}
 )
 
 
 class ForbiddenAddress(Exception):
-    """A caller's URL leads where callers may not send this process."""
+    """A caller's URL leads to an address that callers may not use."""
 
 
 @dataclass(frozen=True)
 class AddressPolicy:
-    """Where the URLs of callers may lead, beside the public internet."""
+    """Addresses that callers' URLs may use besides the public internet."""
 
     allow_private: bool = False
     networks: Sequence[Network] = ()
-    """The operator's own exceptions, whatever the tables say."""
+    """The operator's exceptions, which override the tables."""
 
     def allows(self, text: str) -> bool:
-        """Whether a caller may have this process connect to the address."""
+        """Whether a caller may make this process connect to the address."""
         address = _plain(text)
         if any(address in network for network in self.networks):
             return True
@@ -104,7 +104,7 @@ class AddressPolicy:
 
 
 def flaw_of_url(url: str) -> str | None:
-    """Why a caller's URL leads nowhere, as far as its text shows. None: it may lead somewhere."""
+    """Why a caller's URL is invalid, judged by its text alone. None: it may be valid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -118,14 +118,15 @@ def flaw_of_url(url: str) -> str | None:
 
 
 def flaw_of_port(port: int) -> str | None:
-    """Why no caller's URL may name the port; None: one may."""
+    """Why a caller's URL must not name the port. None: it may."""
     if port in OTHER_SERVICES or (port < 1024 and port not in WEB_PORTS):
         return f"names port {port}, which is not one of a web server: use 80, 443 or one above 1023"
     return None
 
 
 def _plain(text: str) -> Address:
-    """The address without its zone, and that of IPv4 where it is mapped into IPv6: sockets connect to that."""
+    """The address without its zone. An IPv4 address that is mapped into IPv6 becomes plain, because sockets connect to
+    that."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -144,39 +145,38 @@ def _kind_in_table(address: Address) -> Kind:
     return next(kind for network, kind in _ROWS if address in network)
 
 
-# The hosts that tools with a network may connect to: an operator's list, and what a tool may write for one of them.
-#
-# A name is compared as text, and never resolved here. So every spelling of a host that is not its plain one is refused:
-# what is compared is what is resolved afterwards.
+# The hosts to which tools with network access may connect: the operator's list, and the form in which a tool may write
+# one of them. Names are compared as text and not resolved here. So a host must be in its canonical form: the compared
+# name is the one that is resolved later.
 
 
 LONGEST_NAME = 253
-"""RFC 1035, without the dot at the end."""
+"""RFC 1035, without the final dot."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""A name whose last label is one is an IPv4 address to some resolver: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
+"""Some resolvers treat a name whose last label matches as an IPv4 address: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
 _ENTRY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*)(:(?P<port>[0-9]{1,5}))?")
 _ANY_BELOW = "*."
 
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """Names, `*.` and a name for every name below it, and addresses; each with its ports."""
+    """Names, addresses, and `*.` with a name for every name below it; each with its ports."""
 
     entries: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """A comma list of `host` or `host:port`; without a port it is 80 and 443. Raises `ValueError` naming the entry
-        and what to write instead."""
+        """Parses a comma list of `host` or `host:port`; the default ports are 80 and 443. Raises `ValueError`, which
+        names the entry and the correct form."""
         return cls(tuple(map(_entry, text.replace(",", " ").split())))
 
     def __bool__(self) -> bool:
         return bool(self.entries)
 
     def allows(self, host: str, port: int) -> bool:
-        """`host` as `plain_host` writes it."""
+        """`host` in the form that `plain_host` returns."""
         return any(port in ports and matches(pattern, host) for pattern, ports in self.entries)
 
     def __str__(self) -> str:
@@ -184,15 +184,15 @@ class AllowedHosts:
 
 
 def matches(pattern: str, host: str) -> bool:
-    """Whether an entry means the host. `*.example.org` does not mean `example.org` itself."""
+    """Whether an entry matches the host. `*.example.org` does not match `example.org` itself."""
     if pattern.startswith(_ANY_BELOW):
         return host.endswith(pattern[1:]) and len(host) >= len(pattern)
     return host == pattern
 
 
 def plain_host(text: str) -> str:
-    """A host in the one spelling in which it is compared, resolved and logged: lower case, no dot at the end, an IPv6
-    address without its brackets. Raises `ValueError` with the reason for what is no host, or has another spelling."""
+    """A host in the canonical form in which it is compared, resolved and logged: lower case, no final dot, an IPv6
+    address without brackets. Raises `ValueError` with the reason if it is no host or has another form."""
     if text.startswith("["):
         if not text.endswith("]") or "%" in text:
             raise ValueError("it is not an IPv6 address in brackets")
@@ -234,7 +234,7 @@ def _entry(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _ascii_form(host: str) -> str:
-    """What an operator should write for a name in another alphabet; empty when it is none."""
+    """The form for an operator to write if the name is in another alphabet; otherwise empty."""
     if host.isascii():
         return ""
     try:

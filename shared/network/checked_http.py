@@ -1,8 +1,8 @@
-"""The HTTP clients of the product: one for addresses that callers choose, and what the others have in common with it.
+"""The HTTP clients of the product: one for addresses that callers choose, and the parts that other clients share.
 
-A caller's host is resolved once per request, and the connection made to the very address that was checked: a name that
-gives a public address to the check and a private one to the connection gains nothing. Each redirect is a request of its
-own and is checked like the first. Nothing of the operator's goes along: no proxy, no cookie, no key.
+A caller's host is resolved once per request, and the client connects to the checked address. So a name that resolves to
+a public address for the check and to a private one for the connection gains nothing. Each redirect is a new request and
+is checked like the first. The request carries nothing of the operator's: no proxy, no cookie, no key.
 """
 
 import asyncio
@@ -29,38 +29,38 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Unreachable(Exception):
-    """A caller's URL did not answer as HTTP servers do. Another time it may."""
+    """A caller's URL gave no HTTP answer. A later request may succeed."""
 
 
 class TooLarge(Exception):
-    """What is at a caller's URL has more bytes than are taken."""
+    """The content of a caller's URL has more bytes than allowed."""
 
 
 class Found(NamedTuple):
-    """What is at a URL."""
+    """The content of a URL."""
 
     status_code: int
     content: bytes
     media_type: str
-    """Without parameters, in lower case; empty when the server does not say."""
+    """Without parameters, in lower case; empty if the server does not send it."""
 
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """What the operator says of connections that leave the process."""
+    """The operator's rules for outgoing connections."""
 
     policy: AddressPolicy = field(default_factory=AddressPolicy)
     ca_file: str = ""
-    """A file of certificates that are trusted beside the system's."""
+    """A file of certificates that are trusted besides the system's."""
 
     @classmethod
     def of(cls, networks: str, ca_file: str, *, allow_private: bool = False) -> Self:
-        """As the settings say it: `networks` is a comma list."""
+        """The rules of the settings: `networks` is a comma list."""
         listed = tuple(map(ip_network, networks.replace(",", " ").split()))
         return cls(AddressPolicy(allow_private, listed), ca_file)
 
     def tls(self) -> ssl.SSLContext:
-        """Whom to trust. Costs 20 ms, so clients that may never be used make it at their first use."""
+        """The trusted certificates. Takes 20 ms, so a client that may never be used creates it at its first use."""
         context = httpx2.create_ssl_context()
         if self.ca_file:
             context.load_verify_locations(cafile=self.ca_file)
@@ -68,24 +68,24 @@ class NetworkRules:
 
 
 PUBLIC_ONLY = NetworkRules()
-"""As an operator has it who says nothing."""
+"""The default rules."""
 
 
 def operators_client(network: NetworkRules, *, timeout_s: float) -> httpx2.AsyncClient:
-    """A client for addresses that the operator chose, with the operator's keys: what answers with a redirect to
-    somewhere else does not get them there."""
+    """A client for addresses that the operator chose. It carries the operator's keys, so it does not follow redirects
+    to other servers."""
     return httpx2.AsyncClient(timeout=timeout_s, verify=network.tls(), follow_redirects=False, trust_env=False)
 
 
 class CallersHttp:
-    """Asks addresses that callers chose. Closed once, by whoever made it."""
+    """Sends requests to addresses that callers chose. Its owner closes it once."""
 
     def __init__(self, network: NetworkRules) -> None:
         self._network = network
         self._client: httpx2.AsyncClient | None = None
 
     async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> int:
-        """The status that is answered. The answer is not read, and a redirect is not followed.
+        """Returns the answer's status. Does not read the answer, and follows no redirect.
 
         Raises `ForbiddenAddress` and `Unreachable`.
         """
@@ -93,7 +93,7 @@ class CallersHttp:
             return response.status_code
 
     async def get(self, url: str, *, max_bytes: int) -> Found:
-        """What is at the URL, behind redirects. Raises `ForbiddenAddress`, `Unreachable` and `TooLarge`."""
+        """The content of the URL, after redirects. Raises `ForbiddenAddress`, `Unreachable` and `TooLarge`."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 return await self._behind_redirects(url, max_bytes)
@@ -101,7 +101,7 @@ class CallersHttp:
             raise Unreachable(f"no whole answer within {REQUEST_S:.0f} s") from error
 
     async def _behind_redirects(self, url: str, max_bytes: int) -> Found:
-        # A compressed answer would become larger than what was counted.
+        # A compressed answer would grow beyond the counted bytes.
         request: httpx2.Request | None = self._request("GET", url, {"Accept-Encoding": "identity"})
         for _ in range(1 + MOST_REDIRECTS):
             async with self._answer(request) as response:
@@ -122,7 +122,7 @@ class CallersHttp:
             self._client = httpx2.AsyncClient(
                 transport=CheckedTransport(self._network),
                 timeout=_STEP_TIMEOUT_S,
-                # What one receiver sets is not kept, for this caller or another.
+                # Cookies of one receiver are not kept, for this caller or another.
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 follow_redirects=False,
                 trust_env=False,
@@ -174,7 +174,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
                 request.url.copy_with(host=address),
                 headers=request.headers,
                 stream=request.stream,
-                # The certificate must be the name's, although the connection goes to the address.
+                # The certificate must be valid for the name, although the connection goes to the address.
                 extensions={**request.extensions, "sni_hostname": host},
             )
             try:
@@ -188,7 +188,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         await self._transport.aclose()
 
     async def _addresses(self, host: str, url: httpx2.URL) -> list[str]:
-        """The addresses of a host, in the order in which they should be tried."""
+        """The addresses of a host, in the order in which to try them."""
         port = url.port or _PORTS.get(url.scheme)
         if port is None:
             raise httpx2.UnsupportedProtocol("a caller's URL is http:// or https://")
@@ -198,7 +198,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not all(map(self._policy.allows, addresses)):
-            # Which address it is would tell a caller about the operator's network.
+            # The address itself would tell a caller about the operator's network.
             raise ForbiddenAddress(
                 f"{host} is not at a public address; an operator can allow its network in HOLDFAST_REACHABLE_NETWORKS"
             )

@@ -1,8 +1,8 @@
-"""The models that the operator's own servers say they have: gateways, Ollama, vLLM, LM Studio.
+"""The models that the operator's own servers list: gateways, Ollama, vLLM, LM Studio.
 
-Each is asked over OpenAI's `GET /models`, all at once, at most once in a while and within a bound of time and size. A
-server that does not answer leaves the list to what is known of its provider by name, and the answer says so. It never
-asks a provider at its default address: what hosted providers have is well known.
+The client requests OpenAI's `GET /models` from all servers at once, at most once per interval and within limits of time
+and size. For a server that does not answer, the list has the well-known models of its provider, and the answer says so.
+The client never asks a provider at its default address: the models of hosted providers are well known.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from shared.network.checked_http import NetworkRules, operators_client
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 KEPT_S = 60.0
-"""Seconds for which an answer is used again, that of a silent server too."""
+"""Seconds for which an answer is cached, including that of a silent server."""
 ANSWER_S = 2.0
 LONGEST_ANSWER = 4_000_000
 """Bytes. A router's list of 400 models has one million."""
@@ -31,32 +31,32 @@ _HOSTED = frozenset(provider.default_url for provider in PROVIDERS.values() if p
 
 
 class _Silent(Exception):
-    """The server gave no list; the text says why, without keys."""
+    """The server returned no list; the text has the reason, without keys."""
 
 
 class _Server(NamedTuple):
-    """A server to ask."""
+    """A server with a list of models."""
 
     configured: str
-    """The provider whose variables lead there."""
+    """The provider whose variables name the server."""
     listed_as: str
-    """The provider of the handles that are listed."""
+    """The provider in the handles of the listed models."""
     base_url: str
     key: str | None
 
 
 class FoundModels(NamedTuple):
-    """What the servers have said."""
+    """The servers' answers."""
 
     models: tuple[KnownModel, ...] = ()
     answered: frozenset[str] = frozenset()
-    """Providers whose well-known models are not listed, since their server has said what it has."""
+    """Providers whose well-known models are left out, because their server has answered."""
     notes: tuple[str, ...] = ()
-    """A sentence for each server that gave no list."""
+    """A sentence for each server that returned no list."""
 
 
 class ServerModels:
-    """Asks the servers that the environment names, and keeps what they said."""
+    """Asks the servers in the environment for their models, and caches the answers."""
 
     def __init__(self, environment: Mapping[str, str], network: NetworkRules, clock: Clock) -> None:
         self._servers = tuple(_servers_in(environment))
@@ -68,7 +68,7 @@ class ServerModels:
         self._asked_at: float | None = None
 
     async def found(self) -> FoundModels:
-        """What the servers have, no older than `KEPT_S`. Callers that come together ask once."""
+        """The servers' models, at most `KEPT_S` old. Concurrent callers share one request."""
         if not self._servers:
             return self._found
         async with self._asking:
@@ -118,7 +118,7 @@ class ServerModels:
 
     async def _content(self, server: _Server) -> bytes:
         if self._http is None:
-            # Made at the first use: its TLS context costs 20 ms.
+            # Created at the first use: its TLS context takes 20 ms.
             self._http = operators_client(self._network, timeout_s=ANSWER_S)
         headers = {"authorization": f"Bearer {server.key}"} if server.key else {}
         content = bytearray()
@@ -133,10 +133,10 @@ class ServerModels:
 
 
 def _servers_in(environment: Mapping[str, str]) -> Iterator[_Server]:
-    """Each server once, under the first provider that leads to it."""
+    """Each server once, under the first provider whose variables name it."""
     known = set[str]()
     for name, provider in PROVIDERS.items():
-        # What a gateway has may be served over Chat Completions alone, which is what this handle means.
+        # A gateway may serve its models over Chat Completions only, which is what this handle means.
         listed_as = OPENAI_PROXY if name == "openai" else name
         base_url = provider.base_url(environment)
         if base_url is None or base_url in known or not _is_own_server(provider, environment):
@@ -147,8 +147,8 @@ def _servers_in(environment: Mapping[str, str]) -> Iterator[_Server]:
 
 
 def _is_own_server(provider: Provider, environment: Mapping[str, str]) -> bool:
-    """Whether the environment leads somewhere else than to a provider's own service. Azure lists what it could
-    deploy, not what is deployed."""
+    """Whether the environment names another server than the provider's own service. Azure lists the models that it
+    could deploy, not the deployed ones."""
     if provider.wire != "chat" or provider.api_version(environment):
         return False
     is_named = any(environment.get(address.url_variable) for address in provider.addresses)
@@ -156,7 +156,7 @@ def _is_own_server(provider: Provider, environment: Mapping[str, str]) -> bool:
 
 
 def _models_in(answer: object, provider: str) -> Iterator[KnownModel]:
-    """The models of a list as OpenAI's servers give it, or as Together's does, without an envelope."""
+    """The models of a list in the form of OpenAI's servers, or of Together's, which has no envelope."""
     entries: object = cast("dict[str, Any]", answer).get("data") if isinstance(answer, dict) else answer
     if not isinstance(entries, list):
         raise msgspec.DecodeError("no list of models")
@@ -172,7 +172,7 @@ def _models_in(answer: object, provider: str) -> Iterator[KnownModel]:
 
 
 def _can_be_asked(handle: str) -> bool:
-    """Whether an agent could be given the handle. Models that only embed say so in their names, if anywhere."""
+    """Whether an agent could use the handle. Only their names reveal models that just embed."""
     try:
         split_handle(handle)
     except ValueError:
@@ -181,7 +181,7 @@ def _can_be_asked(handle: str) -> bool:
 
 
 def _window_in(entry: Mapping[str, Any]) -> int | None:
-    """The window that the server names: vLLM and gateways do, each by a word of its own."""
+    """The context window that the server reports. vLLM and gateways do, each under its own field."""
     for name in ("max_model_len", "context_length", "context_window"):
         window = entry.get(name)
         if isinstance(window, int) and 0 < window < 2**31:

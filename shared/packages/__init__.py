@@ -1,1 +1,1 @@
-"""Packages of tools: environments on this machine's disk, built from the operator's index."""
+"""Tools' packages: environments on this machine's disk, built from the operator's index."""

@@ -1,4 +1,4 @@
-"""Runs a program of ours for as long as it may take and as much as it may write, and leaves nothing of it behind."""
+"""Runs a helper program within limits of time and disk, and removes everything that it leaves behind."""
 
 import asyncio
 import fcntl
@@ -16,20 +16,20 @@ from shared.concurrency import background
 from shared.domain.errors import InvalidRequest
 from shared.domain.tools import PackageRoom
 
-# Locks of the file system, which end with their process however it ends, and folders that are worked in.
-#
-# A lock stands on an open file. Whoever inherits the descriptor holds the lock too, so a program that outlives its
-# starter for a moment keeps others away from what it still writes.
+# Locks of the file system, which end with their process in any case, and working folders. A lock belongs to an open
+# file. A process that inherits the descriptor holds the lock too, so a program that outlives its parent for a moment
+# keeps other processes away from the files that it still writes.
 
 
 WORK = "work-"
-"""How the names of folders begin that are worked in."""
+"""Prefix of working folders' names."""
 
 
 def try_lock(path: Path, *, is_shared: bool = False) -> int | None:
-    """A descriptor that holds the lock on this file, which is made if it is not there; None when others hold it.
+    """A descriptor that holds the lock on this file; the file is created if it is missing. None if others hold the
+    lock.
 
-    To close the descriptor ends the lock. Any number of holders can have it shared, at the same time. Raises `OSError`.
+    Closing the descriptor releases the lock. Any number of holders can share it at the same time. Raises `OSError`.
     """
     return _locked(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path, is_shared=is_shared)
 
@@ -37,7 +37,7 @@ def try_lock(path: Path, *, is_shared: bool = False) -> int | None:
 def _locked(descriptor: int, path: Path, *, is_shared: bool) -> int | None:
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        # Who held it before may have removed the file: then this is a lock on nothing.
+        # The previous holder may have removed the file. The lock would then protect nothing.
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -50,24 +50,25 @@ def _locked(descriptor: int, path: Path, *, is_shared: bool) -> int | None:
 
 
 class WorkFolder(NamedTuple):
-    """A folder that only its maker works in."""
+    """A folder that only its creator uses."""
 
     path: Path
     lock: int
-    """A descriptor; while it is open in any process, nobody takes the folder for a leftover."""
+    """A descriptor. While any process has it open, no process removes the folder as a leftover."""
 
     @property
     def home(self) -> Path:
-        """Where programs begin, and keep what they need for a while."""
+        """The working directory of programs, and the place of their temporary files."""
         return self.path / "home"
 
 
 @asynccontextmanager
 async def work_folder(parent: Path) -> AsyncGenerator[WorkFolder]:
-    """A new folder for the block, for its user alone. Removes those of processes that were killed. Raises `OSError`."""
+    """A new folder for the block, which only its user can read. Removes those of processes that were killed. Raises
+    `OSError`."""
     await asyncio.to_thread(remove_leftovers, parent)
     made = _new_folder(parent)
-    while made is None:  # a cleaning process was quicker than our lock
+    while made is None:  # a cleaning process removed it before we got the lock
         made = _new_folder(parent)
     try:
         made.home.mkdir()
@@ -86,7 +87,7 @@ def _new_folder(parent: Path) -> WorkFolder | None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes the folders that nobody works in any more."""
+    """Removes the folders that no process uses any more."""
     for path in parent.glob(f"{WORK}*"):
         with suppress(FileNotFoundError):
             lock = _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path, is_shared=False)
@@ -96,7 +97,7 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def remove_tree(top: Path) -> None:
-    """Removes a folder, and in it what was made read-only. What cannot be removed is left."""
+    """Removes a folder, including its read-only contents. Leaves files that cannot be removed."""
     for folder, _, _ in os.walk(top):
         with suppress(OSError):
             Path(folder).chmod(0o700)
@@ -105,7 +106,7 @@ def remove_tree(top: Path) -> None:
 
 LOOK_EVERY_S = 0.2
 SAID_BYTES = 64 << 10
-"""Of what a program says, so much is read."""
+"""Bytes of a program's output that are read."""
 SAID = "said"
 NICE = 10
 BOUNDED = """
@@ -120,11 +121,11 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(file_bytes), int(file_bytes)))
 os.execv(command[0], command)
 """
-"""Becomes the program, which then dies with its starter (PR_SET_PDEATHSIG) and has limits that the kernel keeps."""
+"""Becomes the program, which then dies with its parent (PR_SET_PDEATHSIG) and has limits that the kernel enforces."""
 
 
 class Finished(NamedTuple):
-    """How a program ended. `status` is below zero when a signal killed it."""
+    """How a program ended. `status` is negative if a signal killed it."""
 
     status: int
     said: str
@@ -133,10 +134,10 @@ class Finished(NamedTuple):
 async def run_bounded(
     command: Sequence[str], work: WorkFolder, environment: Mapping[str, str], room: PackageRoom
 ) -> Finished:
-    """Runs the program in the folder, to its end. Raises `InvalidRequest` when it has written more than there is room.
+    """Runs the program in the folder, to its end. Raises `InvalidRequest` if it writes more than there is room.
 
-    When this returns or raises, every process of it is dead; so it is when its starter is killed. Until then the
-    folder's lock is held.
+    When this returns or raises, all processes of the program are dead. They also die if this process is killed. Until
+    then the folder stays locked.
     """
     bounded = [sys.executable, "-I", "-S", "-c", BOUNDED, str(os.getpid()), str(NICE), str(room.bytes_), *command]
     with (work.path / SAID).open("w+b") as said:
@@ -184,12 +185,12 @@ async def _refuse_too_much(folder: Path, room: PackageRoom) -> None:
 
 
 def too_large(most_bytes: int) -> str:
-    """What is said of packages that take more."""
+    """The error for packages that take more."""
     return f"pip_requirements: the packages take more than {most_bytes >> 20} MB (HOLDFAST_PACKAGE_MB): ask for fewer"
 
 
 def taken_by(top: Path) -> PackageRoom:
-    """What the files below it take of the disk, each of them once."""
+    """The disk space of the files below it, each counted once."""
     sizes: dict[int, int] = {}
     for folder, _, names in os.walk(top):
         for name in names:

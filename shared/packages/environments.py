@@ -1,15 +1,15 @@
 """Environments: folders of packages on this machine, each for one set of exact versions and one kind of Python.
 
     <folder>/<key>/<build>  the packages; the key is the hash of the versions and of the Python's tag
-    <folder>/<key>.lock     held shared by those who use it, alone by who builds or removes it; its time is the last use
-    <folder>/work-…         where something is being built or removed; locked as long as its maker lives
+    <folder>/<key>.lock     shared by users, exclusive for a builder or remover; its time is that of the last use
+    <folder>/work-…         a build or a removal in progress; locked as long as its process lives
 
-A build has a name of its own, because who has the folder of an earlier one in its sight does not see the new one.
+Each build has a new name, because a process that has mounted the folder of an earlier one does not see the new one.
 
-Every process may be killed at any time. What a killed builder leaves is removed by the next one, and an environment is
-there as a whole or not at all. It can always be built again.
+Every process may be killed at any time. The next builder removes the remains, and an environment is there completely or
+not at all. It can always be built again.
 
-`package_environments` makes the environments of a process from its settings, and refuses at the start what cannot work.
+`package_environments` constructs the environments of a process from its settings, and refuses invalid ones at start.
 """
 
 import asyncio
@@ -51,19 +51,19 @@ from shared.packages.bounded_program import (
 from shared.process.context import ProcessContext
 from shared.process.settings import Settings
 
-# Finds out which packages a tool needs, and installs them, with uv. Only wheels are taken, which are unpacked: nothing
-# that comes from an index is run outside of a tool's walls.
+# Resolves a tool's packages and installs them, with uv. It accepts only wheels, which are unpacked: code from an index
+# runs only inside a tool's sandbox.
 
 
 AT_ONCE = 2
-"""Builds of one process."""
+"""Concurrent builds of one process."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 LONGEST_REASON = 600
 COMMON = (
     *("--quiet", "--color", "never", "--no-config", "--no-cache", "--system-certs", "--no-python-downloads"),
     *("--no-sources", "--only-binary", ":all:"),
 )
-"""No settings of this machine, nothing kept, and no package that would have to be built."""
+"""No configuration of this machine, no cache, and no packages that need a build."""
 LOOK = (
     "import sys, sysconfig; "
     "print(sys.implementation.cache_tag, sysconfig.get_platform(), sysconfig.get_config_var('EXT_SUFFIX'))"
@@ -72,20 +72,20 @@ _URL = re.compile(r"\w+://[^\s`'\")>]+")
 _PREFIX = re.compile(r"^(?:error|cause|hint|warning): *")
 _AWAY = ("Failed to fetch", "Failed to download", "Request failed after", "error sending request")
 _OPTIONS = re.compile(r" \(i\.e\., with `[^`]*`\)| Consider adding .*")
-"""What uv advises to those who run it."""
+"""Advice of uv that only the operator could follow."""
 TOO_LARGE = f"os error {errno.EFBIG}"
 
 
 class TargetPython(msgspec.Struct, frozen=True):
-    """The Python that packages are for."""
+    """The Python for which packages are installed."""
 
     executable: str
     tag: str
-    """Its version and the kind of machine: files for one tag work with each Python of that tag."""
+    """Its version and the machine's architecture. Files for one tag work with each Python of that tag."""
 
 
 def target_python(executable: str) -> TargetPython:
-    """The Python at this path; this process's own for an empty one. Raises `InvalidRequest` when there is none."""
+    """The Python at this path; this process's own if the path is empty. Raises `InvalidRequest` if there is none."""
     if not executable or Path(executable).resolve() == Path(sys.executable).resolve():
         parts = (sys.implementation.cache_tag, sysconfig.get_platform(), sysconfig.get_config_var("EXT_SUFFIX"))
         return TargetPython(sys.executable, " ".join(map(str, parts)))
@@ -99,18 +99,18 @@ def target_python(executable: str) -> TargetPython:
 
 
 class PackageBuilder:
-    """Runs uv, at most twice at once."""
+    """Runs uv, at most two at once."""
 
     def __init__(self, rules: PackageRules, uv: str, environment: Mapping[str, str]) -> None:
-        """`uv`: the path of its program. Of `environment` only the names of proxies are read."""
+        """`uv`: the path of its program. It gets only the proxy variables of `environment`."""
         self._rules = rules
         self._uv = uv
         self._proxies = {name: value for name, value in environment.items() if name.upper() in PROXIES}
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def resolved(self, requirements: Sequence[str], python: TargetPython) -> list[str]:
-        """Every package that these lines need, as `name==version`, sorted. Raises `InvalidRequest` that says why it
-        cannot be, `Unavailable` when the index does not answer."""
+        """All packages that these lines need, as `name==version`, sorted. Raises `InvalidRequest` with the reason if
+        they cannot be resolved, and `Unavailable` if the index does not answer."""
         async with self._work(requirements) as work:
             pins = work.path / "pins"
             asked = ("compile", "--no-header", "--no-annotate", "--output-file", str(pins), "requirements")
@@ -118,15 +118,15 @@ class PackageBuilder:
             return sorted(line for line in pins.read_text().splitlines() if line)
 
     async def install(self, pins: Sequence[str], python: TargetPython, place: Path) -> None:
-        """Puts these packages into the only folder of a new folder `place`, which then appears as a whole and is
-        read-only. The inner folder has a name that no other one has had. Raises as `resolved` does."""
+        """Installs these packages into a new folder `place`, whose only folder contains them. The folder appears
+        complete and read-only. The inner folder has a name that was never used before. Raises as `resolved`."""
         async with self._work(pins) as work:
             made = work.path / "packages"
             build = made / work.path.name
             asked = ("install", "--compile-bytecode", "--target", str(build), "-r", "requirements")
             await self._run(work, python, *asked)
             await asyncio.to_thread(_seal, build)
-            # At once, without a wait in between: a build that is cancelled has made either nothing or all of it.
+            # Without an await in between: a cancelled build has published either nothing or everything.
             _publish(made, place)
 
     @asynccontextmanager
@@ -138,7 +138,7 @@ class PackageBuilder:
             yield work
 
     async def _run(self, work: WorkFolder, python: TargetPython, *arguments: str) -> None:
-        # The index goes by the environment: command lines can be read by everybody on the machine.
+        # The environment carries the index's URL: other users of the machine can read command lines.
         environment = {"UV_DEFAULT_INDEX": self._rules.index, "UV_HTTP_RETRIES": "1", **self._proxies}
         command = [self._uv, "pip", *arguments, *COMMON, "--python", python.executable]
         if self._rules.ca_file:
@@ -149,7 +149,7 @@ class PackageBuilder:
 
 
 def _refusal(ended: Finished, work: Path, most_bytes: int) -> InvalidRequest | Unavailable:
-    """What went wrong, in uv's words, without addresses: the index's may hold a password."""
+    """The problem in uv's words, without addresses: the index's may contain a password."""
     text = _URL.sub("the index", ended.said.replace(str(work), ""))
     if TOO_LARGE in text or ended.status == -signal.SIGXFSZ:
         return InvalidRequest(too_large(most_bytes), field="pip_requirements")
@@ -162,7 +162,7 @@ def _refusal(ended: Finished, work: Path, most_bytes: int) -> InvalidRequest | U
 
 
 def _seal(top: Path) -> None:
-    """Makes everything in the folder read-only, for everybody, and removes what is neither file nor folder."""
+    """Makes the folder's contents read-only for every user, and removes everything but files and folders."""
     (top / ".lock").unlink(missing_ok=True)
     for path in (*top.rglob("*"), top):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
@@ -173,11 +173,11 @@ def _seal(top: Path) -> None:
 
 def _publish(made: Path, place: Path) -> None:
     made.rename(place)
-    place.chmod(0o555)  # behind the move, which writes in it
+    place.chmod(0o555)  # after the move, which writes in it
 
 
 def _certificates(ca_file: str) -> str:
-    """The system's certificates and those of the file, for a program that takes either these or those."""
+    """The system's certificates and those of the file, for a program that accepts only one of the two."""
     context = ssl.create_default_context()
     context.load_verify_locations(cafile=ca_file)
     return "".join(map(ssl.DER_cert_to_PEM_cert, context.get_ca_certs(binary_form=True)))
@@ -186,11 +186,11 @@ def _certificates(ca_file: str) -> str:
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 POLL_S = 0.05
-"""Between two tries to get a lock that another process holds."""
+"""Seconds between two attempts to get a lock that another process holds."""
 TIDY_EVERY_S = 3600.0
 KEY = re.compile(r"[0-9a-f]{32}")
 NO_MODULES = ("__pycache__", "bin", "include", "share")
-"""Folders beside the modules of a package."""
+"""Folders of a package that contain no modules."""
 
 
 class PackageEnvironments:
@@ -204,15 +204,15 @@ class PackageEnvironments:
 
     @property
     def are_built(self) -> bool:
-        """Whether this server installs packages at all."""
+        """Whether this server installs packages."""
         return bool(self._rules.index)
 
     async def chosen(self, asked: Sequence[Mapping[str, Any]] | None, before: Tool | None) -> ToolPackages | None:
-        """The packages of a tool that asks for `asked`, its `pip_requirements`; None when it asks for none, or
-        this server installs none.
+        """The packages of a tool that asks for `asked`, its `pip_requirements`. None if it asks for none, or if this
+        server installs none.
 
-        A tool that asks for what it has asked for `before` keeps its versions. Else they are chosen now, and installed,
-        so that it is known to work. Raises `InvalidRequest`, `Unavailable`.
+        A tool that asks for the same as `before` keeps its versions. Otherwise they are resolved and installed now, to
+        prove that they work. Raises `InvalidRequest`, `Unavailable`.
         """
         if not asked:
             return None
@@ -231,9 +231,9 @@ class PackageEnvironments:
 
     @asynccontextmanager
     async def folders(self, packages: ToolPackages | None) -> AsyncGenerator[tuple[str, ...]]:
-        """The folders to import these packages from; they are there for the block. They are built if need be.
+        """The folders from which to import these packages. They exist for the block, and are built if needed.
 
-        Raises `InvalidRequest` and `Unavailable`, with the reason, when they cannot be.
+        Raises `InvalidRequest` and `Unavailable`, with the reason, if they cannot be built.
         """
         if packages is None:
             yield ()
@@ -247,7 +247,7 @@ class PackageEnvironments:
 
     @asynccontextmanager
     async def tidied(self) -> AsyncGenerator[None]:
-        """Tidies now and then for as long as the block lasts, where packages are installed."""
+        """Removes old environments at intervals for as long as the block lasts, if this server installs packages."""
         if not self.are_built:
             yield
             return
@@ -255,7 +255,7 @@ class PackageEnvironments:
             yield
 
     async def tidy(self) -> None:
-        """Removes what nobody has used for long, what goes beyond the room for all, and leftovers."""
+        """Removes environments that are long unused or exceed the room for all, and leftovers."""
         await asyncio.to_thread(self._tidy)
 
     @asynccontextmanager
@@ -274,7 +274,7 @@ class PackageEnvironments:
             raise Unavailable(f"{self._rules.folder} (HOLDFAST_PACKAGE_DIR) cannot be used: {reason}") from error
 
     async def _ready(self, pins: Sequence[str]) -> int:
-        """Builds the environment if it is not there. A descriptor that keeps it from being removed."""
+        """Builds the environment if it is missing. Returns a descriptor that prevents its removal."""
         place = self._place(pins)
         if not self.are_built and not place.is_dir():
             raise InvalidRequest(
@@ -309,7 +309,7 @@ class PackageEnvironments:
 
     def _note_use(self, lock: int) -> None:
         now = self._clock.now().timestamp()
-        with suppress(PermissionError):  # of another user's file, who has built it
+        with suppress(PermissionError):  # another user's file, who has built it
             os.utime(lock, (now, now))
 
     def _place(self, pins: Sequence[str]) -> Path:
@@ -336,22 +336,22 @@ def _build_in(place: Path) -> Path:
 
 
 def _by_last_use(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Each environment, with the Unix time of its last use; that of its build when it was never used."""
+    """Each environment with the Unix time of its last use, or of its build if it was never used."""
     for place in folder.iterdir():
         if KEY.fullmatch(place.name):
             lock = _lock_of(place)
-            with suppress(FileNotFoundError):  # another process has removed it just now
+            with suppress(FileNotFoundError):  # another process has just removed it
                 yield (lock if lock.exists() else place).stat().st_mtime, place
 
 
 def _remove(place: Path) -> None:
-    """Removes the environment, unless somebody uses it."""
+    """Removes the environment, unless a process uses it."""
     path = _lock_of(place)
     lock = try_lock(path)
     if lock is None:
         return
     try:
-        # Out of its place first: who is killed while it removes must not leave a part of it there.
+        # Moved away first: a process that is killed during the removal must not leave a partial environment in place.
         with suppress(FileNotFoundError):
             removed = place.rename(tempfile.mkdtemp(prefix=WORK, dir=place.parent))
             path.unlink()
@@ -362,7 +362,7 @@ def _remove(place: Path) -> None:
 
 
 def modules_in(place: Path) -> list[str]:
-    """What can be imported from the folder, by the first part of the names."""
+    """The top-level names that can be imported from the folder."""
     names = (path.name if path.is_dir() else path.name.partition(".")[0] for path in place.iterdir() if _is_code(path))
     return sorted({name for name in names if name.isidentifier() and name not in NO_MODULES})
 
@@ -378,10 +378,10 @@ OTHERS_MAY_PASS = 0o001
 async def package_environments(
     process: ProcessContext, python: str, *, for_other_user: bool = False
 ) -> PackageEnvironments:
-    """The environments of this machine for the Python at the path `python`; the process's own for an empty one.
+    """This machine's environments for the Python at the path `python`; for the process's own if it is empty.
 
-    `for_other_user`: tools are not of this process's user, so their user must be able to reach the folder. Raises
-    `InvalidRequest`, which names the setting.
+    `for_other_user`: tools run as another user, who must be able to reach the folder. Raises `InvalidRequest`, which
+    names the setting.
     """
     rules, uv = package_rules(process.settings), ""
     target = await asyncio.to_thread(target_python, python)
@@ -392,7 +392,7 @@ async def package_environments(
 
 
 def package_rules(settings: Settings) -> PackageRules:
-    """What the settings say of packages."""
+    """The settings of packages."""
     return PackageRules(
         index=settings.package_index.get_secret_value(),
         folder=Path(settings.package_dir).absolute() if settings.package_dir else _cache_folder(),
@@ -405,7 +405,7 @@ def package_rules(settings: Settings) -> PackageRules:
 
 
 def _cache_folder() -> Path:
-    """Where this user keeps what can be made again."""
+    """This user's folder for reproducible files."""
     if os.getuid() == 0:
         return Path("/var/cache/holdfast/packages")
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holdfast" / "packages"
@@ -421,8 +421,8 @@ def installer() -> str:
 
 
 def prepare(folder: Path, *, for_other_user: bool) -> None:
-    """Makes the folder, if it is not there. Nobody else may write where code of tools is kept. Raises
-    `InvalidRequest`."""
+    """Creates the folder if it is missing. It contains code of tools, so other users must not be able to write in it.
+    Raises `InvalidRequest`."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):

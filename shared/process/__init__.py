@@ -1,1 +1,1 @@
-"""What a process is: its settings, its logs, its version and what it is built from."""
+"""The parts of every process: its settings, its logs, its version and its common services."""

@@ -1,5 +1,5 @@
-"""The things that every process is built from; the command line makes them once and hands them to the composition
-roots."""
+"""The objects from which every process is composed. The command line constructs them once and passes them to the
+composition roots."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,24 +23,24 @@ class ProcessContext:
     database: Database
     redis: Redis
     log_servers: LogServers
-    """Where the event logs of runs are: on `redis`, unless the settings name other servers for them."""
+    """The servers of runs' event logs: `redis`, unless the settings name others."""
     is_embedded: bool
-    """Redis lives in this process: nothing in it outlives the process, and no other process sees it."""
+    """Redis runs inside this process: its data ends with the process, and no other process sees it."""
     clock: Clock
     ids: IdMaker
     environment: Mapping[str, str] = field(repr=False)
     """The process's environment variables, with the model providers' keys."""
     secret_keys: SecretKeys
-    """What agents' secrets are encrypted with."""
+    """The keys that encrypt agents' secrets."""
     metrics: Metrics = field(default_factory=Metrics)
-    """What this process counts and measures."""
+    """The metrics of this process."""
     tracer: Tracer = field(default_factory=NoTracer)
-    """Makes the spans of this process. Whoever composes it from its settings puts the one in that exports."""
+    """Creates the spans of this process. `tracer_of` returns the one that exports."""
 
     def patience(self, for_s: float = PATIENCE_S) -> Patience:
-        """Returns the patience for stores whose writes a client, or the upkeep, waits for; `for_s` for others."""
+        """The patience for stores whose writes a client, or upkeep, waits for. `for_s` overrides it."""
         return Patience(for_s, self.clock)
 
     async def has_redis(self) -> bool:
-        """Whether Redis answers, and every server of the logs."""
+        """Whether Redis and every server of the logs answer."""
         return await is_reachable(self.redis) and await self.log_servers.are_reachable()

@@ -1,9 +1,10 @@
-"""The directory of `holdfast dev`: one process at a time has it, and only its user may look into it.
+"""The directory of `holdfast dev`: one process at a time uses it, and only its user can read it.
 
-The database has messages and secrets in it, and the key that the secrets are encrypted with lies beside it. So the
-files are made for the user alone whatever the umask is, and those that others could read are closed.
+It contains a database with messages and secrets, and the key that encrypts the secrets. So new files are private to the
+user, whatever the umask is, and existing files that others could read are made private.
 
-The embedded Redis lives in its process. So there is a lock on the directory: a second process would not see the first.
+The embedded Redis lives in its process, so a lock on the directory keeps a second process out: it would not see the
+first one's data.
 """
 
 import fcntl
@@ -30,8 +31,8 @@ OWNER_ONLY_FILE, OWNER_ONLY_FOLDER = 0o600, 0o700
 
 @contextmanager
 def only_process(data_dir: Path) -> Generator[None]:
-    """Holds the directory for the block, private to the user. Raises `Conflict` when another process has it,
-    `InvalidRequest` when it cannot be written."""
+    """Locks the directory for the block and makes it private to the user. Raises `Conflict` if another process has it,
+    and `InvalidRequest` if it is not writable."""
     with _lock_of(data_dir) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +56,7 @@ def _lock_of(data_dir: Path) -> TextIO:
 
 
 def keys_of(settings: Settings) -> SecretKeys:
-    """The keys for agents' secrets that the settings name. Raises `InvalidRequest`."""
+    """The keys for agents' secrets in the settings. Raises `InvalidRequest`."""
     given = settings.encryption_key.get_secret_value()
     path = settings.encryption_key_file
     if not path:
@@ -66,13 +67,13 @@ def keys_of(settings: Settings) -> SecretKeys:
 
 
 def own_keys(settings: Settings) -> SecretKeys:
-    """The keys for agents' secrets on one machine: those of the settings, or one that is made once and kept in the
-    directory. The directory must be held. Raises `InvalidRequest`."""
+    """The keys for agents' secrets on one machine: those of the settings, or one that is generated once and stored in
+    the directory. The caller must hold the directory's lock. Raises `InvalidRequest`."""
     if configured := keys_of(settings):
         return configured
     path = settings.data_dir / KEYS
     if not path.exists():
-        # Renamed when it is whole: a key of which the end is missing would make every secret unreadable.
+        # Written completely before it is renamed: a truncated key would make every secret unreadable.
         making = settings.data_dir / NEW_KEYS
         with _private_file(making) as file:
             file.write(f"{new_key()}\n")
@@ -97,10 +98,10 @@ def _keys_in(path: Path, source: str) -> SecretKeys:
 
 
 def _make_private(data_dir: Path) -> None:
-    """Closes the directory to others, and our files in it. A directory in which other things lie may be shared on
-    purpose, like the user's home: it stays as it is."""
+    """Makes the directory and our files in it private. A directory with other files may be shared on purpose, like the
+    user's home, so it stays unchanged."""
     names = {entry.name for entry in data_dir.iterdir()}
-    with suppress(PermissionError):  # of another owner: then it is not for us to say who may look into it
+    with suppress(PermissionError):  # another user owns it and decides who may read it
         for name in names & _OURS:
             (data_dir / name).chmod(OWNER_ONLY_FILE)
         if names <= _OURS:
@@ -110,7 +111,7 @@ def _make_private(data_dir: Path) -> None:
 
 
 def _open_private(path: Path) -> int:
-    """A descriptor of the file, which is made if it is not there; only its user may read it, whatever the umask is."""
+    """A descriptor of the file, which is created if it is missing. Only its user can read it, whatever the umask is."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY_FILE)
     with suppress(PermissionError):
         os.fchmod(descriptor, OWNER_ONLY_FILE)

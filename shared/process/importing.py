@@ -1,4 +1,4 @@
-"""The version of this package, and imports of many modules at once, as they cost least."""
+"""The version of this package, and a faster way to import many modules."""
 
 import gc
 from collections.abc import Generator
@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 @contextmanager
 def without_collections() -> Generator[None]:
-    """A block that imports, and collects no garbage: an import makes none, and each collection would look through all
-    that is there, which is a quarter of what a server's start took.
+    """A block that imports modules without garbage collection. An import creates no garbage, and each collection would
+    scan all existing objects, which took a quarter of a server's start.
 
-    What is there at the end of the block lives as long as the process, so later collections leave it out, too: a full
-    one would hold up every stream for a fifth of a second.
+    The objects at the end of the block live as long as the process. Later collections skip them too: a full collection
+    would delay every stream by a fifth of a second.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -28,7 +28,7 @@ def _installed_version() -> str:
     try:
         return version("holdfast")
     except PackageNotFoundError:
-        # Run from a checkout that was never installed.
+        # The code runs from a checkout that was never installed.
         return "0+checkout"
 
 

@@ -1,8 +1,8 @@
-"""Structured logs on standard error: one line per event. A worker binds the id of the run that it works on.
+"""Structured logs on standard error, one line per event. A worker binds the id of the current run.
 
-A log is kept longer and read by more people than the database. So it has ids, types of errors and places in the code,
-and nothing that users wrote: no texts of unexpected errors and no tracebacks, unless the operator asks for them, and
-nothing of what libraries say about the statements and requests that pass through them.
+Logs are kept longer and read by more people than the database. So they contain ids, types of errors and places in the
+code, and no text of users: no messages or tracebacks of unexpected errors, unless the operator asks for them, and no
+log lines of libraries about statements and requests.
 """
 
 import logging
@@ -21,10 +21,10 @@ OURS = frozenset({"api", "cli", "shared", "worker", "holdfast"})
 """The packages whose loggers follow the setting."""
 
 FRAMES = 3
-"""So many of our innermost functions show where an error came from."""
+"""The number of our innermost functions that a log line of an error shows."""
 
 ERRORS = 5
-"""So many of the errors that led to one another."""
+"""The number of errors in a chain of causes that it shows."""
 
 
 def configure_logging(settings: Settings) -> None:
@@ -38,7 +38,7 @@ def configure_logging(settings: Settings) -> None:
     ]
     if not settings.log_tracebacks:
         shared_steps.append(places_of_errors)
-    # Chosen by hand: if `rich` is installed, structlog shows the values of local variables.
+    # Chosen explicitly: if `rich` is installed, structlog would print the values of local variables.
     console = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
@@ -49,7 +49,7 @@ def configure_logging(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared_steps, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        # What is below the level costs a call of nothing; a line would be made, and then thrown away.
+        # A line below the level costs one empty call. Otherwise it would be formatted and then discarded.
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level.lower()),
         cache_logger_on_first_use=True,
     )
@@ -70,14 +70,15 @@ def configure_logging(settings: Settings) -> None:
 
 
 def is_shown(record: logging.LogRecord) -> bool:
-    """Whether a line is logged: a library's only from WARNING on, also where a variable of its own asks for more."""
+    """Whether a record is logged. Libraries are logged from WARNING, even if an environment variable of theirs asks for
+    more."""
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in OURS
 
 
 def first_line_of_others(
     _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Keeps the first line of what a library says: asyncio puts the error's own text into the lines behind it."""
+    """Keeps only the first line of a library's message: asyncio puts the error's text into the following lines."""
     is_foreign = str(event.get("logger", "")).partition(".")[0] not in OURS
     if is_foreign and isinstance(event.get("event"), str):
         event["event"] = event["event"].partition("\n")[0]
@@ -87,7 +88,7 @@ def first_line_of_others(
 def places_of_errors(
     _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Says of an error what it is and where it was raised, and of those that led to it: no texts, no values."""
+    """Describes an error and its causes by their types and the places that raised them, without texts and values."""
     given: Any = event.pop("exc_info", None)
     event.pop("stack_info", None)
     error: BaseException | None = sys.exc_info()[1]
@@ -115,14 +116,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _described(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    # asyncpg has the code of the database's own error; it is no value of anybody's.
+    # asyncpg's error has the database's code, which contains no user's value.
     state = getattr(error, "sqlstate", None)
     places = " < ".join(_places(error.__traceback__))
     return name + (f" ({state})" if isinstance(state, str) else "") + (f" at {places}" if places else "")
 
 
 def _places(traceback: TracebackType | None) -> list[str]:
-    """Our innermost functions, the innermost one first; with the innermost of all, if that is not ours."""
+    """Our innermost functions, the innermost first, preceded by the innermost of all if that is not ours."""
     found = [
         (frame.f_globals.get("__name__", ""), Path(frame.f_code.co_filename).name, line, frame.f_code.co_name)
         for frame, line in walk_tb(traceback)
@@ -135,8 +136,8 @@ def _places(traceback: TracebackType | None) -> list[str]:
 def without_control_characters(
     _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Writes what is no printable character as an escape. Else a path or a name could move the cursor of whoever reads
-    the log, or look like another line of it."""
+    """Escapes characters that are not printable. Otherwise a path or a name could move the reader's cursor, or look
+    like another log line."""
     for name, value in event.items():
         if isinstance(value, str) and name != "exception" and not value.isprintable():
             event[name] = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)

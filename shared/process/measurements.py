@@ -1,4 +1,4 @@
-"""What every process says of itself: its release, how busy its event loop is, and its connections to the database."""
+"""Measurements of every process: its release, the lag of its event loop, and its connections to the database."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,12 +10,12 @@ from shared.process.importing import VERSION
 from shared.telemetry.metrics import Metrics
 
 LOOK_S = 0.5
-"""Seconds between two looks at the event loop. One costs some 50 microseconds."""
+"""Seconds between two measurements of the event loop. One takes about 50 microseconds."""
 
 
 @asynccontextmanager
 async def measured(process: ProcessContext, part: str) -> AsyncGenerator[None]:
-    """Measures this process for as long as the block lasts. `part`: what it is, `api` or `worker`."""
+    """Measures this process for as long as the block lasts. `part`: `api` or `worker`."""
     metrics, database = process.metrics, process.database
     metrics.describe(version=VERSION, process=part, connections=database.connections)
     async with background(_measure_lag(metrics), name=f"lag of the event loop, {part}"):
@@ -23,7 +23,7 @@ async def measured(process: ProcessContext, part: str) -> AsyncGenerator[None]:
 
 
 async def _measure_lag(metrics: Metrics) -> None:
-    """How late the loop comes back to a task whose time has come: for so long, it is late for every run and request."""
+    """The delay with which the loop resumes a task. It delays every run and request by that much."""
     now = asyncio.get_running_loop().time
     while True:
         due = now() + LOOK_S

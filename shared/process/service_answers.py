@@ -1,10 +1,10 @@
-"""Whether what a process needs answers, and what only those services can tell.
+"""Whether the services of a process answer, and facts that only these services know.
 
-Health checks ask for it every few seconds, without a key, and each look costs questions to the database and Redis. So
-one look serves everybody who asks within a second, and no service is waited for for longer than a probe is patient.
+Health checks ask every few seconds, without a key, and each check queries the database and Redis. So all requests
+within a second share one check, and no service may take longer to answer than a probe waits.
 
-The sockets of a server are bound here before anything else is done: a port that is taken is the commonest mistake, and
-the HTTP server would report it last.
+This module also binds a server's sockets, before anything else happens: a taken port is the commonest mistake, and the
+HTTP server would report it last.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from shared.concurrency import Clock
 from shared.domain.errors import ErrorCode, InvalidRequest, Unavailable, error_fields
 
 ANSWER_S = 3.0
-"""Seconds for the services to answer, all at once. A probe of Kubernetes should wait longer."""
+"""Seconds that the services have to answer, in parallel. A Kubernetes probe should wait longer."""
 
 KEPT_S = 1.0
-"""Seconds for which one look is the answer to everybody."""
+"""Seconds for which one check answers all requests."""
 
 Question = Callable[[], Awaitable[bool | None]]
 
 
 class ServiceAnswers:
-    """Asks each service once a second at most. `services` say whether they answer: silence is False. `facts` are true
-    or false of the deployment, and known by a service: while it is silent they are None."""
+    """Checks each service at most once per second. `services` return whether they answer; no answer counts as False.
+    `facts` are true or false and come from a service: while it does not answer they are None."""
 
     def __init__(
         self, services: Mapping[str, Question], facts: Mapping[str, Question] | None = None, *, clock: Clock
@@ -42,7 +42,7 @@ class ServiceAnswers:
         self._kept_until = 0.0
 
     async def look(self) -> Mapping[str, bool | None]:
-        """The answers by name, within `ANSWER_S` of the moment at which the services are asked."""
+        """The answers by name, at most `ANSWER_S` after the check began."""
         async with self._one_asks:
             if not self._answers or self._clock.monotonic() >= self._kept_until:
                 self._answers = await self._ask()
@@ -67,14 +67,12 @@ async def _in_time(question: Question) -> bool | None:
         return None
 
 
-# Why a process is not ready, in the fields that every error has.
-#
-# A probe reads the status alone. A monitor, and whoever is called at night, reads which service is missing in
-# `services`, or in `message` as a sentence.
+# The reasons why a process is not ready, in the fields that every error has. A probe reads only the status. A monitor,
+# or an operator at night, finds the missing service in `services`, and as a sentence in `message`.
 
 
 RETRY_AFTER_S = 2
-"""Seconds that a client is asked to wait when a service of ours is away."""
+"""`Retry-After` while a service is away, in seconds."""
 
 HINT = "Bring back what is false in `services`, and ask again: `holdfast doctor` says what is wrong with it."
 
@@ -92,18 +90,18 @@ _UNKNOWN = {
 
 
 def what_is_missing(services: Mapping[str, bool | None]) -> list[str]:
-    """A part of a sentence for each service that is not there, or of which that cannot be known."""
+    """A clause for each service that is missing or whose state is unknown."""
     false = [_MISSING[name] for name, answer in services.items() if answer is False]
     return false + [_UNKNOWN[name] for name, answer in services.items() if answer is None]
 
 
 def not_ready(missing: Sequence[str], *, hint: str = HINT) -> dict[str, Any]:
-    """The fields of the error. `missing` are parts of a sentence."""
+    """The fields of the error. `missing` are clauses."""
     return _error(ErrorCode.SERVICE_UNAVAILABLE, missing, hint)
 
 
 def ends(missing: Sequence[str]) -> dict[str, Any]:
-    """The fields of the error of a worker that ends."""
+    """The fields of the error while a worker shuts down."""
     return _error(ErrorCode.SERVER_ENDING, [*missing, "the worker ends"], ErrorCode.SERVER_ENDING.hint)
 
 
@@ -119,14 +117,14 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def bound_sockets(
     host: str, port: int, *, host_name: str = "--host", port_name: str = "--port"
 ) -> Generator[list[socket.socket]]:
-    """A socket for each address of `host`, bound and not yet listening, for the block. Raises `InvalidRequest`, which
-    names the two as they were given: `host_name` and `port_name`."""
+    """A socket for each address of `host` for the block, bound and not yet listening. Raises `InvalidRequest`, which
+    uses the two given names: `host_name` and `port_name`."""
     addresses = _addresses(host, port, host_name)
     with ExitStack() as stack:
         bound = [_bound(family, address) for family, address in addresses]
         sockets = [stack.enter_context(one) for one in bound if isinstance(one, socket.socket)]
         refusals = [one for one in bound if isinstance(one, OSError)]
-        # A name may have an IPv6 address that this machine does not use. That one can be done without.
+        # A name may have an IPv6 address that this machine does not use. Such an address is skipped.
         final = [error for error in refusals if not sockets or error.errno not in _NOT_HERE]
         if final:
             raise InvalidRequest(_why_not(host, host_name, f"{port_name} {port}", final[0])) from final[0]
@@ -147,7 +145,7 @@ def _addresses(host: str, port: int, host_name: str) -> list[tuple[int, tuple[ob
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket | OSError:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A server that is started again at once takes its port back from the connections that are still ending.
+        # A restarted server takes its port over from connections that are still closing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -172,11 +170,11 @@ def _why_not(host: str, host_name: str, port: str, error: OSError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """Two questions that must not be mixed up: a balancer takes the process out for the first, and monitors
-    show the second."""
+    """Two questions that differ: a load balancer removes the process because of the first, and monitors show the
+    second."""
 
     itself: ServiceAnswers
-    """What this process cannot answer any request without. While Redis or the workers are away it stores runs, shows
-    histories and cancels, so neither of them is among it."""
+    """The services that every request needs. Without Redis or workers the API still stores runs, shows histories and
+    cancels, so neither is among them."""
     everything: ServiceAnswers
-    """What the deployment needs to work whole."""
+    """The services that the whole deployment needs."""

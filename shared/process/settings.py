@@ -1,9 +1,9 @@
 """Every setting of the product: an environment variable `HOLDFAST_…`, its unit and its default.
 
-Read once, in `main.py` and the command line; everything else receives what it needs. Model keys and base URLs come
-from the providers' usual variables and are read by `worker/models`.
+`main.py` and the command line read them once, and pass the values to the rest. Model keys and base URLs come from the
+providers' usual variables, which `worker/models` reads.
 
-`wrong_values` and `unknown_names` say what is wrong with an operator's settings, one line for each.
+`wrong_values` and `unknown_names` report an operator's mistakes, one line for each.
 """
 
 import re
@@ -27,10 +27,9 @@ from shared.domain.tools import LEAST_TOOL_MEMORY_MB
 from shared.mcp.commands import AllowedCommands
 from shared.network.addresses import AllowedHosts
 
-# The settings of what a process tells about itself: health and metrics, logs, traces.
-#
-# The SDK that exports traces reads OpenTelemetry's own variables beside these, `OTEL_…`: a receiver's keys and
-# certificates, what the deployment is called, and how long the queue of spans is. docs/operations/traces.md has them.
+# The settings of a process's reports about itself: health and metrics, logs, traces. The SDK that exports traces also
+# reads OpenTelemetry's own variables, `OTEL_…`: a receiver's keys and certificates, the name of the deployment, and the
+# length of the span queue. docs/operations/traces.md lists them.
 
 
 class TelemetrySettings(BaseSettings):
@@ -55,7 +54,7 @@ class TelemetrySettings(BaseSettings):
     @field_validator("otlp_endpoint")
     @classmethod
     def _is_an_address(cls, url: str) -> str:
-        """Of a receiver, and nothing that only it should know: the address is named in the log."""
+        """The address must contain no password, because the log shows it."""
         parts = urlsplit(url)
         if url and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query):
             raise ValueError("it should be the address of a receiver of OTLP over HTTP, as http://collector:4318")
@@ -64,7 +63,7 @@ class TelemetrySettings(BaseSettings):
         return url
 
 
-# The settings of tools: what a call may use, the walls around it, its packages and its network.
+# The settings of tools: limits of a call, isolation, packages and network.
 
 
 _INDEX = re.compile(r"https?://[^\s/?#]+[^\s?#]*", re.IGNORECASE)
@@ -339,7 +338,7 @@ class Settings(ToolSettings, TelemetrySettings):
 
     @property
     def budgets(self) -> Budgets:
-        """What runs may spend."""
+        """The limits on what runs may spend."""
         return Budgets(
             run=_limit(self.run_token_budget, self.run_cost_budget),
             agent=_limit(self.agent_daily_tokens, self.agent_daily_cost),
@@ -439,13 +438,13 @@ def _limit(tokens: int, dollars: float) -> Limit:
 PREFIX = "HOLDFAST_"
 
 OF_CLIENTS = ("HOLDFAST_URL", "HOLDFAST_API_KEY")
-"""Which server the commands of the API's callers ask, and the key that they send it; no setting of a server."""
+"""The server and the key for the client commands. They are no settings of a server."""
 
 FOR_TESTS = "HOLDFAST_TEST_"
-"""Where the tests of this project find their services; a command that they start may inherit it."""
+"""Prefix of the variables for this project's tests. A command that a test starts may inherit them."""
 
 _OF_KUBERNETES = re.compile(r"HOLDFAST_(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?)|PORT(?:_\d+_(?:TCP|UDP|SCTP)\w*)?)")
-"""What Kubernetes puts into every pod when a service is called `holdfast` or `holdfast-api`."""
+"""Variables that Kubernetes adds to every pod if a service is named `holdfast` or `holdfast-api`."""
 
 
 def unknown_names(environment: Iterable[str]) -> list[str]:
@@ -462,13 +461,13 @@ def unknown_names(environment: Iterable[str]) -> list[str]:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    # The prefix, which all of them have, would make every name a near one.
+    # All names have the prefix, so with it every name would be similar.
     near = get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1)
     return f": did you mean {PREFIX}{near[0]}?" if near else ";"
 
 
 def wrong_values(error: ValidationError) -> list[str]:
-    """A line for each setting that pydantic refuses. No line shows a value that may be, or hold, a secret."""
+    """A line for each setting that pydantic refuses. No line contains a value that may be, or contain, a secret."""
     return [_wrong_value(flaw) for flaw in error.errors()]
 
 

@@ -1,4 +1,4 @@
-"""The tracer of a process, as its settings say: one that exports over OTLP, or one that does nothing."""
+"""The tracer that a process's settings choose: one that exports over OTLP, or one that does nothing."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,12 +11,12 @@ from shared.process.settings import Settings
 from shared.telemetry.tracer import NoTracer, Tracer
 
 FLUSH_S = 3.0
-"""Seconds that a process which ends gives the receiver to take the last spans."""
+"""Seconds that the receiver has to accept the last spans when a process ends."""
 
 
 @asynccontextmanager
 async def traced(process: ProcessContext, *, service: str, instance: str) -> AsyncGenerator[ProcessContext]:
-    """The process with its tracer, as `tracer_of`."""
+    """The process with its tracer, as in `tracer_of`."""
     async with tracer_of(process.settings, service=service, instance=instance) as tracer:
         yield replace(process, tracer=tracer)
 
@@ -25,14 +25,14 @@ async def traced(process: ProcessContext, *, service: str, instance: str) -> Asy
 async def tracer_of(
     settings: Settings, *, service: str, instance: str, flush_s: float = FLUSH_S
 ) -> AsyncGenerator[Tracer]:
-    """The tracer for the block; what it has is exported at the end, within `flush_s`. `service` and `instance` are this
-    process's names in the traces. Raises `InvalidRequest` when traces are asked for and the extra `otel` is not
+    """The tracer for the block. At the end it exports its remaining spans, within `flush_s`. `service` and `instance`
+    name this process in the traces. Raises `InvalidRequest` if traces are configured and the extra `otel` is not
     installed."""
     if not settings.otlp_endpoint:
         yield NoTracer()
         return
     try:
-        # Here, and not above: a process that exports nothing does not load the SDK, and may be without it.
+        # Imported here: a process without export does not load the SDK, and may not have it.
         from shared.telemetry.otlp import exporting
     except ImportError as error:
         raise InvalidRequest(

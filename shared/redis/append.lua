@@ -4,15 +4,15 @@
 -- KEYS[2]  run:{id}:fence   string   "<fence> <owner>"; checked, expiry refreshed
 -- ARGV[1]  the caller's "<fence> <owner>"
 -- ARGV[2]  seq of the first event
--- ARGV[3]  seq that the stream must reach to, or readers would find a hole; 0: SQL has everything before the first event
+-- ARGV[3]  seq that the stream must reach, or readers would find a gap; 0: SQL has all events before the first one
 -- ARGV[4]  lifetime of both keys, ms
 -- ARGV[5]  PUBLISH, or on a Redis Cluster SPUBLISH
 -- ARGV[6]  run:{id}:feed    channel  "<first seq> <entry>\n<entry>…", published
 -- ARGV[7…] the events' bytes
 --
 -- Returns {"ok", last seq}
---         {"taken", 0}      the log belongs to somebody else
---         {"lost", last}    Redis has lost data: it does not know the caller, or its stream ends too early; nothing was
+--         {"taken", 0}      another owner has the log
+--         {"lost", last}    Redis has lost data: the fence is missing, or the stream ends too early; nothing was
 --                           written
 --
 -- Entries that the caller has written before are skipped: a repeated append is a success.

@@ -1,4 +1,4 @@
--- Leases jobs that wait to one worker, one project's after the other's. `turns.lua` says whose turn it is.
+-- Leases waiting jobs to one worker, in the order of `turns.lua`.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
 -- ARGV[4]  arq:in-progress:  prefix of the leases: string, the worker's name; one is set for each claimed job
@@ -7,13 +7,13 @@
 -- ARGV[7]  how many jobs at most
 -- ARGV[8]  how many jobs beyond these, of projects that have none in flight
 -- ARGV[9]  slack, ms: a job is due when its score is at most that far in the future. A waiting job's score may come
---          from another clock, which ran ahead; the score of a leased job has the slack added, so for it "due" means
---          exactly that the lease is over. A dead worker's jobs come back by themselves.
+--          from another clock, which ran ahead. The score of a leased job includes the slack, so such a job is due
+--          exactly when its lease has ended. The jobs of a dead worker become due by themselves.
 -- ARGV[10] how many runs a project may have in flight; 0: no limit
 -- ARGV[11…] a project and its own limit, for each that has one
 --
--- Returns {0 when there is more that this worker could claim, else ms until the next lease in the queue ends, or -1
--- when nothing is leased; id of each claimed job}
+-- Returns {0 if there are more jobs that this worker could claim, else ms until the next lease in the queue ends, or -1
+-- if no job is leased; id of each claimed job}
 
 local SORTED_AT_ONCE = 200
 local LOOKS = 1000
@@ -28,14 +28,14 @@ local function set_visible(id, moment)
   redis.call('ZADD', QUEUE, 'XX', whole(moment + slack), id)
 end
 
--- What is due and stands in no project's queue: its lease has ended.
+-- A due job that is in no project's queue: its lease has ended.
 local function sort_in()
   local due = redis.call('ZRANGEBYSCORE', QUEUE, '0', whole(now + slack), 'WITHSCORES', 'LIMIT', 0, SORTED_AT_ONCE)
   for position = 1, #due, 2 do
     local id, score = due[position], tonumber(due[position + 1])
     local left = redis.call('PTTL', ARGV[4] .. id)
     if left > 0 then
-      -- Somebody's lease goes on although the score says otherwise: the queue was written anew. The lease decides.
+      -- A lease continues although the score says otherwise: the queue was rebuilt. The lease decides.
       set_visible(id, now + left + 1)
     else
       local project, priority = described(id)

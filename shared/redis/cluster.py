@@ -210,7 +210,7 @@ def _address_in(node: list[Any], asked: Address) -> Address:
 
 
 class ClusterListener:
-    """A `ChannelListener` for each node."""
+    """A `ChannelListener` per node."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class ClusterListener:
         self._on_message = on_message
         self._on_subscribed = on_subscribed
         self._wanted: dict[str, Address | None] = {}
-        """Each channel, and the node where it is subscribed."""
+        """Each channel, and the node at which it is subscribed."""
         self._listeners = ForEachNode(cluster, self._listen, name=name)
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -233,13 +233,13 @@ class ClusterListener:
         return self._listeners.running(self._place_all)
 
     def add(self, channel: str) -> None:
-        """Wants the channel. `on_subscribed` follows, unless it was wanted already."""
+        """Subscribes to the channel. `on_subscribed` follows, unless the channel was added before."""
         if channel not in self._wanted:
             self._wanted[channel] = None
             self._place(channel)
 
     def remove(self, channel: str) -> None:
-        """No longer wants the channel. A message that is on its way may still arrive."""
+        """Unsubscribes from the channel. A message in transit may still arrive."""
         self._leave(channel, self._wanted.pop(channel, None))
 
     @asynccontextmanager

@@ -27,10 +27,10 @@ Redis = ArqRedis
 """The client that the rest of the product uses. Only this module knows its library."""
 
 MAX_CONNECTIONS = 64
-"""Commands that one process has in progress at once; more of them wait for a free connection."""
+"""Commands that one process may have in progress. Further ones wait for a free connection."""
 
 ANSWER_S = 5.0
-"""After so many seconds without an answer, Redis counts as gone."""
+"""Seconds without an answer after which Redis counts as gone."""
 
 
 class Connection(Protocol):
@@ -157,7 +157,7 @@ async def is_reachable(redis: Redis) -> bool:
 
 
 class Address(NamedTuple):
-    """Where a server is."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -182,7 +182,7 @@ def text_of_script(name: str) -> str:
 
 
 class Script(Protocol):
-    """How a script is called. Raises `Unavailable`."""
+    """A callable script. Raises `Unavailable`."""
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any: ...
 

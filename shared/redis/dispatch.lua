@@ -1,4 +1,4 @@
--- Puts jobs into the queue and wakes the workers. A job that is there already, waiting or at work, is left as it is.
+-- Puts jobs into the queue and wakes the workers. A job that is waiting or leased already stays unchanged.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
 -- ARGV[4]  lifetime of a job's description, ms

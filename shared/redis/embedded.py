@@ -43,12 +43,12 @@ class _EmbeddedRedis(Redis):
         self._lua = _Lua()
 
     def register_script(self, script: Any) -> Any:
-        """A script that is executed here."""
+        """A script that this process executes itself."""
         return _EmbeddedScript(self, script, self._server, self._lua)
 
 
 class _EmbeddedScript(AsyncScript):
-    """A script that is executed without a round trip to the server. It holds the server's lock meanwhile."""
+    """A script that this process executes itself, without a round trip. It holds the server's lock meanwhile."""
 
     def __init__(self, client: Redis, script: str, server: FakeServer, lua: "_Lua") -> None:
         super().__init__(cast("Any", client), script)

@@ -1,8 +1,8 @@
--- Lets one more reader in, among several groups of readers, or into none of them.
+-- Counts one more reader in each of several groups, or in none of them.
 --
--- KEYS[1], KEYS[2]…  holdfast:readers:<owner>  sorted set  reader → the moment, ms, until which it is taken for there
+-- KEYS[1], KEYS[2]…  holdfast:readers:<owner>  sorted set  reader → the Unix time, ms, until which it counts
 -- ARGV[1]  the reader
--- ARGV[2]  for how many ms it is taken for there; the keys live as long
+-- ARGV[2]  for how many ms it counts; the keys live as long
 -- ARGV[3…] how many readers each group may have
 --
 -- Returns 0, or the number of the first group that is full.

@@ -180,10 +180,10 @@ class EventLog:
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 1 << 17
-"""How many bytes of events may wait in this process for a slow reader; beyond that, the reader reads the log."""
+"""Bytes of events that may wait in this process for a slow reader. Beyond that, the reader reads the log."""
 
 PAGE = 500
-"""Entries that a lagging reader gets from the log at once, of `MAX_BYTES` at most. It keeps them until its client takes
+"""Entries that a lagging reader gets from the log at once, of at most `MAX_BYTES`. It keeps them until its client reads
 them."""
 
 

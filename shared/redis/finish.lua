@@ -1,13 +1,13 @@
--- Removes a job that is done.
+-- Removes a finished job.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
 -- KEYS[4]  arq:in-progress:<job>  string, the worker's name; deleted
--- KEYS[5]  arq:job:<job>          string, what arq was to run; deleted
+-- KEYS[5]  arq:job:<job>          string, arq's description of the job; deleted
 -- KEYS[6]  arq:retry:<job>        string, arq's counter of starts; deleted
 -- ARGV[4]  job id
 -- ARGV[5]  the worker's name
 --
--- Returns 1, or 0 when somebody else has the lease and nothing was done: it is for them to finish the job.
+-- Returns 1, or 0 if another worker holds the lease, which has to finish the job; nothing was done then.
 
 local id = ARGV[4]
 local holder = redis.call('GET', KEYS[4])
@@ -20,7 +20,7 @@ redis.call('ZREM', WAITING .. project, id)
 land(id, project)
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[6])
 if redis.call('EXISTS', QUEUE) == 0 then
-  -- Nobody waits, so no turn is before another.
+  -- The queue is empty, so the numbers of turns start again.
   redis.call('DEL', TURN)
 end
 return 1

@@ -22,29 +22,30 @@ QUEUE = "holdfast:runs"
 """Sorted set, job id → score: every job. Written by `dispatch.lua` and the lease scripts, by Redis' own clock. No
 expiry.
 
-A job that waits for its project's turn has a score below 0 (`turns.lua`); one that is leased has the end of its lease,
-moved into the future by `SCORE_SLACK_MS`. A due job with a score above 0 has lost its lease: the next claim sorts it
-in."""
+A job that waits for its project's turn has a score below 0 (`turns.lua`). The score of a leased job is the end of its
+lease plus `SCORE_SLACK_MS`. A due job with a score above 0 has lost its lease; the next claim puts it back into its
+project's queue.
+"""
 
 TURNS = "holdfast:turns"
-"""Sorted set, project that has waiting jobs → rank; the first one's job is claimed next. Written by the scripts of the
-queue. No expiry."""
+"""Sorted set, project that has waiting jobs → rank. Workers claim a job of the first project next. Written by the
+scripts of the queue. No expiry."""
 
 TURN = "holdfast:turn"
-"""String, the number of the newest turn. Counted by the scripts of the queue. No expiry: it is gone with the last
+"""String, the number of the newest turn. Counted by the scripts of the queue. No expiry: it is deleted with the last
 job."""
 
 WAITING_PREFIX = "holdfast:waiting:"
 """With a project: sorted set, job id → ms of its dispatch minus the head start of its priority. Written by the scripts
-of the queue. No expiry: it is gone with its last job."""
+of the queue. No expiry: it is deleted with its last job."""
 
 IN_FLIGHT_PREFIX = "holdfast:in-flight:"
-"""With a project: set of the ids of its leased jobs. Written by the scripts of the queue. No expiry: it is gone with
+"""With a project: set of the ids of its leased jobs. Written by the scripts of the queue. No expiry: it is deleted with
 its last job, and the sweep removes remains after a loss of data."""
 
 SCORE_SLACK_MS = 60_000
-"""By how many ms the clock that scored a waiting job may run ahead before workers find the job late. It is the clock of
-a Redis that a failover has replaced."""
+"""Milliseconds by which the clock that scored a waiting job may be ahead, before workers claim the job late. A failover
+replaces the Redis with that clock."""
 
 WAKE_CHANNEL = "holdfast:wake"
 """Published by `dispatch` and by a release, received by every worker: there may be a job to claim. The payload is
@@ -69,14 +70,13 @@ def interval(name: str) -> str:
 
 
 def sandbox_alive(tier: str) -> str:
-    """String, empty: a live worker runs tools behind walls of this tier. Refreshed by every worker. Lives for a
-    lease."""
+    """String, empty: a live worker isolates tools with this tier. Refreshed by every worker. Lives for a lease."""
     return f"holdfast:sandbox-alive:{tier}"
 
 
 def javascript_alive(answer: bool) -> str:
-    """String, empty: a live worker runs tools in JavaScript, or one that does not. Refreshed by every worker. Lives for
-    a lease."""
+    """String, empty: a live worker runs tools in JavaScript, or a live worker cannot. Refreshed by every worker. Lives
+    for a lease."""
     return f"holdfast:javascript-alive:{'yes' if answer else 'no'}"
 
 

@@ -294,7 +294,7 @@ async def log_servers(url: str, redis: Redis) -> AsyncGenerator[LogServers]:
 
 
 class _ClusterAppends:
-    """Gives each append to the pipeline of its log's node."""
+    """Sends each append through the pipeline of its log's node."""
 
     def __init__(self, cluster: Cluster, pipelines: ForEachNode[AppendPipeline]) -> None:
         self._cluster = cluster

@@ -5,8 +5,8 @@
 -- ARGV[1]  the caller's "<fence> <owner>"
 -- ARGV[2]  lifetime of both keys, ms
 --
--- Returns the seq of the stream's last entry, 0 when there is none
---         -1 when the log belongs to somebody else, which is who has a higher fence, or the same under another name
+-- Returns the seq of the stream's last entry, 0 if there is none
+--         -1 if another owner has the log: one with a higher fence, or with the same fence under another name
 
 local function fence_of(holder)
   return tonumber(string.match(holder, '^%d+'))

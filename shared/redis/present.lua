@@ -1,10 +1,10 @@
--- Shows a process among those of its kind for a while, and takes those from the list that have shown themselves no more.
+-- Lists a process with the others of its kind for a while, and removes expired processes from the list.
 --
--- KEYS[1]  holdfast:processes:<kind>        sorted set  process → the moment, ms, until which it is taken for there
--- KEYS[2]  holdfast:process:<kind>:<name>   string      what it says of itself
+-- KEYS[1]  holdfast:processes:<kind>        sorted set  process → the Unix time, ms, until which it counts as live
+-- KEYS[2]  holdfast:process:<kind>:<name>   string      its description of itself
 -- ARGV[1]  the process's name
--- ARGV[2]  what it says of itself
--- ARGV[3]  for how many ms it is taken for there; both keys live as long
+-- ARGV[2]  its description of itself
+-- ARGV[3]  for how many ms it counts as live; both keys live as long
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

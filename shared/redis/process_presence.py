@@ -26,7 +26,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 SHOWN_EVERY_S = 2.0
 
 SHOWN_FOR_S = 10.0
-"""A process that stands still for longer is not shown."""
+"""Seconds. A process that hangs for longer disappears from the list."""
 
 MOST_SHOWN = 1000
 
@@ -100,14 +100,14 @@ def _state_of(text: bytes, wanted: type[State]) -> State | None:
 
 
 class ToolPresence:
-    """The walls around tools, and the languages of tools, of the live workers."""
+    """The sandbox tiers, and the tool languages, of the live workers."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def show(self, tier: SandboxTier, *, runs_javascript: bool, for_s: float) -> None:
-        """Records for `for_s` seconds that a live worker runs tools behind walls of this tier, and whether it runs
-        tools in JavaScript. Ignores an unavailable Redis."""
+        """Records for `for_s` seconds that a live worker isolates tools with this tier, and whether it runs tools in
+        JavaScript. Ignores an unavailable Redis."""
         redis = cast("Any", self._redis)
         with suppress(Unavailable):
             async with redis_answers():
@@ -115,12 +115,13 @@ class ToolPresence:
                     await redis.set(key, b"", px=round(for_s * 1000))
 
     async def weakest_sandbox(self) -> SandboxTier | None:
-        """The weakest walls that a tool may meet: any worker may get a run. None when no worker has shown its own."""
+        """The weakest isolation that a tool may get, since any worker may claim a run. None if no worker has an
+        entry."""
         alive = await self.sandboxes()
         return alive[-1] if alive else None
 
     async def sandboxes(self) -> list[SandboxTier]:
-        """Returns the walls of live workers, the strongest first. Empty when Redis does not answer."""
+        """Returns the isolation of live workers, the strongest first. Empty if Redis does not answer."""
         shown = await self._shown([keys.sandbox_alive(tier) for tier in SandboxTier])
         return [tier for tier, is_shown in zip(SandboxTier, shown, strict=True) if is_shown]
 
@@ -157,7 +158,7 @@ class RedisServers:
     shared: Redis
     logs: LogServers
     is_embedded: bool
-    """There is only one server, in this process, and its memory is the process's."""
+    """There is only one server, in this process, and it uses the process's memory."""
 
     async def memory(self, *, within_s: float = ANSWER_S) -> list[ServerMemory]:
         """Returns the memory of each server, the shared one first. Two databases on one server count as one."""
@@ -178,7 +179,7 @@ async def _memory_or_nothing(redis: Redis, within_s: float) -> ServerMemory:
 
 
 class ServerSettings(NamedTuple):
-    """A server's settings. None if the server does not tell; some hosted servers refuse `CONFIG`."""
+    """A server's settings. None if the server does not return them; some hosted servers refuse `CONFIG`."""
 
     version: str
     now: datetime

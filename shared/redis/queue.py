@@ -129,9 +129,9 @@ class Renewal(Enum):
 
     RENEWED = 1
     TAKEN = 0
-    """Another worker has the job."""
+    """Another worker holds the job."""
     FORGOTTEN = -1
-    """No worker has the job: the lease expired unnoticed, or Redis lost it."""
+    """No worker holds the job: the lease expired unnoticed, or Redis lost it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class WorkerPresence:
             await cast("Any", self._redis).set(keys.WORKER_ALIVE, worker, px=round(for_s * 1000))
 
     async def is_any_alive(self) -> bool | None:
-        """Whether some worker has shown itself within a lease. None when Redis does not answer: workers may live."""
+        """Whether a worker has refreshed the key within a lease. None if Redis does not answer: workers may live."""
         try:
             async with redis_answers():
                 return bool(await self._redis.exists(keys.WORKER_ALIVE))
@@ -300,7 +300,7 @@ READER_S = 60.0
 
 
 class Bucket(NamedTuple):
-    """Requests of one owner: `per_s` flow in, up to `burst`."""
+    """Requests of one owner: `per_s` are added per second, up to `burst`."""
 
     owner: str
     per_s: float

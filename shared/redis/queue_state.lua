@@ -1,10 +1,10 @@
--- How much waits in the queue and for how long, and how much is at work. It changes nothing.
+-- Reads how many jobs wait and for how long, and how many are leased. It changes nothing.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
 -- ARGV[4]  slack, ms: see claim.lua
 --
--- Returns {how many jobs wait, for how many ms the one that waits longest, how many are leased}. What has lost its
--- lease waits again, since the lease ended.
+-- Returns {number of waiting jobs, ms for which the oldest of them has waited, number of leased jobs}. A job that lost
+-- its lease waits again, since the end of the lease.
 
 local slack = tonumber(ARGV[4])
 local due = whole(now + slack)

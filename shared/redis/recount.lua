@@ -1,10 +1,10 @@
--- Puts right what a loss of data may have left between the keys of the queue: a run that counts as in flight although
--- nobody has it would keep its project from its turns, and a job that only holdfast:runs knows would wait for ever.
+-- Repairs the keys of the queue after a loss of data. A run that counts as in flight without a lease would take turns
+-- from its project, and a job that is only in holdfast:runs would wait for ever.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
 -- ARGV[4]  arq:in-progress:  prefix of the leases: string, the worker's name
 --
--- Returns how many jobs were put right.
+-- Returns the number of repaired jobs.
 
 local mended, waiting = 0, 0
 local projects = redis.call('ZRANGE', TURNS, 0, -1, 'WITHSCORES')
@@ -21,7 +21,7 @@ for position = 1, #projects, 2 do
 end
 
 if redis.call('ZCOUNT', QUEUE, '-inf', '(0') > waiting then
-  -- Above 0, the next claim sorts them in.
+  -- With a score above 0, the next claim puts them back into their projects' queues.
   local shown = redis.call('ZRANGEBYSCORE', QUEUE, '-inf', '(0', 'WITHSCORES')
   for position = 1, #shown, 2 do
     redis.call('ZADD', QUEUE, 'XX', whole(tonumber(shown[position + 1]) + SHOWN), shown[position])

@@ -1,4 +1,4 @@
--- Gives a job back before its lease ends, so that another worker takes it at once.
+-- Releases a job before its lease ends, so that another worker can claim it at once.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
 -- KEYS[4]  arq:in-progress:<job>  string, the worker's name; deleted if it is the caller's

@@ -1,13 +1,13 @@
 -- Renews a worker's leases, all in one call.
 --
 -- KEYS[1]  holdfast:runs  sorted set  job id → score; moved to the end of the lease
--- ARGV[1]  arq:in-progress:  prefix of the leases: string, the worker's name; only the worker's own are touched
+-- ARGV[1]  arq:in-progress:  prefix of the leases: string, the worker's name; only the worker's own are renewed
 -- ARGV[2]  the worker's name
 -- ARGV[3]  length of a lease, ms
 -- ARGV[4]  slack of the scores, ms (see claim.lua)
 -- ARGV[5…] job ids
 --
--- Returns for each job: 1 renewed; 0 somebody else has it; -1 Redis knows of no lease.
+-- Returns for each job: 1 renewed; 0 another worker holds it; -1 there is no lease.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

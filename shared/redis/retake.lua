@@ -1,8 +1,8 @@
--- Takes a lease again that Redis has forgotten, and puts the job back into the queue if it is gone from there too.
+-- Takes a lease again that Redis has lost, and puts the job back into the queue if it is lost there too.
 --
 -- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
--- KEYS[4]  arq:in-progress:<job>  string, the worker's name; set unless somebody has it
--- KEYS[5]  arq:job:<job>          string, what arq is to run; set if missing
+-- KEYS[4]  arq:in-progress:<job>  string, the worker's name; set unless it exists
+-- KEYS[5]  arq:job:<job>          string, arq's description of the job; set if missing
 -- ARGV[4]  job id
 -- ARGV[5]  the worker's name
 -- ARGV[6]  length of a lease, ms
@@ -10,7 +10,7 @@
 -- ARGV[8]  arq's description of the job
 -- ARGV[9]  its lifetime, ms
 --
--- Returns 1, or 0 when somebody else has the lease.
+-- Returns 1, or 0 if another worker holds the lease.
 
 local id = ARGV[4]
 if not redis.call('SET', KEYS[4], ARGV[5], 'NX', 'PX', ARGV[6]) and redis.call('GET', KEYS[4]) ~= ARGV[5] then

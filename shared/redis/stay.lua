@@ -1,7 +1,7 @@
--- Counts readers of one group longer.
+-- Extends the time for which readers of one group count.
 --
--- KEYS[1]  holdfast:readers:<owner>  sorted set  reader → the moment, ms, until which it is taken for there
--- ARGV[1]  for how many ms each is taken for there; the key lives as long
+-- KEYS[1]  holdfast:readers:<owner>  sorted set  reader → the Unix time, ms, until which it counts
+-- ARGV[1]  for how many ms each counts; the key lives as long
 -- ARGV[2…] the readers
 
 local time = redis.call('TIME')

@@ -106,7 +106,7 @@ TRUSTED_S = 1.0
 _USED_AT = "holdfast_used_at"
 
 EVERYBODY = ""
-"""In the place of a project, for processes that serve all of them, such as workers: no filter of rows."""
+"""Used in place of a project, for processes that serve all of them, such as workers: no filter of rows."""
 
 PROJECT_SETTING = "holdfast.project"
 """The setting that the tables' policies read on Postgres: the project whose rows a session may see and write. Without

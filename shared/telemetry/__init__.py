@@ -1,1 +1,1 @@
-"""What a process tells about itself: counts, durations, traces."""
+"""What a process reports about itself: counts, durations, traces."""

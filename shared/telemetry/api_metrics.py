@@ -1,4 +1,4 @@
-"""What an API process counts and measures, and what it says of the whole deployment."""
+"""The metrics of an API process and of the whole deployment."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ REFUSALS = ("full", "late")
 CALLBACK_OUTCOMES = ("delivered", "failed", "given_up")
 
 REQUEST_S = (0.005, 0.025, 0.1, 0.25, 1, 2.5, 10, 60, 300)
-"""Reads take milliseconds; an answer that is not streamed begins when its run has ended. Few, for each route has all of
-them."""
+"""Reads take milliseconds; an answer that is not streamed begins when its run has ended. Few buckets, since every route
+has all of them."""
 
 
 @dataclass(frozen=True)
 class DeploymentState:
-    """What SQL and Redis say of the whole deployment. None: the one that knows it is away."""
+    """The deployment's state in SQL and Redis. None: the service that has the value does not answer."""
 
     runs: dict[str, int] | None = None
     """Active runs by status."""
     callbacks_waiting: int | None = None
     queue_waiting: int | None = None
     oldest_wait_s: float | None = None
-    """0 when nothing waits."""
+    """0 if no run waits."""
     longest_silence_s: float | None = None
-    """Of the runs that are running; 0 when none is."""
+    """Of the running runs; 0 if there is none."""
     redis_memory: Sequence[ServerMemory] = ()
-    """Of each server of Redis, those that keep logs among them."""
+    """For each Redis server, including those of the logs."""
 
 
 class ApiMetrics:
@@ -42,7 +42,7 @@ class ApiMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.deployment = DeploymentState()
-        """As it was last asked for. Whoever answers a scrape asks."""
+        """Its last known values. The handler of a scrape updates them."""
         self._requests = Counter(
             "holdfast_http_requests",
             "Requests, when their answer has begun.",
@@ -78,18 +78,20 @@ class ApiMetrics:
             self._refused.labels(reason)
         self._readers = Gauge("holdfast_readers", "Streams that this process has open.", registry=registry)
         self.reader_gaps = Counter(
-            "holdfast_reader_gaps", "Parts of logs that no store had any more, as readers were told.", registry=registry
+            "holdfast_reader_gaps",
+            "Parts of logs that readers missed, because no store had them any more.",
+            registry=registry,
         )
         self._callbacks = Counter(
             "holdfast_callbacks", "Attempts to deliver a callback.", ["outcome"], registry=registry
         )
         for outcome in CALLBACK_OUTCOMES:
-            # A series that is first seen at 1 has not grown, as Prometheus counts: an alert would miss the first one.
+            # Prometheus sees no increase in a series that begins at 1, so an alert would miss the first event.
             self._callbacks.labels(outcome)
         registry.register(_DeploymentGauges(self))
 
     def request_answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """`route` is the template of a path, never the path."""
+        """`route` is a path's template, never the path."""
         self._requests.labels(bounded(method, METHODS), route, str(status)).inc()
         self._request_s.labels(route).observe(seconds)
 
@@ -106,16 +108,16 @@ class ApiMetrics:
         self._refused.labels(bounded(reason, REFUSALS)).inc()
 
     def watch_submissions(self, count: Callable[[], int]) -> None:
-        """`count` says how many submissions wait; it is asked with each scrape."""
+        """`count` returns the number of waiting submissions. Each scrape calls it."""
         self._waiting.set_function(count)
 
     def watch_readers(self, count: Callable[[], int]) -> None:
-        """`count` says how many streams are open; it is asked with each scrape."""
+        """`count` returns the number of open streams. Each scrape calls it."""
         self._readers.set_function(count)
 
 
 class _DeploymentGauges(Collector):
-    """Figures of the deployment. One that nobody knows is left out, so that it never looks like 0."""
+    """The deployment's values. Unknown ones are left out, so that they never look like 0."""
 
     def __init__(self, metrics: ApiMetrics) -> None:
         self._metrics = metrics

@@ -1,7 +1,7 @@
-"""What a process counts and measures, in a registry of its own, for Prometheus.
+"""A process's metrics for Prometheus, in a registry of their own.
 
-A label's values are a list that the code knows: never an id, a path, an address or a text of anybody. So the number of
-series has a bound that no caller can move.
+The code lists the values of each label. A label never contains an id, a path, an address or a user's text. So the
+number of series has a limit that no caller can change.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ from shared.telemetry.worker_metrics import WorkerMetrics
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Seconds. A loop that serves tokens should be below 0.01; a lease is lost after some seconds."""
+"""Seconds. A loop that sends tokens should stay below 0.01; after some seconds a lease is lost."""
 
 
 class Metrics:
-    """The instruments of one process. Those of the API and those of a worker are there when they are first asked for,
-    so that a process shows only what it does."""
+    """The instruments of one process. Those of the API and of a worker are created at their first use, so that a
+    process exports only its own."""
 
     def __init__(self) -> None:
-        # It would add a series with a date to every counter and histogram.
+        # It would add a series with a timestamp to every counter and histogram.
         disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -49,23 +49,23 @@ class Metrics:
 
     @cached_property
     def api(self) -> ApiMetrics:
-        """What an API process counts."""
+        """The API's instruments."""
         return ApiMetrics(self.registry)
 
     @cached_property
     def worker(self) -> WorkerMetrics:
-        """What a worker counts."""
+        """The worker's instruments."""
         return WorkerMetrics(self.registry)
 
     def describe(self, *, version: str, process: str, connections: Callable[[], Mapping[str, int]]) -> None:
-        """Says what this process is. `connections` gives the pool's figures by state, and is asked with each scrape.
-        A process that is both API and worker says so twice."""
+        """Describes this process. `connections` returns the pool's figures by state; each scrape calls it. A process
+        that is both API and worker calls this twice."""
         self._build.labels(version, process).set(1)
         for state in connections():
             self._connections.labels(state).set_function(_one_of(connections, state))
 
     def exposition(self) -> bytes:
-        """All of it, in Prometheus' text format (`CONTENT_TYPE`)."""
+        """All metrics, in Prometheus' text format (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
 

@@ -1,8 +1,8 @@
-"""Exports spans over OTLP with OpenTelemetry's SDK. Imported when a process exports traces, and never otherwise.
+"""Exports spans over OTLP with OpenTelemetry's SDK. Only processes that export traces import this module.
 
-The provider is this process's own and not the global one of OpenTelemetry's API: a process may have several, and a
-library that looks for a global one finds none and traces nothing by itself. Export happens in a thread of the SDK, from
-a queue of a bounded length: a span that finds it full is dropped, and nothing that runs ever waits.
+Each process has a provider of its own instead of OpenTelemetry's global one: a process may have several, and a library
+that looks for the global one finds none and traces nothing. A thread of the SDK exports the spans, from a bounded
+queue. A full queue drops spans, so that no run ever waits.
 """
 
 import logging
@@ -42,10 +42,11 @@ _PATH = "/v1/traces"
 async def exporting(
     endpoint: str, *, sample: float, shows_content: bool, resource: Mapping[str, str], flush_s: float
 ) -> AsyncGenerator["OtlpTracer"]:
-    """Exports to the receiver at `endpoint` for as long as the block lasts, and then what is left, for `flush_s`.
+    """Exports to the receiver at `endpoint` for as long as the block lasts, and then the remaining spans, for at most
+    `flush_s`.
 
-    `sample` is the part of the traces that begin here, from 0 to 1; one that came from outside is exported if its flags
-    say so. `resource` says what this process is, where `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` do not.
+    `sample` is the share, from 0 to 1, of the traces that begin here; a trace from outside is exported if its flags say
+    so. `resource` describes this process, where `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` do not.
     """
     exporter = _ToldOnce(
         OTLPSpanExporter(endpoint.rstrip("/").removesuffix(_PATH) + _PATH), endpoint=origin_of(endpoint)
@@ -60,7 +61,7 @@ async def exporting(
         try:
             yield OtlpTracer(provider.get_tracer("holdfast"), shows_content=shows_content)
         finally:
-            # A thread of our own, which does not keep the process: the SDK's deadline is half a minute.
+            # A daemon thread of our own, which does not delay the process: the SDK's own deadline is half a minute.
             flush = threading.Thread(target=provider.shutdown, name="flush traces", daemon=True)
             flush.start()
             await to_thread(flush.join, flush_s)
@@ -69,7 +70,7 @@ async def exporting(
 
 
 class OtlpTracer:
-    """Makes spans that are exported, if their trace is sampled."""
+    """Creates spans that are exported if their trace is sampled."""
 
     def __init__(self, tracer: trace.Tracer, *, shows_content: bool) -> None:
         self._tracer = tracer
@@ -88,7 +89,7 @@ class OtlpTracer:
         """See `Tracer`."""
         linked = [trace.Link(context) for context in map(_context_of, links) if context is not None]
         context = None if parent is None else _context_of(parent)
-        # An empty context where there is no parent: what this task happens to be in is not looked at.
+        # An empty context if there is no parent: the context of the current task must not become the parent.
         begun_in = trace.set_span_in_context(trace.NonRecordingSpan(context or trace.INVALID_SPAN_CONTEXT), Context())
         return _OtlpSpan(
             self._tracer.start_span(
@@ -145,7 +146,7 @@ class _OtlpSpan:
 
 
 class _ToldOnce(SpanExporter):
-    """Says once that spans cannot be exported, and once that they can again. The SDK says it of every batch."""
+    """Logs once that spans cannot be exported, and once that they can again. The SDK would log it for every batch."""
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str) -> None:
         self._exporter = exporter
@@ -164,13 +165,13 @@ class _ToldOnce(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Gives up what is being tried again."""
+        """Stops retries."""
         self._exporter.shutdown()
 
     @contextmanager
     def speaking(self) -> Generator[None]:
-        """Speaks for the SDK during the block: not a line for every batch, nor for what a full queue drops meanwhile.
-        That a receiver is too slow for what it is sent is the SDK's to say."""
+        """Logs in place of the SDK during the block: the SDK would log every batch, and every span that a full queue
+        drops meanwhile. The SDK still logs that a reachable receiver is too slow."""
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         queue = logging.getLogger("opentelemetry.sdk._shared_internal")
         queue.addFilter(self._is_news)

@@ -1,8 +1,8 @@
-"""Spans: what happened to a run or a request and how long it took, each a part of one trace across processes.
+"""Spans: the parts of a run or a request and their durations. Together they form one trace across processes.
 
-The parent of a span is named by its W3C trace context, a text that travels in a header and is stored with a run. So a
-span never needs its parent to be alive, or to be in the same process. Nothing here exports anything: `NoTracer` is what
-a process has that exports nothing, and `otlp` has the other one.
+A span refers to its parent by a W3C trace context, a text that a header carries and that is stored with a run. So the
+parent need not be alive, nor in the same process. This module exports nothing. A process without export uses
+`NoTracer`; `otlp` has the other tracer.
 """
 
 import re
@@ -15,7 +15,7 @@ from shared.domain.runs import Run
 AttributeValue = str | bool | int | float | Sequence[str]
 
 Attributes = Mapping[str, AttributeValue | None]
-"""By their names; what is None is left out."""
+"""By name. None values are left out."""
 
 SpanKind = Literal["internal", "server", "client"]
 
@@ -23,29 +23,29 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 
 
 class Span(Protocol):
-    """Something that takes time. As a context manager it ends with its block, and an error that leaves the block is its
-    error; the error's text stays out of it."""
+    """An operation with a duration. As a context manager it ends with its block. An error that leaves the block marks
+    the span as failed, without the error's text."""
 
     @property
     def traceparent(self) -> str | None:
-        """The W3C trace context in which its children are; None: there is no trace."""
+        """The W3C trace context for its children. None: there is no trace."""
         ...
 
     @property
     def takes_content(self) -> bool:
-        """Whether the operator wants to have in it what users, models and tools said."""
+        """Whether the operator wants the texts of users, models and tools in spans."""
         ...
 
     def set(self, attributes: Attributes, *, name: str | None = None) -> None:
-        """Says more of it; `name` takes the place of the name that it began with."""
+        """Adds attributes; `name` replaces the span's first name."""
         ...
 
     def fail(self, error_type: str) -> None:
-        """It ended in an error of this kind: a short word of a small set, no text."""
+        """Marks the span as failed with this kind of error: a short word from a small set, no text."""
         ...
 
     def end(self, at_ms: float | None = None) -> None:
-        """It is over: now, or at that Unix time in milliseconds."""
+        """Ends the span: now, or at that Unix time in milliseconds."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -56,7 +56,7 @@ class Span(Protocol):
 
 
 class Tracer(Protocol):
-    """Makes spans."""
+    """Creates spans."""
 
     def begin(
         self,
@@ -69,13 +69,13 @@ class Tracer(Protocol):
         at_ms: float | None = None,
     ) -> Span:
         """A span that begins now, or began at that Unix time in milliseconds. Without a parent it begins a trace.
-        `links` are trace contexts of other traces that have to do with it."""
+        `links` are contexts of other, related traces."""
         ...
 
 
 class NoTracer:
-    """Makes spans that nobody sees. A trace context that came from outside is passed on: those who asked and those who
-    are called may be part of a trace although this process is not."""
+    """Creates spans that are not exported. It passes on trace contexts from outside: callers and called servers may
+    take part in a trace although this process does not."""
 
     def begin(
         self,
@@ -87,7 +87,7 @@ class NoTracer:
         links: Sequence[str] = (),
         at_ms: float | None = None,
     ) -> Span:
-        """A span that says nothing."""
+        """A span that records nothing."""
         del name, kind, attributes, links, at_ms
         return _NoSpan(parent)
 
@@ -99,13 +99,13 @@ class _NoSpan:
         self.traceparent = traceparent
 
     def set(self, attributes: Attributes, *, name: str | None = None) -> None:
-        """Nobody hears of it."""
+        """Does nothing."""
 
     def fail(self, error_type: str) -> None:
-        """Nobody hears of it."""
+        """Does nothing."""
 
     def end(self, at_ms: float | None = None) -> None:
-        """Nobody hears of it."""
+        """Does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -113,17 +113,17 @@ class _NoSpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nobody hears of it."""
+        """Does nothing."""
 
 
 def trace_id_of(traceparent: str | None) -> str | None:
-    """The trace's id, 32 hexadecimal digits, of a W3C trace context; None for a text that is none."""
+    """The trace's id, 32 hexadecimal digits, of a W3C trace context. None: the text is no trace context."""
     found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
     return None if found is None else found[1]
 
 
 def of_run(run: Run) -> Attributes:
-    """By these the spans of a run, an agent or a conversation are found."""
+    """The attributes by which operators find the spans of a run, an agent or a conversation."""
     return {
         "gen_ai.agent.id": run.agent_id,
         "gen_ai.conversation.id": run.thread_id,

@@ -1,4 +1,4 @@
-"""What a worker counts and measures. Methods are called on the event loop; `docs/operations/metrics.md` explains each
+"""A worker's metrics. All methods are called on the event loop. `docs/operations/metrics.md` explains each
 instrument."""
 
 from collections.abc import Collection
@@ -11,12 +11,12 @@ from shared.domain.models import PROVIDERS
 from shared.domain.runs import Usage
 
 OTHER = "other"
-"""Stands for every value of a label that is not in its list."""
+"""Replaces label values that are not in the label's list."""
 
 STOP_REASONS = tuple(StopReason)
 
 INTERRUPTS = ("cancelled", "timed_out", "budget", "handed_over", "lost", "put_off", "interrupted")
-"""How something ends that was not let come to its end: see `worker.run.observation.Observed`."""
+"""Outcomes of interrupted operations: see `worker.run.observation.Observed`."""
 
 STEP_OUTCOMES = ("success", "parked", "failed", *INTERRUPTS)
 TOOL_OUTCOMES = ("success", "error", *INTERRUPTS)
@@ -26,21 +26,21 @@ MODEL_OUTCOMES = (
 )  # fmt: skip
 
 CUT_OFF = ("model", "tool", "between")
-"""What a cancel may cut off."""
+"""The operation that a cancel interrupts."""
 
 FOUND_BECAUSE = ("worker_lost", "not_dispatched", "waited")
-"""Why the sweeper dispatches a run again: see `worker.sweeper.Reason`."""
+"""Why the sweeper dispatched a run again: see `worker.sweeper.Reason`."""
 
 _TOKEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-"""A token is in Redis within a millisecond; seconds mean that Redis or SQL was away."""
+"""A token reaches Redis within a millisecond. Seconds mean that Redis or SQL was away."""
 
 _WRITE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 _ANSWER_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-"""Models begin to answer after a fraction of a second, and reasoning ones after many."""
+"""Models begin to answer after a fraction of a second, reasoning models after many seconds."""
 
 _WORK_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-"""Calls of tools and models: from a process that starts in milliseconds to half an hour."""
+"""Calls of tools and models, from a process that starts in milliseconds to half an hour."""
 
 _QUEUE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
@@ -48,15 +48,15 @@ _CANCEL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 def bounded(value: str, known: Collection[str]) -> str:
-    """The value of a label, if it is one that the code knows."""
+    """The value of a label if the code knows it, else `OTHER`."""
     return value if value in known else OTHER
 
 
 class WorkerMetrics:
     """The instruments of a worker.
 
-    A series that is first seen at 1 has not grown, as Prometheus counts. So those that alerts watch begin at 0: with
-    the process, and those of a provider with its first call, because few workers ask more than two of the providers.
+    Prometheus sees no increase in a series that begins at 1. So the series that alerts watch begin at 0: at the start
+    of the process, and for a provider at its first call, because few workers use more than two providers.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -116,7 +116,7 @@ class WorkerMetrics:
         self._runs_ended.labels(bounded(status, tuple(RunStatus)), bounded(stop_reason, STOP_REASONS)).inc()
 
     def step_ended(self, status: str) -> None:
-        """A step whose model call failed has the error's type for an outcome; here it has `failed`."""
+        """A step with a failed model call has the error's type as its outcome, and the label `failed`."""
         self._steps.labels(status if status in STEP_OUTCOMES else "failed").inc()
 
     def tool_called(self, outcome: str, seconds: float) -> None:
@@ -125,7 +125,7 @@ class WorkerMetrics:
         self._tool_call_s.labels(outcome).observe(seconds)
 
     def model_call_begins(self, provider: str) -> None:
-        """Before the first answer or failure can be counted."""
+        """Called before the first answer or failure is counted."""
         provider = bounded(provider, PROVIDERS)
         if provider not in self._known_providers:
             self._known_providers.add(provider)
@@ -134,7 +134,7 @@ class WorkerMetrics:
                 self._model_calls.labels(provider, outcome)
 
     def model_asked(self, provider: str, outcome: str, seconds: float, usage: Usage | None) -> None:
-        """`usage` is None for a call that did not come to its end."""
+        """`usage` is None for a call that did not end."""
         provider = bounded(provider, PROVIDERS)
         self._model_calls.labels(provider, bounded(outcome, MODEL_OUTCOMES)).inc()
         self._model_call_s.labels(provider).observe(seconds)
@@ -146,11 +146,11 @@ class WorkerMetrics:
         self._model_retries.labels(bounded(provider, PROVIDERS)).inc()
 
     def run_cancelled(self, state: str, seconds: float) -> None:
-        """`state`: what the cancel has cut off."""
+        """`state`: the operation that the cancel interrupted."""
         self._cancel_latency.labels(bounded(state, CUT_OFF)).observe(seconds)
 
     def runs_found(self, reason: str, count: int) -> None:
-        """The sweeper has dispatched so many runs again."""
+        """The number of runs that the sweeper has dispatched again."""
         self._sweeper_found.labels(bounded(reason, FOUND_BECAUSE)).inc(count)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:

@@ -44,9 +44,9 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ("changed", "param", "said"),
     [
         ({"n": 2}, "n", "1"),
-        ({"messages": []}, "messages", "nothing is new"),
-        ({"messages": [USER, ANSWER]}, "messages", "end the list with a message of the user's"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages", "nothing is new"),
+        ({"messages": []}, "messages", "there is no new message"),
+        ({"messages": [USER, ANSWER]}, "messages", "end the list with a message of the user"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages", "there is no new message"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "messages[0].role is 'robot'"),
         ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is missing"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages", "messages[0].content[0]"),

@@ -54,7 +54,7 @@ async def test_the_older_name_of_a_summary_is_taken(product: Product, openai: As
         ({"top_logprobs": 3}, "probabilities of tokens"),
         ({"include": ["message.output_text.logprobs"]}, "probabilities of tokens"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
-        ({"service_tier": "priority"}, "no tiers"),
+        ({"service_tier": "priority"}, "tiers are not supported"),
         ({"truncation": "sometimes"}, "truncation"),
     ],
 )

@@ -124,7 +124,7 @@ def test_constraints_that_do_not_fit_are_left_out() -> None:
     assert parameter("int", default=" = Field(pattern='[a-z')")[0] == {"type": "integer"}
     schema, warnings = parameter("str", default=" = Field(pattern='(?=lookahead)')")
     assert schema == {"type": "string"}
-    assert warnings == ["the constraints of value do not fit its type: the model is not told"]
+    assert warnings == ["the constraints of value do not fit its type: the model does not see them"]
 
 
 def test_classes_of_the_source() -> None:

@@ -69,7 +69,7 @@ def test_a_tool_without_docstring_gets_a_warning() -> None:
     found = read("def tool(a): ...")
     assert found.description == "The tool tool."
     assert found.warnings == [
-        "the function has no docstring: the model is told its name only",
+        "the function has no docstring: the model gets only its name",
         "a has no type annotation: the model may send any value",
     ]
 

@@ -1,1 +1,1 @@
-"""What runs do: the agent loop, a compaction, one question to a model, one call of a tool."""
+"""The bodies of runs: the agent loop, a compaction, a single question to a model, a single call of a tool."""

@@ -231,7 +231,7 @@ async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> Pla
     run."""
     asked = call.system + await beside(partial(text_to_count, call.history), call.weight())
     await context.handle.account.reserve(call, repeats=asked)
-    # An interrupt arrives where the task waits. One that came before is not to find the model asked.
+    # The task receives an interrupt where it awaits. An earlier one must not find that the model was asked.
     await asyncio.sleep(0)
     in_hand = context.handle.progress.begin_step(step, asked)
     answer = PlainAnswer()
@@ -241,7 +241,7 @@ async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> Pla
 
 
 def question(context: AgentContext, body: MessageBody) -> Message:
-    """A message that is shown to the model alone."""
+    """A message that only the model sees."""
     run = context.run
     return Message(
         id=context.handle.ids.message(),

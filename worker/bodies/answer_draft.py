@@ -1,4 +1,4 @@
-"""An answer of the model in the making: its pieces become events as they come, the whole of it becomes a message."""
+"""A model's answer while it arrives: its pieces become events as they come, and the whole answer becomes a message."""
 
 import asyncio
 from collections import defaultdict
@@ -38,30 +38,29 @@ from worker.models.provider import (
 from worker.run.observation import ObservedModelCall
 from worker.run.run_handle import StepInHand
 
-# What of an answer's text is new to readers, when it does not simply come piece by piece. Pure.
-#
-# An agent may speak by a call of `send_message`, whose arguments the model still writes; and an answer may go on that
-# another worker began to show.
+# Finds the new part of an answer's text, if the answer does not simply arrive piece by piece. Pure. An agent may speak
+# by a call of `send_message`, whose arguments the model is still writing. And an answer may continue one that another
+# worker began to show.
 
 
 LEAST_REPEATED = 20
-"""Characters. Some servers begin with what they were given, others do not; where an answer's beginning is shorter, it
-cannot be told from words that the model says once more."""
+"""Characters. Some servers repeat the text that they got, others do not. A shorter beginning could also be words that
+the model uses again."""
 
 
 class ContinuedText:
-    """Joins what the model says to what readers have seen, so that nothing is said twice."""
+    """Joins the model's new text to the text that readers have seen, so that they see nothing twice."""
 
     def __init__(self, shown: str) -> None:
         self.asked = shown.rstrip()
-        """What the model is given: some wires refuse an answer that ends in white space."""
+        """The text for the model: some providers refuse an answer that ends in white space."""
         self._shown = shown
         self._space = shown[len(self.asked) :]
         self._held = ""
         self._is_joined = False
 
     def more(self, text: str) -> str:
-        """What is new in the next piece."""
+        """The new part of the next piece."""
         if self._is_joined:
             return text
         self._held += text
@@ -73,7 +72,7 @@ class ContinuedText:
         return self._join(self._without_space(self._held))
 
     def rest(self) -> str:
-        """What is new at the end of the answer, when it might have become a repetition and did not."""
+        """The remaining new text at the end of the answer, if a possible repetition turned out to be none."""
         if self._is_joined or self._held == self.asked:
             return ""
         return self._join(self._without_space(self._held))
@@ -83,12 +82,12 @@ class ContinuedText:
         return text
 
     def _without_space(self, text: str) -> str:
-        """The model begins with the white space that readers have seen and it was not given."""
+        """Removes the white space that readers have seen and the model did not get, if the model begins with it."""
         return text.removeprefix(self._space)
 
 
 def said_so_far(arguments: str) -> str:
-    """The text that a call of `send_message` says, by JSON arguments that may not be finished."""
+    """The text of a `send_message` call, from JSON arguments that may be incomplete."""
     try:
         given: object = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -98,14 +97,14 @@ def said_so_far(arguments: str) -> str:
 
 
 class Speech:
-    """A call by which the agent says something, while the model still writes it."""
+    """A call by which the agent speaks, while the model is still writing it."""
 
     def __init__(self) -> None:
         self._arguments: list[str] = []
         self._shown = 0
 
     def more(self, arguments: str) -> str:
-        """What is said beyond what was said so far."""
+        """The text beyond the text so far."""
         self._arguments.append(arguments)
         text = said_so_far("".join(self._arguments))
         new = text[self._shown :]
@@ -117,15 +116,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 PIECES_AT_ONCE = 100
-"""Pieces of an answer that are taken in one turn of the event loop: some milliseconds."""
+"""Pieces of an answer that one turn of the event loop handles: some milliseconds."""
 
 
 CUT_OFF = ("length", "content_filter")
-"""Why an answer ends that the model had more to say of."""
+"""Finish reasons of incomplete answers."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A whole answer of the model."""
+    """A complete answer of the model."""
 
     message: NewMessage
     calls: list[ToolCall]
@@ -133,10 +132,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class AnswerDraft:
-    """An answer in the making.
+    """An answer while it arrives.
 
-    The parts of an answer share one message id. When some calls wait for a person and others do not, the kind that
-    comes second gets an id of its own, because clients are shown it as a message of its own.
+    The parts of an answer share one message id. If some calls wait for a person and others do not, the kind that comes
+    second gets another id, because clients see it as another message.
     """
 
     def __init__(
@@ -164,16 +163,16 @@ class AnswerDraft:
         self._finished_calls: dict[int, ToolCall] = {}
         self._withheld: set[str] = set()
         self._written: defaultdict[str, list[str]] = defaultdict(list)
-        """The arguments of each call, as far as readers have seen them."""
+        """The part of each call's arguments that readers have seen."""
         self._speech: defaultdict[int, Speech] = defaultdict(Speech)
         self._finished: Finished | None = None
         self._taken = 0
         self._waiting: dict[str, bool] = {}
-        """Whether calls of a tool wait, as far as it was asked: an agent may have a thousand rules, and an answer
-        thousands of pieces."""
+        """Whether calls of a tool wait; cached, because an agent may have a thousand rules, and an answer thousands of
+        pieces."""
 
     def take(self, event: ModelEvent) -> None:
-        """Takes the next piece; shows it at once when the run was made for tokens."""
+        """Handles the next piece. Shows it at once if the run streams tokens."""
         self._taken += 1
         if self._observed.is_silent:
             self._context.observation.hear(self._observed, event)
@@ -193,7 +192,7 @@ class AnswerDraft:
                 log.info("model_call_retried", attempt=event.attempt, wait_s=event.wait, error=event.error)
 
     async def pause(self) -> None:
-        """Lets everything else run now and then: a server may send a whole answer at once."""
+        """Lets other tasks run now and then: a server may send a whole answer at once."""
         if self._taken % PIECES_AT_ONCE == 0:
             await asyncio.sleep(0)
 
@@ -232,7 +231,7 @@ class AnswerDraft:
         return ToolCall(event.call_id, event.name, event.arguments, speech=speech or None)
 
     def _waiting_call(self, call_id: str, name: str, written: str) -> ToolCall:
-        """A call that waits, as a person is asked about it: with the arguments with which it will run."""
+        """A waiting call as a person sees it: with the arguments that it will run with."""
         context = self._context
         arguments = filled_arguments(context.agent.tool_rules, name, context.progress.turn, written)
         tool = context.tools.get(name)
@@ -241,7 +240,7 @@ class AnswerDraft:
         )
 
     def _obey_gates(self) -> set[str]:
-        """Lets calls wait whose gate was switched on while the model spoke; the ids of those calls."""
+        """Makes calls wait whose approval was enabled during the answer. Returns their ids."""
         self._waiting.clear()
         late = {
             index: self._waiting_call(call.id, call.name, call.arguments)
@@ -252,8 +251,8 @@ class AnswerDraft:
         return {call.id for call in late.values()}
 
     def _ask_nobody(self) -> None:
-        """Lets the calls of an answer that was cut off ask nobody: they are not made. Pieces that readers have seen
-        before the answer's end was known cannot be taken back; what is stored does not ask."""
+        """Makes the calls of an incomplete answer ask for no approval: they are not made. Pieces that readers have
+        already seen stay; the stored calls ask for nothing."""
         self._finished_calls = {
             index: replace(call, needs_approval=False) for index, call in self._finished_calls.items()
         }
@@ -265,7 +264,8 @@ class AnswerDraft:
         return known
 
     def _is_filled_in(self, name: str) -> bool:
-        """Whether a person is asked about arguments that a rule completes: they are shown when they are whole."""
+        """Whether a person approves arguments that a rule completes. Readers then see them only when they are
+        complete."""
         context = self._context
         return self._waits(name) and bool(filled_in(context.agent.tool_rules, name, context.progress.turn))
 
@@ -273,7 +273,7 @@ class AnswerDraft:
         return self._context.speaks_by(name) and not self._waits(name)
 
     def finish(self) -> Answer:
-        """The whole answer; shows it now when the run was made for steps."""
+        """The complete answer. Shows it now if the run streams steps."""
         finished = self._finished
         if finished is None:
             raise AssertionError("a model's stream ended without Finished")
@@ -295,7 +295,7 @@ class AnswerDraft:
             reasoning=Reasoning("".join(self._thought), self._signature) if self._thought else None,
             tool_calls=calls,
             model=context.model,
-            # Of an answer that was continued, the provider's own form holds the rest only.
+            # The provider's own form of a continued answer contains only the rest of it.
             provider_response=finished.provider_response if self._continued is None else None,
             seen_memory=dict(context.progress.seen_memory) if rewrites else {},
             sibling_id=self._sibling,
@@ -307,12 +307,12 @@ class AnswerDraft:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer, as far as it has come, asks for calls."""
+        """Whether the answer so far contains calls."""
         return bool(self._finished_calls)
 
     @property
     def _calls(self) -> list[ToolCall]:
-        # Interleaved deltas can finish a call twice: the last word on it counts.
+        # Interleaved deltas can finish a call twice: the last one counts.
         return list(self._finished_calls.values())
 
     def _show_text(self, text: str) -> None:
@@ -345,7 +345,8 @@ class AnswerDraft:
         )
 
     def _show_rest(self, late: set[str]) -> None:
-        """Shows what the pieces have not shown: arguments that a rule has completed, and calls that wait after all."""
+        """Shows the parts that the pieces have not shown: arguments that a rule has completed, and calls that wait
+        after all."""
         for call in self._calls:
             if call.id in late:
                 self._show_call(call.id, tool=call.name, name=call.name, arguments=call.arguments)
@@ -373,7 +374,7 @@ class AnswerDraft:
                 )
 
     def _show_end(self, reason: AnswerReason) -> None:
-        """Says that the answer is whole, with the last word on what its calls say."""
+        """Marks the answer as complete, with the final arguments of its calls."""
         calls = [
             AnsweredCall(
                 call.id,
@@ -413,7 +414,7 @@ def waits(context: AgentContext, name: str) -> bool:
 
 
 def answered_by(context: AgentContext, name: str, *, needs_approval: bool) -> AnsweredBy:
-    """Who gives a call of this tool its result."""
+    """Which side returns the result of a call of this tool."""
     if not needs_approval:
         return "worker"
     is_clients = any(tool.name == name for tool in context.run.options.client_tools)

@@ -55,11 +55,10 @@ from worker.bodies.summary import (
 )
 from worker.run.body import Outcome
 
-# Executes a run that compacts its thread: one model call that shows nothing, and one change when the run is settled.
-#
-# The history does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing.
-# If readers are to see the summary, it is stored with the event that shows it, just before the run is settled.
-# `ContextWindow` handles a context that becomes full in the middle of a run.
+# A run that compacts its thread: one model call that shows nothing, and one change when the run is settled. The history
+# does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing. If readers
+# are to see the summary, it is stored with the event that shows it, just before the run is settled. `ContextWindow`
+# handles a context that becomes full in the middle of a run.
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -127,7 +126,7 @@ def stats_of(
 
 
 def _shown_as(message: Message) -> int:
-    """Returns as how many messages clients see a stored one."""
+    """Returns the number of messages that clients see for a stored one."""
     return 2 if getattr(message.body, "sibling_id", None) else 1
 
 
@@ -165,7 +164,7 @@ class ContextWindow:
         self._limit = int(self._window * TRIGGER)
         """The most tokens of a request. A refusal by the provider lowers it."""
         self._most = context.run.options.compact_over or self._limit
-        """The most tokens that the run itself wants in a request. Only a compaction helps: no text is cut for it."""
+        """The most tokens in a request that the run's options allow. Only a compaction helps: no text is cut for it."""
         self._is_learned = False
         self._longest_text = int(self._window * SHARE_OF_ONE_TEXT) * CHARACTERS_PER_TOKEN
 

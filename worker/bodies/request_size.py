@@ -1,15 +1,15 @@
-"""How many tokens the model will be sent, before it is sent. No I/O.
+"""The number of tokens in a request, before it is sent. No I/O.
 
-The provider has counted the last request of a history and its answer, instructions and tools with it: that figure is
-exact. What has come since is estimated, and so is all of a request that nobody has counted a beginning of: the first
-one of a history, one after a compaction or for another model, and one whose server reports no tokens.
+The provider has counted the last request of a history with its answer, instructions and tools: that count is exact.
+Everything after it is estimated. So is a whole request without such a count: the first one of a history, one after a
+compaction or for another model, and one whose server reports no tokens.
 
-The estimate is a token for every three bytes of UTF-8, and errs on the safe side for most texts: with the tokenizers of
-today's models, English prose comes to about 0.7 of it, code and JSON to between 0.8 and 1.0, Chinese and Japanese to
-between 0.7 and 1.2. Long numbers, keys and base64 come to two or three times the estimate. So a request that is kept
-below 0.9 of a window by estimates alone is seldom refused, and when it is, `ContextWindow` makes it shorter.
+The estimate is one token for every three bytes of UTF-8, and is too high for most texts: with the tokenizers of today's
+models, English prose needs about 0.7 of it, code and JSON between 0.8 and 1.0, Chinese and Japanese between 0.7 and
+1.2. Long numbers, keys and base64 need two or three times the estimate. So a request that stays below 0.9 of a window
+by estimates alone is seldom refused, and if it is, `ContextWindow` shortens it.
 
-It also renders a history as text, for a model that summarises it and for a summary without a model.
+This module also renders a history as text, for a model that summarises it and for a summary without a model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,37 +37,37 @@ from worker.models.provider import ToolSpec
 BYTES_PER_TOKEN = 3
 
 TOKENS_AROUND = 4
-"""What a provider adds around each message, call and tool: roles, names of fields, separators."""
+"""Tokens that a provider adds around each message, call and tool: roles, names of fields, separators."""
 
 TOKENS_AROUND_RESULT = 24
-"""Of a tool's result, which the model gets with its status and its time; of a summary, which is said to be one."""
+"""For a tool's result, which the model gets with its status and its time, and for a summary, which is marked as one."""
 
 TOKENS_OF_IMAGE = 1_500
-"""About what providers count for a picture of ordinary size. Its bytes say nothing about it."""
+"""Roughly the providers' count for an image of ordinary size. Its bytes say nothing about it."""
 
 
 CHARACTERS_PER_TOKEN_OF_FILE = 25
-"""Of a file's base64. Providers count 1,500 to 3,000 tokens for a page of a document, which has about 50 kB."""
+"""For a file's base64. Providers count 1,500 to 3,000 tokens for a page of a document, which has about 50 kB."""
 
 
 def text_tokens(text: str) -> int:
-    """About how many tokens a text is; 0 only for an empty one."""
+    """Estimates the tokens of a text; 0 only for an empty one."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def fixed_tokens(system: str, tools: Sequence[ToolSpec]) -> int:
-    """About how many tokens every request has, whatever the history: the instructions and the tools."""
+    """Estimates the tokens of every request, whatever the history: the instructions and the tools."""
     schemas = sum(text_tokens(tool.name + tool.description) + _json_tokens(tool.parameters) for tool in tools)
     return text_tokens(system) + schemas + TOKENS_AROUND * (1 + len(tools))
 
 
 def history_tokens(history: Sequence[Message]) -> int:
-    """About how many tokens the messages are."""
+    """Estimates the tokens of the messages."""
     return sum(body_tokens(message.body) for message in history)
 
 
 def body_tokens(body: MessageBody) -> int:
-    """About how many tokens the model is sent for one message."""
+    """Estimates the tokens of one message in a request."""
     match body:
         case UserMessage(content=content):
             parts: list[ContentPart] = [] if isinstance(content, str) else content
@@ -91,15 +91,15 @@ def _json_tokens(value: Mapping[str, object]) -> int:
 
 
 class LastAnswer(NamedTuple):
-    """The newest answer of a history, whose step says what the provider has counted."""
+    """The newest answer of a history. Its step has the provider's count."""
 
     step_id: StepId
     since: Sequence[Message]
-    """What came after it."""
+    """The messages after it."""
 
 
 def last_answer(history: Sequence[Message]) -> LastAnswer | None:
-    """The newest answer. None: there is none, or a summary has come since, and the count is of another history."""
+    """The newest answer. None: there is none, or a later summary has replaced the counted history."""
     for place in range(len(history) - 1, -1, -1):
         message = history[place]
         if isinstance(message.body, AssistantMessage) and message.step_id is not None:
@@ -110,7 +110,7 @@ def last_answer(history: Sequence[Message]) -> LastAnswer | None:
 
 
 def taken_before(history: Sequence[Message]) -> Sequence[Message]:
-    """What of a history a provider has taken already: what its newest answer answers."""
+    """The part of a history that a provider has accepted: the messages before its newest answer."""
     for place in range(len(history) - 1, -1, -1):
         if isinstance(history[place].body, AssistantMessage):
             return history[:place]
@@ -124,10 +124,10 @@ EXCERPT_OF_MESSAGE, EXCERPT_OF_ALL = 200, 4_000
 
 
 def transcript(history: Sequence[Message], *, longest_message: int, longest: int) -> str:
-    """The history as text: who said what, a paragraph per message.
+    """The history as text: a paragraph per message, with its speaker.
 
-    Limits are in characters. A longer text loses its middle: its beginning and its end say most. An earlier summary
-    stands for more than any message, and may have half of all.
+    Limits are in characters. A longer text loses its middle, because its beginning and its end are most important. An
+    earlier summary covers many messages, so it may fill half of the limit for all.
     """
     paragraphs = [
         without_middle(text, max(longest_message, longest // 2 if isinstance(message.body, Summary) else 0))
@@ -138,13 +138,13 @@ def transcript(history: Sequence[Message], *, longest_message: int, longest: int
 
 
 def excerpt(history: Sequence[Message], longest: int | None = None) -> str:
-    """What takes the place of a summary that no model can write: the beginning and the end of every message."""
+    """Replaces a summary that no model can write: the beginning and the end of every message."""
     whole = EXCERPT_OF_ALL if longest is None else min(longest, EXCERPT_OF_ALL)
     return transcript(history, longest_message=EXCERPT_OF_MESSAGE, longest=whole)
 
 
 def as_text(body: MessageBody) -> str:
-    """One message as text; empty for a message that the model does not see."""
+    """One message as text; empty for a message that the model does not get."""
     match body:
         case UserMessage(content=content, role=role):
             return f"{role}: {text_of(content) or '[an image]'}"

@@ -1,4 +1,4 @@
-"""Asks a model to summarise messages. It shows nothing: what becomes of the summary is the caller's to decide."""
+"""Asks a model to summarise messages. It shows nothing: its caller uses the summary."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -53,22 +53,22 @@ SHARE_FOR_TRANSCRIPT = 0.6
 """The share of the model's window that the transcript may fill: its size is an estimate, and the answer needs room."""
 
 SHORTER_TRANSCRIPTS = (1.0, 0.5, 0.25)
-"""A model that says that the transcript is too long is shown a shorter one."""
+"""A model that refuses the transcript as too long gets a shorter one."""
 
 LONGEST_MESSAGE = 20_000
-"""Characters that the model is shown of one message. A longer message is mostly a tool's output."""
+"""Characters of one message that the model gets. A longer message is mostly a tool's output."""
 
 CHARACTERS_PER_WORD = 7
-"""Of a summary whose length is limited; the request says the limit in words."""
+"""For a summary of limited length: the request states the limit in words."""
 
 
 NO_SUMMARY = "[{messages} older messages are left out here. No summary of them could be written; this is an excerpt.]"
 
 
 def is_refusal(error: ModelError) -> bool:
-    """Whether a model's server refused what it was shown, in known words for its length or in others.
+    """Whether a model's server refused the request, for its length or for another reason.
 
-    Shorter texts do not help where the model is unknown (404), nor against an error of our own, which has no status.
+    A shorter text does not help if the model is unknown (404), nor after an error of our own, which has no status.
     """
     if error.error_type is ModelErrorType.CONTEXT_WINDOW:
         return True
@@ -81,7 +81,7 @@ class Writer(NamedTuple):
     handle: str
     options: ModelOptions
     window: int
-    """Tokens that it can take in."""
+    """Tokens of its context window."""
 
 
 async def write_summary(
@@ -92,10 +92,10 @@ async def write_summary(
     longest: int | None = None,
     is_step: bool = False,
 ) -> str:
-    """A summary of the messages; `longest` is in characters. Raises `ModelError`, and what interrupts a run.
+    """A summary of the messages; `longest` is in characters. Raises `ModelError`, and the errors that interrupt a run.
 
-    The built-in models cannot summarise: an excerpt takes the place of the summary. With `is_step`, the call is a step
-    of the run. In the middle of a run it is a part of the step that needs it, and only its tokens count.
+    The built-in models cannot summarise: an excerpt replaces the summary. With `is_step`, the call is a step of the
+    run. In the middle of a run it is a part of the step that needs it, and only its tokens count.
     """
     writers = list(_writers(context, options))
     for writer in writers:
@@ -112,13 +112,13 @@ async def write_summary(
 
 
 def excerpt_instead(gone: Sequence[Message], longest: int | None) -> str:
-    """What takes the place of a summary that could not be written."""
+    """Replaces a summary that could not be written."""
     note = NO_SUMMARY.format(messages=len(gone))
     return f"{note}\n\n{excerpt(gone, None if longest is None else max(longest - len(note), 0))}"
 
 
 def _writers(context: AgentContext, options: CompactionOptions) -> Iterator[Writer]:
-    """The model that was chosen for summaries, if it can be asked, and then the run's own."""
+    """The model that the options name for summaries, if it can be used, and then the run's own."""
     chosen = options.model
     if chosen is not None and chosen != context.model:
         try:
@@ -159,7 +159,7 @@ async def _written_by(
 
 
 async def _ask(context: AgentContext, call: ModelCall, *, is_step: bool) -> str:
-    """The model's whole text."""
+    """The model's complete text."""
     if is_step:
         step = msgspec.structs.replace(context.new_step(), model=call.handle)
         answer = await ask_as_step(context, call, step)
@@ -181,17 +181,16 @@ def _question(context: AgentContext, text: str, *, acknowledged: bool) -> list[M
     return [question(context, body) for body in (*before, UserMessage(text))]
 
 
-# What leaves a context that is full, and what of a long text the model is shown. No I/O.
-#
-# Calls are never separated from their results, so that every provider accepts what is left. Sizes are estimates, in
-# tokens; `request_size` says how good they are.
+# Selects the messages to remove from a full context, and truncates long texts for the model. No I/O. Calls are never
+# separated from their results, so that every provider accepts the rest. Sizes are estimates, in tokens; `request_size`
+# describes their precision.
 
 
 SUMMARY_SHARE = 0.2
 """The share of the room for a history that the summary may fill."""
 
 MOST_KEPT = 0.7
-"""The share that the messages beside it may fill at most: with more, the window would be full again at once."""
+"""The largest share for the messages beside it. With more, the window would be full again at once."""
 
 SHORTEST_TEXT = 400
 """Characters. No text is cut to less."""
@@ -207,10 +206,10 @@ def messages_to_summarise(
     """The messages that a compaction between two runs summarises: the oldest part of the history, without its system
     message.
 
-    What stays begins with a user's message that begins a turn or follows an answer. `context_window` is in tokens.
+    The rest begins with a user's message that begins a turn or follows an answer. `context_window` is in tokens.
 
-    A sliding window keeps as many of the newest turns as fit into its share of the context, and at least the last one
-    unless that alone takes up the share. When nothing can stay, everything is summarised.
+    A sliding window keeps as many of the newest turns as fit into its share of the context. It keeps at least the last
+    one, unless that alone fills the share. If nothing can stay, everything is summarised.
     """
     spoken = _spoken(history)
     if options.mode == "all":
@@ -232,7 +231,7 @@ def _spoken(history: Sequence[Message]) -> list[Message]:
 
 
 def _may_begin(history: Sequence[Message], place: int) -> bool:
-    """Whether what stays may begin at this place."""
+    """Whether the remaining history may begin at this place."""
     body, before = history[place].body, history[place - 1]
     if not isinstance(body, UserMessage) or open_calls(history[:place]) is not None:
         return False
@@ -244,9 +243,9 @@ def select_for_summary(
 ) -> Sequence[Message]:
     """The messages that a compaction in the middle of a run summarises, so that history and summary fit into `room`.
 
-    `turn` is the present one, whose question is to be answered. The oldest turns leave first, as the options say; then
-    all before the present one; then the first steps of the present one; and at last all but its question and its last
-    step. Empty when no more than that is there.
+    `turn` is the current one, whose question needs an answer. The oldest turns are removed first, as the options say;
+    then everything before the current turn; then its first steps; and finally everything but its question and its last
+    step. Empty if there is nothing else.
     """
     spoken = _spoken(history)
     sizes = {message.id: body_tokens(message.body) for message in spoken}
@@ -264,7 +263,7 @@ def select_for_summary(
 def _choices(
     spoken: list[Message], sizes: Mapping[MessageId, int], turn: int, options: CompactionOptions, room: int
 ) -> Iterator[Sequence[Message]]:
-    """What may leave, the mildest choice first."""
+    """The messages to remove, the smallest choice first."""
     before = [message for message in spoken if message.turn < turn]
     present = spoken[len(before) :]
     target = min(options.keep_share, MOST_KEPT) * room
@@ -288,7 +287,7 @@ def _choices(
 
 
 def _steps(present: Sequence[Message]) -> list[list[Message]]:
-    """The part of a turn that follows its question: each answer with its results, each message that came meanwhile."""
+    """The steps of a turn after its question: each answer with its results, and each message that arrived meanwhile."""
     steps: list[list[Message]] = []
     for message in present:
         goes_on = isinstance(message.body, ToolReturns) or (steps and open_calls(steps[-1]) is not None)
@@ -300,18 +299,19 @@ def _steps(present: Sequence[Message]) -> list[list[Message]]:
 
 
 def longest_that_fits(history: Sequence[Message], room: int, longest: int) -> int:
-    """To how many characters each text has to be cut so that the history fits: `longest`, or a half, a quarter … of
-    it. Steps so large change seldom from one request to the next, and a provider's cache of the beginning is kept."""
+    """The length, in characters, to which each text has to be cut so that the history fits: `longest`, or a half, a
+    quarter … of it. Such large steps change seldom from one request to the next, so the provider's prompt cache stays
+    valid."""
     while longest > SHORTEST_TEXT and history_tokens(truncated(history, longest)) > room:
         longest = max(longest // 2, SHORTEST_TEXT)
     return longest
 
 
 def truncated(history: Sequence[Message], longest: int) -> list[Message]:
-    """The history as the model is shown it: what users, tools and summaries say without the middle of what is longer.
+    """The history for the model: long texts of users, tools and summaries lose their middle.
 
-    Answers stay as they are: their provider wants them back unchanged, and the model has limited their length. Images
-    and files are left out when the texts may have no more than the least.
+    Answers stay unchanged: their provider wants them back as they were, and the model has limited their length. Images
+    and files are removed when the texts are cut to the minimum.
     """
     return [_truncated(message, longest) for message in history]
 

@@ -1,4 +1,5 @@
-"""An answer over Anthropic's Messages: events in, ours out. No I/O. At its end: the wire as a whole."""
+"""Anthropic's Messages: builds requests, and turns an answer's events into ours. No I/O. The protocol itself is at the
+end of the file."""
 
 import json
 import re
@@ -55,7 +56,7 @@ REDACTED = "redacted_thinking"
 
 DEFAULT_THINKING_TOKENS = 8_192
 LEAST_THINKING_TOKENS = 1_024
-"""The API's own minimum; also what is left for the answer at least."""
+"""The API's own minimum, and the least that is left for the answer."""
 
 _API_VERSION = "2026-10-21"
 _DROPS_THINKING = {"prefix_mismatch_behavior": "drop_block"}
@@ -71,7 +72,7 @@ _Block = dict[str, Any]
 
 
 class AnthropicRequest:
-    """Makes the requests of one route."""
+    """Builds the requests of one route."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -138,7 +139,7 @@ class AnthropicRequest:
         return fields
 
     def _output(self, call: ModelCall) -> _Block:
-        """What the run itself demands of the answer. An agent's options were always left out here."""
+        """The output options that the run demands. Those of its agent are not sent."""
         effort, chosen = call.demanded_option("reasoning_effort"), schema_of(call.demanded_option("response_format"))
         says_effort = effort not in (None, "none") and call.options.reasoning
         output: _Block = {"effort": effort} if says_effort else {}
@@ -268,7 +269,7 @@ def _has_dropped_thinking(turns: Sequence[Turn]) -> bool:
 
 
 def _safe_call_id(call_id: str) -> str:
-    """The API takes letters, digits, `_` and `-`; other servers' ids may hold dots and colons."""
+    """The API allows letters, digits, `_` and `-`; other servers' ids may contain dots and colons."""
     return _UNSAFE_IN_CALL_ID.sub("_", call_id)
 
 
@@ -312,7 +313,7 @@ class _Event(msgspec.Struct):
 
 
 class _WholeMessage(_Message):
-    """From a server that does not stream."""
+    """The answer of a server that does not stream."""
 
     content: list[_AnswerBlock] = []
     stop_reason: str | None = None
@@ -355,7 +356,7 @@ class AnthropicAnswer:
         return bool(self._raw_reason)
 
     def told(self) -> list[ModelEvent]:
-        """The events since they were last asked for."""
+        """The events since the last call."""
         return self._parts.told()
 
     def take(self, data: bytes) -> None:
@@ -475,7 +476,7 @@ def _counted(usage: Mapping[str, Any]) -> CountedTokens:
 
 
 class AnthropicWire:
-    """A `ProviderProtocol`: where Messages are asked."""
+    """The `ProviderProtocol` of Messages."""
 
     def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
         self.route = route

@@ -1,10 +1,10 @@
 """The one HTTP client of the process, and the streams that each model call has open on it.
 
-A client costs 20 ms of CPU (its TLS context) and its pool is what makes the second call fast, so all wires share one.
-Some SDKs leave a response open when their iterator is abandoned; here every stream that a call opened is closed when
-the call ends, however it ends, so that a provider stops generating at once.
+A client takes 20 ms of CPU (its TLS context), and its pool makes the second call fast, so all protocols share one. Some
+SDKs leave a response open when their iterator is abandoned. Here every stream of a call is closed when the call ends,
+however it ends, so that the provider stops generating at once.
 
-A call is known by a header that it puts on its requests and that never leaves the process.
+A header on a call's requests identifies the call. It never leaves the process.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from worker.models.server_transport import PoolLimits, ServerTransport
 CALL_HEADER = "x-holdfast-call"
 
 _TIMEOUT = httpx2.Timeout(None, connect=10.0, pool=30.0)
-"""`SilenceLimit` limits all reads and writes; a timer for each read would be one for each token."""
+"""`SilenceLimit` limits all reads and writes. A timer for each read would be one for each token."""
 
 
 class OpenCall:
@@ -33,7 +33,7 @@ class OpenCall:
     def __init__(self, number: str, on_bytes: Callable[[], None]) -> None:
         self.header = {CALL_HEADER: number}
         self.events: SdkEvents | None = None
-        """Of the answer, when it has begun."""
+        """The events of the answer, once it has begun."""
         self.on_bytes = on_bytes
         self._streams: list[httpx2.AsyncByteStream] = []
 
@@ -48,7 +48,7 @@ class OpenCall:
         return StreamEnd() if self.events is None else self.events.ended_as
 
     def watch(self, response: httpx2.Response) -> None:
-        """Follow this response until the call ends."""
+        """Watches this response until the call ends."""
         if not isinstance(response.stream, httpx2.AsyncByteStream):
             return
         if response.is_success:
@@ -67,19 +67,19 @@ class Connections:
 
     def __init__(self, network: NetworkRules) -> None:
         self.images = CallersHttp(network)
-        """For images that a message names by their address, which is a caller's."""
+        """For images at an address in a message, which a caller chose."""
         self._numbers = itertools.count(1)
         self._calls: dict[str, OpenCall] = {}
         self.client = httpx2.AsyncClient(
             timeout=_TIMEOUT,
             transport=_WatchingTransport(self._calls, network.tls()),
-            # Events come one by one, and compressing each is slower.
+            # Servers send events one by one, and compressing each takes longer.
             headers={"accept-encoding": "identity"},
         )
 
     @asynccontextmanager
     async def call(self, on_bytes: Callable[[], None]) -> AsyncGenerator[OpenCall]:
-        """A call, whose streams are closed at the end of the block. `on_bytes` is called for everything that
+        """A call, whose streams are closed at the end of the block. `on_bytes` is called for each piece that
         arrives."""
         number = str(next(self._numbers))
         call = self._calls[number] = OpenCall(number, on_bytes)
@@ -121,7 +121,7 @@ class _WatchedStream(httpx2.AsyncByteStream):
         self._events = events
         self._said = 0
         self._ends_by: float | None = None
-        """The event loop's time until which counts may come, once the answer has ended."""
+        """The event loop's time until which the server may send counts, once the answer has ended."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = aiter(self._stream)
@@ -144,7 +144,7 @@ class _WatchedStream(httpx2.AsyncByteStream):
             raise self._events.failure
 
     async def _next_of(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """The next chunk; None at the end. An answer that is whole is not lost with its connection."""
+        """The next chunk; None at the end. A complete answer is not lost with its connection."""
         if not self._events.ended_as.has_reason:
             return await anext(chunks, None)
         if self._ends_by is None or self._events.said_behind_end != self._said:
@@ -160,7 +160,7 @@ class _WatchedStream(httpx2.AsyncByteStream):
 
 
 class _UnpackedStream(httpx2.AsyncByteStream):
-    """The bytes of a response that its server compressed."""
+    """The bytes of a response that its server has compressed."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
@@ -173,8 +173,8 @@ class _UnpackedStream(httpx2.AsyncByteStream):
 
 
 def _unpacked(response: httpx2.Response) -> httpx2.AsyncByteStream:
-    """The bytes of the answer as the server wrote it. The response is from now on one that was never compressed: some
-    servers compress unasked, and what is mended in an answer has to be read before the SDK does."""
+    """Decompresses the answer. Afterwards the response looks as if it had never been compressed: some servers compress
+    unasked, and deviations in an answer must be corrected before the SDK reads it."""
     stream = cast("httpx2.AsyncByteStream", response.stream)
     if "content-encoding" not in response.headers:
         return stream

@@ -17,7 +17,7 @@ from worker.models.sdk_model import WireModel
 
 def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
-    # A reason that the SDK does not know ends an answer all the same; the SDK would report it outside of our logs.
+    # A finish reason that the SDK does not know still ends an answer. The SDK would report it outside of our logs.
     warnings.filterwarnings("ignore", message=r".* is not a valid \w+$", category=UserWarning)
     provider = GoogleProvider(api_key=route.api_key, base_url=route.base_url, http_client=client)
     model = GoogleModel(route.model, provider=provider)

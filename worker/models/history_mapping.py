@@ -1,12 +1,11 @@
-"""Our history as turns: always a request that every provider accepts, whatever state a cancel or a crash left the
-history in.
+"""Converts our history to turns. The result is always a request that every provider accepts, in whatever state a cancel
+or a crash left the history.
 
 The model's view of the past, beyond the messages themselves:
-* a summary is said to be one, so that the model does not take it for what the user says now;
-* an answer that was cut off ends in a note that says so, and a message that was never answered gets one in place of
-  the answer, so that roles alternate and the model does not take up what the user has stopped;
-* every tool call has a result: one whose result is missing gets "outcome unknown", a result without its call is left
-  out;
+* a summary is marked as one, so that the model does not mistake it for the user's words;
+* an answer that was cut off ends in a note, and a message without an answer gets a note in place of one, so that roles
+  alternate and the model does not continue what the user has stopped;
+* every tool call has a result: a missing result becomes "outcome unknown", and a result without its call is left out;
 * reasoning goes back only to the model that wrote it, unchanged, and never from an answer that was cut off.
 """
 
@@ -40,8 +39,8 @@ from shared.domain.settling import OUTCOME_UNKNOWN
 from worker.models.provider import ModelCall
 from worker.models.special_tokens import whole_characters
 
-# A conversation as turns of the two sides, in no provider's form. `history_mapping.py` makes them of our messages;
-# each wire makes its own request of them.
+# A conversation as turns of the two sides, in no provider's form. `history_mapping.py` makes them from our messages,
+# and each protocol makes its own request from them.
 
 
 class ImageLink(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ class ImageLink(msgspec.Struct, frozen=True):
 
 
 class ImageData(msgspec.Struct, frozen=True):
-    """An image that goes with the request, in base64."""
+    """An image inside the request, in base64."""
 
     base64: str
     media_type: str
@@ -65,13 +64,13 @@ Image = ImageLink | ImageData
 
 
 class FileData(msgspec.Struct, frozen=True):
-    """A file that goes with the request, in base64."""
+    """A file inside the request, in base64."""
 
     name: str
     media_type: str
     base64: str
     note: str
-    """What takes its place where a server takes no files."""
+    """Replaces it where a server accepts no files."""
 
     @property
     def data_url(self) -> str:
@@ -85,7 +84,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 PLAIN = "plain"
-"""The only key of a result that is given to the model as it is."""
+"""The only key of a result that the model gets unchanged."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -94,12 +93,12 @@ class Result(msgspec.Struct, frozen=True):
     call_id: str
     tool_name: str
     envelope: dict[str, str]
-    """Its status, its text and its time. With the text alone under `PLAIN`, the text is all that the model gets."""
+    """Its status, its text and its time. If the only key is `PLAIN`, the model gets the text alone."""
     images: list[Image] = []
 
     @property
     def text(self) -> str:
-        """The result as the model reads it."""
+        """The result in the form that the model gets."""
         plain = self.envelope.get(PLAIN)
         return json.dumps(self.envelope, ensure_ascii=False) if plain is None else plain
 
@@ -164,7 +163,7 @@ _SIGNATURES = (
 
 
 def plain_text(text: str) -> str:
-    """Text that every provider takes: not blank, and sound."""
+    """Text that every provider accepts: not blank, and without lone surrogates."""
     return whole_characters(text) if text.strip() else EMPTY
 
 
@@ -208,10 +207,9 @@ def _image(data: str, media_type: str | None) -> ImageData:
     return ImageData(base64.b64encode(content).decode(), media_type or found)
 
 
-# An answer in the form in which it is stored when its provider wants some of it back: signatures, ids, reasoning.
-#
-# The form is the JSON of pydantic-ai's `ModelResponse`, whatever gave the answer: an agent that changes its model goes
-# on with its history over every wire, and two of them are pydantic-ai's.
+# The stored form of an answer whose provider wants a part of it back: signatures, ids, reasoning. The form is the JSON
+# of pydantic-ai's `ModelResponse`, for answers of every provider. So an agent that changes its model continues its
+# history over every protocol, two of which are pydantic-ai's.
 
 
 class _Text(msgspec.Struct, tag_field="part_kind", tag="text"):
@@ -336,7 +334,7 @@ SUMMARY_OF_EARLIER = "[Earlier messages are left out here. This is a summary of 
 
 
 def map_history(call: ModelCall, *, provider_name: str, safe_call_id: Callable[[str], str] | None = None) -> list[Turn]:
-    """The turns of one request, without the instructions. They begin and end with something not said by the model.
+    """The turns of one request, without the instructions. They begin and end with input of the other side.
 
     `provider_name` is the provider name in this protocol's stored answers.
     """
@@ -347,7 +345,7 @@ def map_history(call: ModelCall, *, provider_name: str, safe_call_id: Callable[[
 
 
 class _MappedHistory:
-    """The turns so far, and the calls that still wait for their results."""
+    """The turns so far, and the calls without results."""
 
     def __init__(self, handle: str, provider_name: str, safe_call_id: Callable[[str], str]) -> None:
         self._handle = handle
@@ -360,7 +358,7 @@ class _MappedHistory:
         self._last: Message | None = None
 
     def add(self, message: Message) -> None:
-        """Take the next message of the history."""
+        """Adds the next message of the history."""
         match message.body:
             case SystemMessage() | ApprovalResponse():
                 return
@@ -382,7 +380,7 @@ class _MappedHistory:
         self._last = message
 
     def finish(self) -> list[Turn]:
-        """The whole history."""
+        """The turns of the whole history."""
         self._close_calls()
         if not self._turns or isinstance(self._turns[0], Answered):
             self._turns.insert(0, Asked([Prompt(BEGINNING)]))
@@ -391,7 +389,7 @@ class _MappedHistory:
         return self._turns
 
     def _separate_turns(self, message: Message) -> None:
-        """Puts a note in the place of the model's answer if the turn before this message did not end."""
+        """Adds a note in place of the model's answer if the turn before this message did not end."""
         last = self._last
         if last is None or last.run_id == message.run_id:
             return
@@ -399,7 +397,7 @@ class _MappedHistory:
             return
         match last.body:
             case UserMessage() if last.run_id is None:
-                return  # a client has put it into the history, and no run was to answer it
+                return  # a client has added it to the history, and no run was to answer it
             case UserMessage():
                 self._say(NEVER_ANSWERED, last.created_at)
             case ToolReturns() | AssistantMessage():
@@ -436,7 +434,7 @@ class _MappedHistory:
         return replace(call, id=self._safe_call_id(call.id), arguments=_object_or_note(call.arguments))
 
     def _close_calls(self) -> None:
-        """Give every call of the last answer its result, in the order of the calls."""
+        """Adds a result for every call of the last answer, in the order of the calls."""
         results = {self._safe_call_id(call_id): result for call_id, result in self._results.items()}
         parts = [self._result(call, results.get(call.id)) for call in self._open_calls]
         self._open_calls, self._results = [], {}
@@ -460,7 +458,7 @@ class _MappedHistory:
 
 
 def _rebuilt_answer(body: AssistantMessage) -> list[AnswerPart]:
-    """The answer from its text and its calls, for a model that did not give it or did not finish it."""
+    """The answer from its text and its calls, for another model, or if it is incomplete."""
     text = body.text
     if body.partial:
         note = CUT_BY_CANCEL if body.cut_by == "cancel" else CUT_BY_ERROR

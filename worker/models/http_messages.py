@@ -1,6 +1,6 @@
-"""One HTTP/1.1 request as it is sent, and one response as it is read. No I/O.
+"""Writes one HTTP/1.1 request, and parses one response. No I/O.
 
-httptools reads the response, which is C: for each piece of an answer, h11 took most of what a token cost the worker.
+httptools, a C library, parses the response. With h11, parsing took most of a token's cost in the worker.
 """
 
 from http import HTTPStatus
@@ -9,7 +9,7 @@ import httpx2
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 MOST_OVERHEAD = 100 * 1024
-"""The most bytes of a response in a row without any of its body: its head, and the framing of the body."""
+"""The most bytes of a response in a row that contain no part of its body: its head, and the framing of the body."""
 
 
 class OutgoingRequest:
@@ -21,7 +21,7 @@ class OutgoingRequest:
         self.has_answer_body = request.method != "HEAD"
         self._is_chunked = False
         self._missing = 0
-        """Bytes of the body that were announced, and are still to come."""
+        """Announced bytes of the body that are still missing."""
         if request.method == "CONNECT":
             raise httpx2.UnsupportedProtocol("a tunnel cannot be asked for here")
         lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
@@ -34,7 +34,7 @@ class OutgoingRequest:
             raise httpx2.LocalProtocolError("a header of the request has a line break or a zero in it")
 
     def framed(self, data: bytes) -> bytes:
-        """A piece of the body as it is sent."""
+        """The encoded form of a piece of the body."""
         if self._is_chunked:
             # An empty chunk would end the body.
             return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
@@ -78,14 +78,14 @@ class IncomingResponse:
         self.failure: httpx2.TransportError | None = None
         """Why it will never be complete."""
         self.unread = 0
-        """Bytes of the body that the reader has not taken yet."""
+        """Bytes of the body that the reader has not read yet."""
         self._body: list[bytes] = []
         self._has_body = has_body
         self._ends_with_connection = True
         self._overhead = 0
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
-        # Servers get these wrong, and clients take it: a length beside chunks, lines that end in LF alone, and spaces
-        # behind the size of a chunk.
+        # Some servers send these, and clients accept them: a length besides chunks, lines that end in LF alone, and
+        # spaces after the size of a chunk.
         self._parser.set_dangerous_leniencies(
             lenient_chunked_length=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
@@ -108,7 +108,7 @@ class IncomingResponse:
         if self._overhead > MOST_OVERHEAD:
             self.fail(httpx2.RemoteProtocolError(f"the response has more than {MOST_OVERHEAD} bytes beside its body"))
         if self.is_over:
-            # It holds this object, which would be left to the garbage collector.
+            # The parser refers to this object, so only the garbage collector would delete the two.
             self._parser = None
 
     def end(self) -> None:
@@ -150,7 +150,7 @@ class IncomingResponse:
         if self.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
             self.fail(httpx2.RemoteProtocolError("the server changes to another protocol, which nobody asked for"))
         elif self.status_code < HTTPStatus.OK:
-            # "Continue", or a hint: the response itself is still to come.
+            # "Continue", or a hint: the response itself follows.
             self.headers, self.reason = [], b""
         else:
             self.version = b"HTTP/" + self._parser.get_http_version().encode("ascii")

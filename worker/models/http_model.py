@@ -1,6 +1,6 @@
 """One model that is called over HTTP without an SDK: sends the request, and passes the response to the protocol.
 
-`chat.py` and `anthropic.py` make the requests and read the answers, without I/O.
+`chat.py` and `anthropic.py` build the requests and parse the answers, without I/O.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ _LONGEST_ERROR = 1_000_000
 """Bytes of an error's body that are read."""
 
 _LAST_BYTES_S = 0.5
-"""Seconds that a server has to end a response whose answer has ended. Its connection is used again only then."""
+"""Seconds that a server has to end a response after the answer in it. Only then the connection can be reused."""
 
 
 class Answer(Protocol):
-    """An answer as a wire reads it."""
+    """A protocol's parser of one answer."""
 
     is_over: bool
-    """The server says that nothing follows."""
+    """The server has announced that nothing follows."""
 
     @property
     def has_begun(self) -> bool:
@@ -42,20 +42,19 @@ class Answer(Protocol):
 
     @property
     def has_reason(self) -> bool:
-        """Whether the server has given the reason for the answer's end: counts may follow, but no part of the
-        answer."""
+        """Whether the server has sent the reason for the answer's end. Counts may follow, but no part of the answer."""
         ...
 
     def take(self, data: bytes) -> None:
-        """The next event of the stream. Raises `ModelError`."""
+        """Parses the next event of the stream. Raises `ModelError`."""
         ...
 
     def finish(self) -> None:
-        """The end of the stream. Raises `ModelError` when it was not the end of the answer."""
+        """Ends the stream. Raises `ModelError` if the answer is incomplete."""
         ...
 
     def told(self) -> list[ModelEvent]:
-        """Our events since they were last asked for."""
+        """Our events since the last call."""
         ...
 
 
@@ -133,8 +132,8 @@ class HttpModel:
     async def _events(
         self, answer: Answer, pieces: AsyncIterator[bytes], response: httpx2.Response, end: "_End"
     ) -> AsyncGenerator[list[bytes]]:
-        """The data of the events that each piece ends, and then of those that the end of the response ends. Raises
-        `ModelError` for a response that is no answer."""
+        """The data of the events that each piece completes, and then of those that the end of the response completes.
+        Raises `ModelError` for a response that is no answer."""
         events = EventStream()
         try:
             while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
@@ -178,7 +177,7 @@ class HttpModel:
 
 
 async def _beginning_of(response: httpx2.Response) -> bytes:
-    """The body of an error, as far as it is read."""
+    """The part of an error's body that is read."""
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk
@@ -203,7 +202,7 @@ def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
 
 
 async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenerator[bytes]:
-    """The body as it comes. A server may compress it unasked."""
+    """The pieces of the body. A server may compress it unasked."""
     body = body_of(response)
     if body is None or "content-encoding" in response.headers:
         async with aclosing(response.aiter_bytes()) as decoded:
@@ -219,7 +218,7 @@ async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenera
 
 class _End:
     """How long to wait after an answer's reason for its end: for its counts, or for more of it, because some servers
-    give a reason with every event."""
+    send a reason with every event."""
 
     def __init__(self) -> None:
         self._by: float | None = None

@@ -24,7 +24,7 @@ LONGEST_PAUSE = 1e9
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?")
 _NUMBER_OF_UNITS = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)\s*")
 _DURATION = re.compile(f"(?:{_NUMBER_OF_UNITS.pattern})+")
-"""As Go writes one, `1m30s`, and protobuf, `10s`."""
+"""A duration in the form of Go, `1m30s`, or protobuf, `10s`."""
 
 _UNIT_S: Mapping[str, float] = {
     "ms": 0.001,
@@ -34,7 +34,7 @@ _UNIT_S: Mapping[str, float] = {
 }
 
 _WEEKDAY = re.compile(r"\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\s*,", re.IGNORECASE)
-"""Its comma is part of an HTTP date, and divides nothing."""
+"""Its comma belongs to an HTTP date, and separates nothing."""
 
 _ISO_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9].*")
 
@@ -64,7 +64,7 @@ CONTEXT_OVERFLOW = re.compile(
 )
 
 _Meaning = tuple[ModelErrorType, bool]
-"""How the call failed, and whether another try may help."""
+"""How the call failed, and whether a retry may help."""
 
 _RATE_LIMIT: _Meaning = (ModelErrorType.RATE_LIMIT, True)
 _NO_CREDIT: _Meaning = (ModelErrorType.RATE_LIMIT, False)
@@ -79,13 +79,13 @@ _NO_CREDIT_CODES = frozenset(
         *("organization_spend_limit_exceeded", "project_spend_limit_exceeded", "organization_usage_limit_exceeded"),
     }
 )
-"""OpenAI's and Anthropic's codes for an account that has to be paid first: waiting does not help."""
+"""OpenAI's and Anthropic's codes for an account without credit: waiting does not help."""
 
 _NO_CREDIT_WORDS = re.compile(
     r"credit balance is too low|(insufficient|not enough|out of|requires more) (credit|balance|quota|fund)s?",
     re.IGNORECASE,
 )
-"""Where no code says it."""
+"""For errors without such a code."""
 
 _ZAI_NO_CREDIT_CODES = frozenset({"1113", *(str(code) for code in (*range(1308, 1312), *range(1313, 1321)))})
 """Z.ai sends an exhausted balance or plan with a 429, as it does a rate limit (docs.z.ai, "API codes")."""
@@ -117,29 +117,29 @@ _STATUS_OF_CODE: Mapping[str, int] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""The status that providers give an error before a stream begins, by its code or type, for one inside a stream."""
+"""The status for an error's code or type that providers send before a stream begins, for errors inside a stream."""
 
 
 class ProviderFault(msgspec.Struct, frozen=True):
-    """An error as a provider words it."""
+    """An error in a provider's words."""
 
     text: str | None
     code: str = ""
     kind: str = ""
     """The field `type`."""
     flagged: bool = False
-    """A gateway's moderation refuses the user's message."""
+    """A gateway's moderation has refused the user's message."""
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, *, provider: str, now: datetime) -> ModelError:
-    """An answer with the status of an error. `now` is as in `retry_after`."""
+    """The error for a response with an error status. `now` is as in `retry_after`."""
     fault = _fault_in(_decoded(body))
     text = fault.text or f"The server answers with the status {status} and no reason."
     return _model_error(fault, text, status, provider, retry_after(headers, now))
 
 
 def stream_error(error: object, *, provider: str) -> ModelError:
-    """An error object inside a stream."""
+    """The error for an error object inside a stream."""
     fault = _fault_in(error)
     status = _STATUS_OF_CODE.get(fault.code) or _STATUS_OF_CODE.get(fault.kind)
     if status is None and fault.code.isdecimal() and 400 <= int(fault.code) < 600:
@@ -148,10 +148,11 @@ def stream_error(error: object, *, provider: str) -> ModelError:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """The seconds that the provider asks callers to wait; None if it gives none, or none that can be parsed. `now` is
-    our time, for a provider that names a time of its clock and does not say what its clock shows.
+    """The pause in seconds that the provider asks for; None if it asks for none, or if the value cannot be parsed.
+    `now` is our time, for a provider that sends an absolute time without its own clock's time.
 
-    Of several values the longest counts: a proxy and the server behind it may each have sent one."""
+    Of several values the longest counts: a proxy and the server behind it may each have sent one.
+    """
     clock = _moment(headers.get("date", "")) or now
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         said = _WEEKDAY.sub("", headers.get(name, "")).split(",")
@@ -162,7 +163,7 @@ def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def _pause_in(text: str, unit_s: float, clock: datetime) -> float | None:
-    """Seconds. `unit_s` is the unit of a number that names none, in seconds."""
+    """Seconds. `unit_s` is the unit, in seconds, of a number without one."""
     if _NUMBER.fullmatch(text):
         return float(text) * unit_s
     if _DURATION.fullmatch(text):
@@ -224,7 +225,7 @@ def _model_error(fault: ProviderFault, text: str, status: int | None, provider: 
     text = whole_characters(text)
     error_type, retryable = _meaning(fault, text, status, provider)
     if error_type not in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION):
-        # Texts of those speak of too many tokens as well, but of tokens per minute.
+        # These errors also mention too many tokens, but tokens per minute.
         error_type, retryable = (
             _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {fault.kind} {text}") else (error_type, retryable)
         )

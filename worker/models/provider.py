@@ -1,5 +1,5 @@
-"""The step loop's interface to models: the call, its route, the events of the answer, and the limit on silence. The
-only types that cross this folder's border are here."""
+"""The step loop's interface to models: the call, its route, the events of the answer, and the limit on silence. Only
+these types leave this folder."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
@@ -52,11 +52,11 @@ class WireRequest(msgspec.Struct, frozen=True):
 
 
 TOOL_CHOICE = "tool_choice"
-"""How `ModelCall.demanded` names a call that the run itself demands."""
+"""The name in `ModelCall.demanded` of a call that the run itself demands."""
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool as the model sees it. `parameters` is a JSON Schema."""
+    """A tool in the form that the model gets. `parameters` is a JSON Schema."""
 
     name: str
     description: str
@@ -66,7 +66,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """One question to a model."""
+    """One request to a model."""
 
     handle: str
     """`provider/model`, split at the first slash."""
@@ -82,16 +82,19 @@ class ModelCall(msgspec.Struct, frozen=True):
     forced_tool: str = ""
     """With `must_call`: the answer must call this one of the tools. Empty: any of them."""
     may_call: bool = True
-    """False: the answer may call no tool. The tools still say what the calls of the history mean."""
+    """False: the answer must not call a tool. The request still contains the tools, which explain the calls in the
+    history."""
     demanded: Collection[str] = ()
-    """Names of `ModelOptions` that a model must take, or refuse by name. It may leave out the others."""
+    """Names of `ModelOptions` that a model must support; otherwise the call is refused and names the option. A model
+    may ignore other options."""
     thread_id: str = ""
-    """The conversation's id: calls of one conversation find the provider's cache by it. Empty: there is none."""
+    """The conversation's id: providers find their prompt cache for it by this id. Empty: there is none."""
     taken_call_ids: frozenset[str] = frozenset()
-    """Ids of tool calls that were decided in the conversation, also of answers that have left the history."""
+    """Ids of tool calls that were decided in the conversation, including those of answers that have left the
+    history."""
 
     def demanded_option(self, name: str) -> Any:
-        """The value of the option if the run demands it; else None."""
+        """The value of the option if the run demands it, else None."""
         return getattr(self.options, name) if name in self.demanded else None
 
     def weight(self) -> int:
@@ -99,7 +102,7 @@ class ModelCall(msgspec.Struct, frozen=True):
         return len(self.system) + CHARACTERS_OF_A_TOOL * len(self.tools) + weight(self.history)
 
     def estimated_tokens(self) -> int:
-        """About how many tokens the call sends: instructions, tools and history, without images."""
+        """Estimates the tokens that the call sends: instructions, tools and history, without images."""
         tools = b"" if not self.tools else msgspec.json.encode(self.tools)
         history = sum(estimate_message_tokens(message.body) for message in self.history)
         return estimate_tokens(self.system + self.beginning) + tokens_in(len(tools)) + history
@@ -148,11 +151,11 @@ class CallFinished(msgspec.Struct, frozen=True):
 
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
-"""Why an answer ends: it is whole, or the model had more to say."""
+"""Why an answer ends: it is complete, or the model had more to say."""
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The answer is whole. Always the last event; a stream that ends without it raises instead."""
+    """The answer is complete. Always the last event; a stream that ends without it raises instead."""
 
     reason: FinishReason
     usage: Usage
@@ -173,7 +176,8 @@ ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finis
 
 
 class ModelProvider(Protocol):
-    """One way to call models. Implementations: over plain HTTP, over pydantic-ai, and the built-in offline one."""
+    """One way to call models. Implementations: over plain HTTP, over pydantic-ai, and the built-in one, which needs no
+    network."""
 
     def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """Yields the answer's events as they arrive. Raises `ModelError`; closes its connection when the generator is
@@ -185,11 +189,11 @@ _Result = TypeVar("_Result")
 
 
 class SilenceLimit:
-    """How long one attempt waits: for the first event of the answer, and then for each of the next. Seconds of the
+    """The time limits of one attempt: for the first event of the answer, and then for each of the next. Seconds of the
     event loop's clock.
 
-    The limit stands around the iterator of events, because the SDKs' own timeouts differ (one of them has none for a
-    stream) and start again with every attempt. The built-in models have the same limit.
+    The limit encloses the iterator of events, because the SDKs' own timeouts differ (one of them has none for a stream)
+    and start again with every attempt. The built-in models have the same limit.
     """
 
     def __init__(self, first_event: float, idle: float) -> None:
@@ -202,15 +206,16 @@ class SilenceLimit:
         self._arrival: asyncio.Future[None] | None = None
         self._has_passed = False
         self._timer = MovingTimer()
-        """Checks the deadline. If the answer has ended before, it does nothing."""
+        """Checks the deadline. Does nothing if the answer has ended."""
 
     def event_seen(self) -> None:
-        """The answer has begun: from here on only silence counts."""
+        """The answer has begun: from now on only the limit on silence applies."""
         self._answering = True
         self._deadline = self._loop.time() + self._idle
 
     def bytes_seen(self) -> None:
-        """Something arrived, if only a ping. Before the first event that is not enough: a queue may ping for ever."""
+        """Something arrived, such as a ping. Before the first event that is not enough: a queue may send pings for
+        ever."""
         if self._answering:
             self._deadline = self._loop.time() + self._idle
 
@@ -230,8 +235,8 @@ class SilenceLimit:
             self._waiting = None
 
     async def wait_for(self, arrival: "asyncio.Future[None]") -> None:
-        """Does the same for a future that another task completes, without the timeout scope that `wait` would create
-        for each token."""
+        """`wait` for a future that another task completes, without the timeout scope, which would be created for each
+        token."""
         self._arrival = arrival
         self._timer.look_at(self._deadline, self._look)
         await arrival
@@ -243,7 +248,7 @@ class SilenceLimit:
         if not awaits_arrival and (self._waiting is None or self._waiting.expired()):
             return
         now = self._loop.time()
-        if now - self._deadline > LATE_S:  # this process stood still, and may not have read data that arrived meanwhile
+        if now - self._deadline > LATE_S:  # this process stood still, and may not have read data that has arrived
             self._deadline = now + (self._idle if self._answering else self._first_event)
         if now < self._deadline:
             self._timer.look_at(self._deadline, self._look)

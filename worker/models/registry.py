@@ -1,14 +1,13 @@
-"""From a handle such as `openrouter/meta-llama/llama-3` to an answer: the route (which server, which wire, which key),
-the model at its end, and the retries around a call of it.
+"""Finds the model for a handle such as `openrouter/meta-llama/llama-3`: the route (server, protocol, key), the model
+itself, and the retries of a call.
 
-Everything comes from the environment that the process was started with. If a handle has no route, the error names the
-missing variable, before anything is imported or sent. A model is built once and looked up by handle; an SDK is imported
-when a handle first needs it, in a thread, because an import of a second would delay every other run. Most handles need
-none.
+Everything comes from the process's environment. If a handle has no route, the error names the missing variable, before
+anything is imported or sent. A model is built once and looked up by handle. An SDK is imported in a thread when a
+handle first needs it, because an import of a second would delay every other run. Most handles need none.
 
-The price of a call comes from the operator's own table first, because prices change and contracts differ, then from the
-published prices of `genai-prices`. A model on a server of one's own costs nothing unless the table says so. A model
-without a known price has no price; it never counts as free.
+The price of a call comes from the operator's own table first, because prices change and contracts differ, and then from
+the published prices of `genai-prices`. A model on the operator's own server costs nothing unless the table says so. A
+model without a known price has no price; it never counts as free.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ from worker.models.provider import (
 from worker.models.tool_schema import schema_of
 
 NO_KEY = "none"
-"""Sent where a server asks for no key; the SDKs demand one."""
+"""Sent to a server that needs no key, because the SDKs demand one."""
 
 
 def route_for(handle: str, environment: Mapping[str, str]) -> Route:
@@ -74,18 +73,18 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
 
 FIRST_WAIT = 0.5
 JITTER = 0.25
-"""Up to a quarter is added to each wait, so that many workers do not retry at the same moment."""
+"""Up to a quarter is added to each wait, so that many workers do not retry at the same time."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """How often a failed call is tried again, with the clock and the randomness that it uses."""
+    """How often a failed call is retried, with the clock and the randomness that it uses."""
 
     retries: int
     sleep: Callable[[float], Awaitable[None]]
     jitter: Callable[[], float]
 
     def wait_before(self, attempt: int, error: ModelError) -> float | None:
-        """Seconds to wait before retry number `attempt` (from 1); None when the error is final."""
+        """Seconds to wait before retry number `attempt` (from 1); None if the error is final."""
         if not error.retryable or attempt > self.retries:
             return None
         asked_for = error.retry_after
@@ -98,10 +97,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 async def stream_with_retries(
     provider: ModelProvider, call: ModelCall, policy: RetryPolicy
 ) -> AsyncGenerator[ModelEvent]:
-    """The one retry loop around a model call. It retries only while the caller has seen nothing of the answer: shown
+    """The only retry loop around a model call. It retries only while the caller has seen nothing of the answer: shown
     text cannot be revoked here, so the caller handles later failures.
 
-    Yields the answer to `call`; retries failures before its first event according to the policy."""
+    Yields the answer to `call`; retries failures before its first event according to the policy.
+    """
     for number in count(1):
         attempt = _Attempt()
         async with aclosing(attempt.events(provider, call)) as events:
@@ -124,7 +124,7 @@ class _Attempt:
         self.has_answered = False
 
     async def events(self, provider: ModelProvider, call: ModelCall) -> AsyncGenerator[ModelEvent]:
-        """The events as they come; a failure ends them and is kept."""
+        """The events as they arrive. A failure ends them and is stored."""
         try:
             async with aclosing(provider.stream(call)) as events:
                 async for event in events:
@@ -134,11 +134,12 @@ class _Attempt:
             self.failure = error
 
 
-# What each protocol takes of the options that a run demands. An option that it lacks is refused by its name.
+# The options that each protocol supports if a run demands them. A missing option is refused by name.
 
 
 def refuse_what_is_not_taken(call: ModelCall, route: Route) -> None:
-    """Raises `ModelError`, which names the option and the model, if the run demands what the model does not take."""
+    """Raises `ModelError`, which names the option and the model, if the run demands an option that the model does not
+    support."""
     for name in call.demanded:
         refuses = _REFUSES.get(name)
         if refuses is not None and (why := refuses(call, route)) is not None:
@@ -170,7 +171,7 @@ def _sampling(call: ModelCall, route: Route) -> str | None:
             if not claude_model(route.model).takes_temperature:
                 return _LACKS
             return "does not take it while it reasons" if call.options.reasoning and family.can_think else None
-        case "google" | "builtin":  # the built-in models draw nothing, so they do as they are asked
+        case "google" | "builtin":  # the built-in models draw no samples, so these options need no support
             return None
 
 
@@ -341,7 +342,7 @@ class Models:
         return route
 
     async def aclose(self) -> None:
-        """Close the shared client and with it every connection."""
+        """Closes the shared client and all of its connections."""
         self._built.clear()
         if self._connections is not None:
             await self._connections.aclose()
@@ -349,7 +350,7 @@ class Models:
 
     async def model_for(self, handle: str) -> ModelProvider:
         """Returns the model of a handle. Builds it, with its imports, at the first call. Raises `ModelError` as `route`
-        does, or when a package is missing."""
+        does, or if a package is missing."""
         route = self.route(handle)
         model = self._built.get(route)
         if model is None:
@@ -398,17 +399,17 @@ class Models:
 
 
 PER = 1_000_000
-"""Tokens that a price of the table is for, as in providers' price lists."""
+"""The number of tokens to which a price of the table applies, as in providers' price lists."""
 
 OWN_SERVERS = ("builtin", "ollama", "lmstudio", "lmstudio_openai", "vllm")
-"""Providers whose models run on machines of the operator's."""
+"""Providers whose models run on the operator's machines."""
 
 PUBLISHED_AS: Mapping[str, str] = {"google_ai": "google", "gemini": "google", "xai": "x-ai"}
 """The name of a provider in `genai-prices`, if it differs."""
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """US dollars for a million tokens. Cached input costs what input costs, unless the table says otherwise."""
+    """US dollars per million tokens. Cached input costs as much as input, unless the table says otherwise."""
 
     input: float
     output: float

@@ -58,7 +58,7 @@ def _settings(call: ModelCall, reasons: bool) -> ModelSettings:
     if reasons and options.reasoning:
         settings["openai_reasoning_summary"] = "auto"
         if options.reasoning_effort is not None:
-            # Passed on as it is; the provider knows which levels this model has.
+            # Passed on unchanged; the provider knows the levels of this model.
             settings["openai_reasoning_effort"] = cast(ReasoningEffort, options.reasoning_effort)
     elif reasons and (effort := call.demanded_option("reasoning_effort")) is not None:
         settings["openai_reasoning_effort"] = cast(ReasoningEffort, effort)

@@ -1,8 +1,8 @@
-"""A server's answer in the form that the SDKs can read: bytes in, bytes out. No I/O.
+"""A server's answer in a form that the SDKs can parse: bytes in, bytes out. No I/O.
 
-The SDKs read what OpenAI and Google write of their wires. This module corrects other servers' deviations, as the
-protocols without an SDK do: byte order marks, ends of lines, characters in halves, counts that come more than once,
-answers that are no stream, and data after an answer's end.
+The SDKs parse the exact protocols of OpenAI and Google. This module corrects other servers' deviations, as the
+protocols without an SDK do: byte order marks, line ends, split characters, repeated counts, answers that are no stream,
+and data after an answer's end.
 """
 
 import json
@@ -20,11 +20,12 @@ from worker.models.sse import EventStream, is_whole, unstreamed_answers
 _DONE = b"[DONE]"
 
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
-"""Characters at which the HTTP client's reader of lines would cut an event, and how JSON writes them."""
+"""Characters at which the HTTP client's line reader would split an event, and their JSON escapes."""
 
 _INCOMPLETE = "response.incomplete"
 _TELLING_WORDS = (b'"error"', b"finishReason", b"blockReason", b"response.completed", b"response.incomplete")
-"""One of them is in an event that ends an answer, well or badly. Other events need not be parsed for it."""
+"""Every event that ends an answer, successfully or not, contains one of these. Other events need not be parsed for
+that."""
 
 _NO_REASONS = (None, "", "FINISH_REASON_UNSPECIFIED")
 
@@ -96,7 +97,7 @@ class SdkEvents:
         self._stream = EventStream()
         self._fields = SdkFields()
         self._usage: Any = None
-        """The last counts that a response had on its way."""
+        """The latest counts in the response."""
         self.is_garbled = False
         """The stream had an event that is not JSON. Later events are not read."""
         self.failure: ModelError | None = None
@@ -135,7 +136,7 @@ class SdkEvents:
         if data.strip() == _DONE:
             return b"data: [DONE]\n\n"
         if not is_json(data):
-            # After the end, it does not invalidate the answer.
+            # After the answer's end an error does not invalidate it.
             self.is_garbled = not self.ended_as.has_reason
             return b""
         data = self._fields.completed(data)
@@ -149,7 +150,7 @@ class SdkEvents:
         elif any(word in data for word in _TELLING_WORDS):
             event = _read(data)
             if event.error:
-                # As on the other wires: one of the SDKs cannot read every form of it.
+                # Parsed here, because one of the SDKs cannot parse every form of it.
                 self.failure = stream_error(event.error, provider="")
                 return b""
             self.ended_as = StreamEnd(event.is_end, event.type == _INCOMPLETE, event.words)
@@ -159,7 +160,7 @@ class SdkEvents:
         return b"data: %b\n\n" % data.replace(b"\n", b" ")
 
     def _with_last_usage(self, data: bytes) -> bytes:
-        """The event with the counts of the answer if it is the last one, else without any. The SDK adds them up."""
+        """The event with the answer's counts if it is the last one, else without any. The SDK adds counts up."""
         if b'"response.' not in data or (self._usage is None and b'"usage"' not in data):
             return data
         found = read_json(data)
@@ -177,7 +178,7 @@ class SdkEvents:
 
 
 def _whole_counts(usage: object) -> object:
-    """The counts as whole numbers, where a server has written 12.0."""
+    """The counts as whole numbers, if a server has written 12.0."""
     match usage:
         case dict():
             return {name: _whole_counts(one) for name, one in cast("dict[str, object]", usage).items()}
@@ -188,7 +189,7 @@ def _whole_counts(usage: object) -> object:
 
 
 def _events(answer: dict[str, Any]) -> list[bytes]:
-    """A whole answer as the events of a stream."""
+    """Converts a whole answer to the events of a stream."""
     output = answer.get("output")
     if not isinstance(output, list):
         return [json.dumps(answer).encode()]  # Gemini's chunks have the form of a whole answer

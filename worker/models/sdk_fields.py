@@ -15,13 +15,13 @@ from worker.models.special_tokens import NOT_READ, as_text, read_json, whole_num
 ENDS = ("response.completed", "response.incomplete")
 
 _BEGINS = ("response.created", "response.queued", "response.in_progress")
-"""They say of an answer what its end says again."""
+"""The end of an answer repeats their contents."""
 
 _COMPLETED = (
     *(b"response.output_item.", b"arguments.done", b"part.added", b'"parts"', b"responseId"),
     *(kind.encode() for kind in (*_BEGINS, *ENDS)),
 )
-"""Words of events in which something may have been left out. Elsewhere, it would be null."""
+"""Words in events from which a server may have omitted fields. In other events such a field would be null."""
 
 _ADDED = "response.output_item.added"
 
@@ -101,7 +101,7 @@ class ItemIds:
         self._count = 0
 
     def begun(self, item_id: str | None, place: int | None) -> str:
-        """The id of an item that begins."""
+        """The id of a new item."""
         self._count += 1
         ours = item_id if item_id and item_id not in self._ours else f"item_{self._count}"
         if item_id:
@@ -110,7 +110,7 @@ class ItemIds:
         return ours
 
     def named(self, item_id: str | None, place: int | None) -> str | None:
-        """The id of the item that an event means."""
+        """The id of the item to which an event belongs."""
         known = self._ours.get(item_id) if item_id else None
         return known or self._at.get(place, item_id)
 
@@ -138,8 +138,8 @@ class SdkFields:
         return data if completed == event else json.dumps(completed).encode()
 
     def _is_sound(self, data: bytes) -> bool:
-        """Whether each field has the kind that the SDK wants, and its item an id that is known. Most events do, and
-        are not read again."""
+        """Whether each field has the type that the SDK expects, and its item a known id. Most events pass, and are not
+        rewritten."""
         try:
             event = _READ_RESPONSES.decode(data)
             if event.type is None:
@@ -181,8 +181,8 @@ class SdkFields:
 
 
 def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """The value with null in place of a text or number that is none. Unknown fields stay as they are. So do values of
-    another structure, which the SDK refuses, because they may be part of the answer."""
+    """The value, with null in place of invalid texts or numbers. Unknown fields stay unchanged. So do values of another
+    structure, which the SDK refuses, because they may be part of the answer."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             types = {field.encode_name: field.type for field in fields}
@@ -207,7 +207,7 @@ def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
 
 
 def _lacks_count(given: object, fitting: object) -> bool:
-    """Whether the value in place of a Gemini count is not a count."""
+    """Whether a Gemini count is no number."""
     if not isinstance(fitting, dict):
         return given is not None
     counts = cast("dict[str, object]", fitting)
@@ -215,8 +215,8 @@ def _lacks_count(given: object, fitting: object) -> bool:
 
 
 def _with_args(part: object) -> object:
-    """A part of Gemini's with the arguments of its call as an object. Servers send them as text, and an empty object as
-    an empty list."""
+    """A part of Gemini's with the arguments of its call as an object. Some servers send them as text, and an empty
+    object as an empty list."""
     call = _object(_object(part).get("functionCall"))
     if "args" not in call:
         return part
@@ -232,7 +232,7 @@ def _as_object(args: object) -> object:
 
 
 def _with_full_parts(candidate: object) -> object:
-    """A candidate without parts that have nothing in them."""
+    """A candidate without empty parts."""
     content = _object(_object(candidate).get("content"))
     parts = content.get("parts")
     if not isinstance(parts, list):
@@ -242,14 +242,14 @@ def _with_full_parts(candidate: object) -> object:
 
 
 def _is_empty(part: object) -> bool:
-    """Whether a part has neither text nor anything else in it but a mark of what it is."""
+    """Whether a part contains neither text nor anything else but a mark of its kind."""
     if not isinstance(part, dict):
         return False
     return all(value is None or name == "thought" for name, value in cast("dict[str, object]", part).items())
 
 
 def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
-    """An event of the Responses wire with empty texts and lists in place of those that its server has left out."""
+    """An event of the Responses protocol with empty texts and lists for the fields that its server has omitted."""
     kind, part, item = event.get("type"), _object(event.get("part")), _object(event.get("item"))
     if str(kind).endswith(".delta") and event.get("delta") is None:
         event = {**event, "delta": ""}
@@ -270,7 +270,7 @@ def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: object, kind: object) -> str:
-    """The arguments of a call as text. Those of a call that begins come in pieces behind it."""
+    """The arguments of a call as text. A new call has none yet: they follow in pieces."""
     if isinstance(given, str):
         return given
     return json.dumps(given) if isinstance(given, dict) and kind != _ADDED else ""

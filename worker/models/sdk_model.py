@@ -63,8 +63,8 @@ SDK_ERRORS: tuple[type[Exception], ...] = (
     httpx2.HTTPError,
     httpx2.StreamError,
     httpx2.InvalidURL,
-    # The errors of parsing a malformed answer: bad JSON (also pydantic's ValidationError), missing fields, a number
-    # where an object belongs.
+    # Errors of parsing a malformed answer: bad JSON (including pydantic's ValidationError), missing fields, a number
+    # instead of an object.
     ValueError,
     TypeError,
     LookupError,
@@ -73,10 +73,10 @@ SDK_ERRORS: tuple[type[Exception], ...] = (
     RecursionError,
     OSError,
 )
-"""Each of these, out of an SDK, means that the call failed. Cancellation is none of them."""
+"""Each of these, raised by an SDK, means that the call failed. Cancellation is not among them."""
 
 _Meaning = tuple[ModelErrorType, bool]
-"""How the call failed, and whether another try may help."""
+"""How the call failed, and whether a retry may help."""
 
 _BY_CLASS: tuple[tuple[type[sdk_errors.ModelAPIError], _Meaning], ...] = (
     (sdk_errors.ModelContextWindowExceededError, (ModelErrorType.CONTEXT_WINDOW, False)),
@@ -90,18 +90,18 @@ _BY_CLASS: tuple[tuple[type[sdk_errors.ModelAPIError], _Meaning], ...] = (
     (sdk_errors.ModelConnectionError, (ModelErrorType.ERROR, True)),
     (sdk_errors.ModelRequestRejectedError, (ModelErrorType.BAD_REQUEST, False)),
 )
-"""First match wins; a class stands before those it derives from."""
+"""The first match wins; a class precedes its base classes."""
 
 _NEVER_OVERFLOW = (
     sdk_errors.ModelRateLimitError,
     sdk_errors.ModelQuotaExceededError,
     sdk_errors.ModelAuthenticationError,
 )
-"""Their texts speak of too many tokens as well, but of tokens per minute."""
+"""Their texts also mention too many tokens, but tokens per minute."""
 
 
 def as_model_error(error: Exception, now: datetime) -> ModelError:
-    """The same failure in our terms, with the provider's own words as its detail. `now` is as in `retry_after`."""
+    """The failure in our terms, with the provider's own words as its detail. `now` is as in `retry_after`."""
     match error:
         case sdk_errors.ModelAPIError():
             return _from_provider(error, now)
@@ -125,7 +125,7 @@ def _from_provider(error: sdk_errors.ModelAPIError, now: datetime) -> ModelError
 
 
 def _retry_after(error: sdk_errors.ModelAPIError, now: datetime) -> float | None:
-    """As the headers say, read as on every wire; Google says it in the body, which the SDK reads."""
+    """The pause from the headers, parsed as for every protocol. Google sends it in the body, which the SDK parses."""
     headers = error.headers if isinstance(error, sdk_errors.ModelHTTPError) and error.headers else {}
     asked = retry_after(headers, now)
     return error.retry_after if asked is None else asked
@@ -148,7 +148,7 @@ def _detail(error: sdk_errors.ModelAPIError) -> str:
     text = message_in(error.body) or error.message
     cause = error.__cause__
     if isinstance(error, sdk_errors.ModelConnectionError) and cause is not None:
-        # "Connection error." alone says too little; the transport's own text is further down.
+        # "Connection error." alone says too little; the transport's own text is further down the chain.
         deepest = _named(cause.__cause__ or cause)
         text = deepest if text in deepest else f"{text} ({deepest})"
     return sound(text)[:LONGEST_DETAIL]
@@ -158,11 +158,11 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:LONGEST_DETAIL]
 
 
-# Turns as pydantic-ai's messages, for the wires that are asked through it. Imported with the first SDK.
+# Turns as pydantic-ai's messages, for protocols that go through it. Imported with the first SDK.
 
 
 def sdk_messages(turns: Sequence[Turn], *, results_as_objects: bool) -> list[sdk.ModelMessage]:
-    """The messages of one request. `results_as_objects`: a tool's result is an object on this wire, and else text."""
+    """The messages of one request. `results_as_objects`: a tool's result is an object, and otherwise a text."""
     return [_asked(turn, results_as_objects) if isinstance(turn, Asked) else _answered(turn) for turn in turns]
 
 
@@ -195,7 +195,7 @@ def _result(result: Result, as_object: bool) -> sdk.ToolReturnPart[Any]:
 
 
 def _answered(turn: Answered) -> sdk.ModelResponse:
-    """The answer as its provider gave it, if it was kept, with calls that every provider takes."""
+    """The answer in its provider's stored form, if there is one, with calls that every provider accepts."""
     kept = None if turn.kept is None else _kept(turn.kept)
     if kept is None:
         return sdk.ModelResponse(parts=[_part(part) for part in turn.parts])
@@ -233,17 +233,15 @@ def _part(part: AnswerPart) -> sdk.ModelResponsePart:
             return sdk.ToolCallPart(name, arguments, call_id)
 
 
-# Images that a message names by their address, fetched for a provider that takes them as data only.
-#
-# The address is a caller's: the fetch has the restrictions of such addresses, and may use as much memory as a request
-# could.
+# Fetches images at addresses in messages, for a provider that accepts them as data only. A caller chose the address, so
+# the fetch has the restrictions of such addresses, and may use as much memory as a request could.
 
 
 MOST_BYTES = 20_000_000
-"""Of one image: a whole request to Gemini may not have more."""
+"""Per image: a whole request to Gemini may not have more."""
 MOST_BYTES_TOGETHER = 60_000_000
 SAYING_NOTHING = ("", "application/octet-stream", "binary/octet-stream")
-"""Media types that a server gives for anything, so that the address has to say what it is."""
+"""Media types that servers send for any content. The address must show the type then."""
 
 
 class _NoImage(Exception):
@@ -281,14 +279,14 @@ async def _with_images(part: sdk.ModelRequestPart, fetch: "_ImageFetch", *, may_
 
 
 class _ImageFetch:
-    """The images of one request to a provider, with the bytes that are left for them."""
+    """The images of one request to a provider, and the bytes that remain for them."""
 
     def __init__(self, http: CallersHttp) -> None:
         self._http = http
         self._bytes_left = MOST_BYTES_TOGETHER
 
     async def image(self, image: sdk.ImageUrl, *, may_be_gone: bool) -> sdk.BinaryContent | str:
-        """The image as data, or the note that takes its place."""
+        """The image as data, or a note in its place."""
         shown = without_credentials(image.url)
         try:
             return await self._fetched(image.url)
@@ -325,13 +323,13 @@ class WireModel:
     model: Model
     settings: Callable[[ModelCall], ModelSettings]
     results_as_objects: bool = False
-    """Whether a tool's result is an object on this wire; on the others it is text."""
+    """Whether a tool's result is an object in this protocol; in the others it is text."""
     errors: tuple[type[Exception], ...] = ()
-    """Root exceptions of this wire's SDK, beyond those of pydantic-ai."""
+    """Root exceptions of this protocol's SDK, besides those of pydantic-ai."""
     takes_strict: bool = False
-    """Whether a tool says if the model is held to its parameters."""
+    """Whether a tool definition can require that calls match its parameters."""
     takes_format: bool = False
-    """Whether the format of the answer that a run demands goes through the SDK."""
+    """Whether the answer format that a run demands is passed to the SDK."""
     takes_images_as_data: bool = False
     """Whether the provider fetches no image itself."""
     hint_if_not_found: str = ""
@@ -352,7 +350,7 @@ class SdkModel:
         now: Callable[[], datetime],
     ) -> None:
         """Every error names the provider and the server's address."""
-        # Usage that an answer leaves out is estimated. The SDK would report that outside of our logs, in its own words.
+        # Missing usage is estimated. The SDK would report it outside of our logs.
         warnings.filterwarnings("ignore", category=UsageExtractionFailedWarning)
         self._wire = wire
         self._route = route

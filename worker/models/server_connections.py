@@ -1,7 +1,7 @@
-"""Connections to models' servers: protocols of the event loop that the reader uses directly.
+"""Connections to model servers: protocols of the event loop that the reader uses directly.
 
-A model's tokens arrive one by one, so the cost of each one matters here. A client's own connections, pool and parser
-are layers of coroutines around every read, and took a fifth to a third of what a token cost the worker.
+A model's tokens arrive one by one, so the cost of each one matters here. An HTTP client's own connections, pool and
+parser are layers of coroutines around every read, and took a fifth to a third of a token's cost in the worker.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ import httpx2
 
 from worker.models.http_messages import IncomingResponse, OutgoingRequest
 
-# A socket that is connected to a host of which some addresses may lead nowhere, after RFC 8305 ("Happy Eyeballs").
+# Connects a socket to a host some of whose addresses may be unreachable, after RFC 8305 ("Happy Eyeballs").
 
 
 NEXT_AFTER_S = 0.25
-"""Seconds that an address gets before the next one is tried beside it, as the RFC has it."""
+"""Seconds after which the next address is tried in parallel, as the RFC recommends."""
 
 
 class _Address(NamedTuple):
     family: int
     place: Any
-    """The address for `connect`, which differs by family."""
+    """The address for `connect`, whose form depends on the family."""
 
 
 async def connected_socket(host: str, port: int) -> socket.socket:
-    """A socket at the first address that answers. Raises `OSError` when none does."""
+    """A socket at the first address that answers. Raises `OSError` if none does."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     first: asyncio.Future[socket.socket] = loop.create_future()
@@ -54,7 +54,7 @@ async def _race(
     first: "asyncio.Future[socket.socket]",
     failures: list[OSError],
 ) -> None:
-    """Returns when one address has answered, or none will."""
+    """Waits until one address has answered, or all have failed."""
     attempts: list[asyncio.Task[None]] = []
     for address in addresses:
         attempts.append(group.create_task(_attempt(address, first, failures), name="connect to a server"))
@@ -84,7 +84,7 @@ async def _attempt(address: _Address, first: "asyncio.Future[socket.socket]", fa
 
 
 def _alternating(addresses: Sequence[_Address]) -> list[_Address]:
-    """The addresses, of both families in turn: mostly, it is a family as a whole that leads nowhere."""
+    """The addresses, alternating between both families: if addresses fail, it is mostly a whole family."""
     families = {
         address.family: [other for other in addresses if other.family == address.family] for address in addresses
     }
@@ -96,7 +96,7 @@ MOST_UNREAD = 1 << 18
 """Unread bytes after which reading from the socket pauses."""
 
 Timeouts = Mapping[str, float | None]
-"""Seconds for `connect`, `pool`, `read` and `write`, as httpx2 has them in a request's extensions."""
+"""Seconds for `connect`, `pool`, `read` and `write`, as in the extensions of httpx2's requests."""
 
 
 class Origin(NamedTuple):
@@ -118,28 +118,28 @@ class Origin(NamedTuple):
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection. It has one request at a time, whose response is read by one task."""
+    """One connection. It handles one request at a time, whose response one task reads."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self.rests_since = 0.0
-        """Seconds of the event loop's clock."""
+        """In seconds of the event loop's clock."""
         self._transport: asyncio.Transport | None = None
         self._response: IncomingResponse | None = None
         self._early: list[bytes] = []
-        """Bytes that came before the first request. An overloaded server may answer so."""
+        """Bytes that arrived before the first request. An overloaded server may answer like that."""
         self._is_sent = False
-        """The last request was sent completely, and another one may follow."""
+        """The last request was sent completely, so another one may follow."""
         self._is_over = False
         self._error: Exception | None = None
         self._is_paused = False
         self._arrival: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
-        """Pending while the socket takes no more."""
+        """Pending while the socket's buffer is full."""
 
     @property
     def can_be_used(self) -> bool:
-        """Whether a request can be sent: the last response is whole, and the server has said nothing since then."""
+        """Whether a request can be sent: the last response is complete, and the server has sent nothing since."""
         response = self._response
         return (
             self._is_sent
@@ -152,7 +152,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def is_at_rest(self) -> bool:
-        """The same, down to what the event loop has not seen yet: here that is the connection's end."""
+        """The same, including events that the event loop has not seen yet, such as the end of the connection."""
         return self.can_be_used and not _is_readable(self._open_transport())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -188,7 +188,7 @@ class ServerConnection(asyncio.Protocol):
     async def ask(
         self, asked: OutgoingRequest, body: bytes | httpx2.AsyncByteStream, timeouts: Timeouts
     ) -> IncomingResponse:
-        """The response, of which the head is there. Raises httpx2's errors."""
+        """The response, once its head has arrived. Raises httpx2's errors."""
         response = self._response = IncomingResponse(has_body=asked.has_answer_body)
         self._is_sent = False
         for data in self._early:
@@ -196,7 +196,8 @@ class ServerConnection(asyncio.Protocol):
         self._early.clear()
         if self._is_over:
             self._end(self._error)
-        # A server may answer without reading, and hang up: what it said counts more than that it did not listen.
+        # A server may answer without reading the request, and close the connection. Its answer is more important than
+        # the failed write.
         self._is_sent = await self._send(asked, body, timeouts.get("write")) and not asked.is_last
         while not response.has_head:
             if response.failure is not None:
@@ -205,24 +206,24 @@ class ServerConnection(asyncio.Protocol):
         return response
 
     def arrival(self) -> "asyncio.Future[None]":
-        """Done when something has come of the response, or it is over."""
+        """Done when a part of the response has arrived, or when it has ended."""
         self._arrival = asyncio.get_running_loop().create_future()
         return self._arrival
 
     def resume(self) -> None:
-        """Who reads has taken what there was."""
+        """Called when the reader has read all available bytes."""
         if self._is_paused:
             self._is_paused = False
             if not self._open_transport().is_closing():
                 self._open_transport().resume_reading()
 
     def close(self) -> None:
-        """At once: neither side has anything more to say."""
+        """Closes at once: neither side has anything more to send."""
         self._end(ConnectionAbortedError("the connection was closed here"))
         self._open_transport().abort()
 
     async def _send(self, asked: OutgoingRequest, body: bytes | httpx2.AsyncByteStream, within_s: float | None) -> bool:
-        """Sends it, at the pace of the server. Whether all of it was sent."""
+        """Sends it at the pace of the server. Returns whether all of it was sent."""
         if isinstance(body, bytes):
             return await self._write(asked.head + asked.framed(body) + asked.end(), within_s)
         is_sent = await self._write(asked.head, within_s)
@@ -236,7 +237,8 @@ class ServerConnection(asyncio.Protocol):
         return is_sent and await self._write(asked.end(), within_s)
 
     async def _write(self, data: bytes, within_s: float | None) -> bool:
-        """Whether the socket has taken it. A server that has hung up, or answered without reading, is sent no more."""
+        """Whether the socket has accepted it. If the server has closed the connection, or has answered without reading,
+        nothing more is sent."""
         if self._is_over or self._open_transport().is_closing():
             return False
         if data:
@@ -246,7 +248,7 @@ class ServerConnection(asyncio.Protocol):
         return self._room is None
 
     def _end(self, error: Exception | None) -> None:
-        """Nothing more comes; the first reason counts."""
+        """Ends the connection. The first reason counts."""
         if not self._is_over:
             self._is_over, self._error = True, error
         if self._response is not None and not self._response.is_over:
@@ -264,7 +266,8 @@ class ServerConnection(asyncio.Protocol):
 
 
 async def connection_to(origin: Origin, tls: ssl.SSLContext, within_s: float | None) -> ServerConnection:
-    """A new one. Raises `ConnectError` and `ConnectTimeout`; the seconds are for the connection and for TLS each."""
+    """Opens a connection. Raises `ConnectError` and `ConnectTimeout`. The connection and TLS may take this many seconds
+    each."""
     try:
         async with within(within_s, httpx2.ConnectTimeout):
             connected = await connected_socket(origin.host, origin.port)
@@ -291,7 +294,7 @@ async def _over(connected: socket.socket, origin: Origin, tls: ssl.SSLContext) -
 
 @asynccontextmanager
 async def within(seconds: float | None, too_late: type[httpx2.TimeoutException]) -> AsyncGenerator[None]:
-    """Says in httpx2's words that it took too long."""
+    """Turns a timeout into httpx2's error."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -300,7 +303,7 @@ async def within(seconds: float | None, too_late: type[httpx2.TimeoutException])
 
 
 async def until(done: "asyncio.Future[None]", seconds: float | None, too_late: type[httpx2.TimeoutException]) -> None:
-    """Returns when it is done."""
+    """Waits until it is done."""
     if seconds is None:
         await done
     else:
@@ -314,7 +317,7 @@ def _wake(waiter: "asyncio.Future[None] | None") -> None:
 
 
 def _is_readable(transport: asyncio.Transport) -> bool:
-    """Whether there is something that the event loop has not seen yet."""
+    """Whether the socket has data that the event loop has not seen yet."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))

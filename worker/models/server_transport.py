@@ -1,6 +1,6 @@
-"""HTTP/1.1 to models' servers, for the HTTP client: a pool of kept connections, and responses read over them.
+"""HTTP/1.1 to model servers for the HTTP client: a pool of connections, and responses that are read over them.
 
-There is no HTTP/2 here. All that is above stays httpx2's: addresses, headers, cookies, redirects, decoding.
+There is no HTTP/2 here. httpx2 does everything above it: addresses, headers, cookies, redirects, decoding.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from worker.models.http_messages import IncomingResponse, OutgoingRequest
 from worker.models.server_connections import Origin, ServerConnection, Timeouts, connection_to, until, within
 
 _BODY = "holdfast_body"
-"""The extension of a response under which its body can be read without httpx2's iterators."""
+"""The extension of a response that gives access to its body without httpx2's iterators."""
 
 
 class PoolLimits(NamedTuple):
-    """How many connections there are."""
+    """Limits on the number of connections."""
 
     most: int = 2000
     most_kept: int = 100
     kept_s: float = 5.0
-    """Servers let go of a connection at rest some time later."""
+    """Servers close idle connections some time later."""
 
 
 class ServerTransport(httpx2.AsyncBaseTransport):
-    """The way to all servers. Raises httpx2's errors."""
+    """The transport to all servers. Raises httpx2's errors."""
 
     def __init__(self, tls: ssl.SSLContext, limits: PoolLimits) -> None:
         self._pool = _Pool(tls, limits)
@@ -51,12 +51,12 @@ class ServerTransport(httpx2.AsyncBaseTransport):
 
 
 def body_of(response: httpx2.Response) -> "ResponseBody | None":
-    """The body of a response as it comes, past httpx2's iterators; None if it did not come over this transport."""
+    """The body of a response, without httpx2's iterators; None if the response did not use this transport."""
     return cast("ResponseBody | None", response.extensions.get(_BODY))
 
 
 class ResponseBody(httpx2.AsyncByteStream):
-    """A response's body, and the connection that it comes over until it is closed."""
+    """A response's body, and its connection, which it holds until it is closed."""
 
     def __init__(
         self, response: IncomingResponse, connection: ServerConnection, pool: "_Pool", within_s: float | None
@@ -80,7 +80,7 @@ class ResponseBody(httpx2.AsyncByteStream):
         return None if response.is_whole else b""
 
     def arrival(self) -> "asyncio.Future[None]":
-        """Done when more bytes have arrived, or none will."""
+        """Done when more bytes have arrived, or when none will follow."""
         return self._connection.arrival()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -98,7 +98,7 @@ class ResponseBody(httpx2.AsyncByteStream):
 
 
 class _Pool:
-    """The connections: those in use, and those that are kept for the next request."""
+    """The connections: those in use, and those that are idle for the next request."""
 
     def __init__(self, tls: ssl.SSLContext, limits: PoolLimits) -> None:
         self._tls = tls
@@ -108,10 +108,10 @@ class _Pool:
         self._taken = 0
         self._used: set[ServerConnection] = set()
         self._kept: list[ServerConnection] = []
-        """In the order in which they came to rest."""
+        """In the order in which they became idle."""
 
     async def take(self, origin: Origin, timeouts: Timeouts) -> ServerConnection:
-        """A connection for one request; `release` it. Raises `PoolTimeout`, and what connecting raises."""
+        """A connection for one request; `release` it afterwards. Raises `PoolTimeout`, and the errors of connecting."""
         if self._places.locked():
             async with within(timeouts.get("pool"), httpx2.PoolTimeout):
                 await self._places.acquire()
@@ -130,7 +130,7 @@ class _Pool:
         return connection
 
     def release(self, connection: ServerConnection) -> None:
-        """Keeps the connection if it can be used again, and else closes it."""
+        """Keeps the connection if it can be used again, and otherwise closes it."""
         self._used.discard(connection)
         if connection.can_be_used:
             connection.resume()
@@ -142,7 +142,7 @@ class _Pool:
         self._trim()
 
     def close(self) -> None:
-        """All of them."""
+        """Closes all connections."""
         for connection in (*self._used, *self._kept):
             connection.close()
         self._kept.clear()
@@ -165,7 +165,7 @@ class _Pool:
         return asyncio.get_running_loop().time() - self._limits.kept_s
 
     def _trim(self) -> None:
-        """Closes what was kept too long, and those that are too many."""
+        """Closes connections that were idle for too long, and those beyond the limit."""
         most = min(self._limits.most_kept, self._limits.most - self._taken)
         while self._kept and (len(self._kept) > most or self._kept[0].rests_since < self._expired()):
             self._kept.pop(0).close()

@@ -29,7 +29,7 @@ _NUMBER = re.compile("-?[0-9]{1,18}")
 
 
 class Decoder(Generic[_Event]):
-    """Reads the events of one wire."""
+    """Parses the events of one protocol."""
 
     def __init__(self, event: type[_Event]) -> None:
         self._event = event
@@ -37,7 +37,7 @@ class Decoder(Generic[_Event]):
         self._decoder = msgspec.json.Decoder(event)
 
     def decode(self, data: bytes) -> _Event:
-        """The event. Raises `ModelError` for what is not JSON, or has another form than every answer has."""
+        """The event. Raises `ModelError` if it is not JSON, or has another form than every answer."""
         try:
             return self._decoder.decode(data)
         except (*NOT_READ, RecursionError) as error:
@@ -51,7 +51,7 @@ class Decoder(Generic[_Event]):
         return self.convert(value)
 
     def convert(self, value: object) -> _Event:
-        """The same of JSON that was read. Raises `ModelError`."""
+        """The event from parsed JSON. Raises `ModelError`."""
         try:
             return msgspec.convert(_fitting(value, self._type), self._event)
         except msgspec.ValidationError as error:
@@ -59,9 +59,9 @@ class Decoder(Generic[_Event]):
 
 
 def _fitting(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """The value with its texts and numbers as the fields have them. Servers that imitate a wire send numbers as ids and
-    texts as numbers; values that cannot be converted are left out, as if the server had not sent them. Values of
-    another structure stay as they are, and are refused."""
+    """The value with its texts and numbers in the types of the fields. Servers that imitate a protocol send numbers as
+    ids and texts as numbers; values that cannot be converted are left out, as if the server had not sent them. Values
+    of another structure stay unchanged, and are refused later."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             given = cast("dict[str, Any]", value)
@@ -82,7 +82,7 @@ def _fitting(value: Any, kind: msgspec.inspect.Type) -> Any:
 
 
 def as_text(value: object) -> str | None:
-    """The text that a server means by this, if it is one."""
+    """The text that a server means by this value, if any."""
     match value:
         case str():
             return value
@@ -95,7 +95,7 @@ def as_text(value: object) -> str | None:
 
 
 def whole_number(value: object) -> int | None:
-    """The number that a server means by this, if it is a whole one."""
+    """The whole number that a server means by this value, if any."""
     match value:
         case bool():
             return None
@@ -110,7 +110,7 @@ def whole_number(value: object) -> int | None:
 
 
 def read_json(data: bytes) -> Any:
-    """What the JSON says, also with half a character in it (see `special_tokens.py`), or bytes that are none. Raises
+    """The value of the JSON, even if it contains half a character (see `special_tokens.py`) or invalid bytes. Raises
     `ValueError` or `RecursionError`."""
     try:
         return msgspec.json.decode(data)
@@ -122,7 +122,7 @@ def read_json(data: bytes) -> Any:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether `read_json` can read it."""
+    """Whether `read_json` can parse it."""
     try:
         msgspec.json.decode(data, type=msgspec.Raw)
     except (*NOT_READ, RecursionError):
@@ -134,7 +134,7 @@ def is_json(data: bytes) -> bool:
 
 
 def number_in(fields: object, *path: str) -> int:
-    """The number at the end of the path; 0 where there is none."""
+    """The number at the end of the path; 0 if there is none."""
     value: Any = fields
     for name in path:
         value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
@@ -168,35 +168,35 @@ _JOINED = re.compile("|".join(f"(?<={first})[{_INVISIBLE}](?={ending})" for firs
 _MAY_BE_JOINED = re.compile(rf"(?<=[<\[\]])[{_INVISIBLE}]")
 _ANY_INVISIBLE = re.compile(f"[{_INVISIBLE}]")
 _LONGEST_TOKEN = 70
-"""Characters behind the joiner after which no token can end any more."""
+"""Characters after the joiner beyond which no token can end."""
 
 _SERVED_BY_THEIR_MAKERS = re.compile(
     r"claude|cohere-|command|gemini|grok|muse-|nova-|sonar|chatgpt|codex|computer-use|dall-e|ft:|gpt-(?!oss)|o[134]"
     r"|omni-|sora|text-|tts-|whisper",
     re.IGNORECASE,
 )
-"""Models that only the makers' own servers have, which take such text for text."""
+"""Models that only their makers serve, whose servers treat such text as plain text."""
 
 
 def tokenizes_text(model: str) -> bool:
-    """Whether the model's host may read special tokens in what is said."""
+    """Whether the model's host may interpret special tokens in messages."""
     return _SERVED_BY_THEIR_MAKERS.match(model.removeprefix("~").rpartition("/")[2]) is None
 
 
 def escaped_tokens(text: str) -> str:
-    """The text with a joiner behind the first character of each special token."""
+    """The text with a joiner after the first character of each special token."""
     return _TOKEN_START.sub(lambda found: found[0] + _JOINER, text)
 
 
 class SpecialTokenUnescaper:
-    """Takes the joiner out of text that comes in pieces, however they cut it.
+    """Removes the joiner from text that arrives in pieces of any size.
 
-    Only text from a joiner on is ever held back, until what follows shows whether it is in a token.
+    Only text from a joiner on is ever held back, until the following text shows whether it is inside a token.
     """
 
     def __init__(self) -> None:
         self._before = ""
-        """The last character that went out: a token may begin with it."""
+        """The last emitted character: a token may begin with it."""
         self._held = ""
 
     def more(self, piece: str) -> str:
@@ -227,31 +227,31 @@ _ENDS_NAME = re.compile(r'[\s"]')
 """Characters that no token contains, and the end of a JSON string."""
 
 
-# Characters that a server has cut in two. JSON may write a character beyond the first 65,536 as two halves, and some
-# servers cut their texts between them: the first half ends one piece, the second begins the next. A half by itself can
-# neither be sent nor stored.
+# Characters that a server has split. JSON may write a character beyond the first 65,536 as two halves (surrogates), and
+# some servers split their texts between them: one piece ends with the first half, and the next begins with the second.
+# A single half can neither be sent nor stored.
 
 
 _HALF = re.compile("[\ud800-\udfff]")
 _IN_HALVES = re.compile("[\ud800-\udfff\U00010000-\U0010ffff]")
 _WRITTEN_IN_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[\xf0-\xf4]")
-"""In JSON: as an escape, as bytes that no UTF-8 has, or whole."""
+"""In JSON: as an escape, as bytes that are invalid UTF-8, or whole."""
 
 _HIDDEN = 0x10F800 - 0xD800
-"""Added to a half, it makes a character of it: one of the last that Unicode has, which are for private use."""
+"""Added to a half, it gives one of the last private-use characters of Unicode."""
 
 _HIDDEN_HALF = re.compile(f"[{chr(0xD800 + _HIDDEN)}-{chr(0xDFFF + _HIDDEN)}]")
 
 
 def whole_characters(text: str) -> str:
-    """The text with its halves put together, and U+FFFD in place of each that is alone."""
+    """The text with its halves joined, and U+FFFD in place of each single one."""
     if text.isascii() or _HALF.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class JoinedPieces:
-    """Puts the characters of a text together that comes in pieces."""
+    """Joins the split characters of a text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._half = ""
@@ -266,14 +266,14 @@ class JoinedPieces:
         return whole_characters(text)
 
     def rest(self) -> str:
-        """U+FFFD for the half that the text ends with, if it does."""
+        """U+FFFD if the text ends with a half."""
         half, self._half = self._half, ""
         return whole_characters(half)
 
 
 def with_hidden_halves(data: bytes) -> bytes:
-    """JSON in which each half, of whole characters as well, stands as a character of its own, so that pieces compare
-    with their whole. Invalid JSON stays as it is. For libraries that refuse halves; `revealed_halves` reverses this in
+    """JSON in which each half, even of whole characters, is a character of its own, so that pieces can be compared with
+    the whole text. Invalid JSON stays unchanged. For libraries that refuse halves; `revealed_halves` reverses this in
     their results."""
     if _WRITTEN_IN_HALVES.search(data) is None:
         return data
@@ -290,7 +290,7 @@ def _hidden(character: re.Match[str]) -> str:
 
 
 def revealed_halves(text: str) -> str:
-    """The text with the halves that `with_hidden_halves` has hidden."""
+    """The text with the halves that `with_hidden_halves` has replaced."""
     if text.isascii() or _HIDDEN_HALF.search(text) is None:
         return text
     return _HIDDEN_HALF.sub(lambda hidden: chr(ord(hidden[0]) - _HIDDEN), text)

@@ -12,7 +12,7 @@ from worker.models.model_errors import message_in, stream_error
 from worker.models.special_tokens import is_json, read_json, whole_characters
 
 LONGEST_EVENT = 32 * 1024 * 1024
-"""Bytes. Far beyond any answer; a server that never ends an event must not fill the memory."""
+"""Bytes. Far more than any answer has; a server that never ends an event must not fill the memory."""
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -22,7 +22,7 @@ LONGEST_TEXT = 8 * 1024 * 1024
 
 
 class EventTooLong(ValueError):
-    """A server sends one event without an end."""
+    """A server sends an endless event."""
 
 
 class EventStream:
@@ -30,13 +30,13 @@ class EventStream:
 
     def __init__(self) -> None:
         self._unfinished: list[bytes] = []
-        """The line that has not ended yet, in the pieces in which it came."""
+        """The line that has not ended yet, in its pieces."""
         self._data: list[bytes] = []
         """The lines of data of the event that has not ended yet."""
         self._size = 0
         self._after_return = False
         self._beginning: bytes | None = b""
-        """The first bytes, until they are known to be a byte order mark or not; None behind that."""
+        """The first bytes, until it is clear whether they are a byte order mark; None afterwards."""
         self.before_events: bytearray | None = bytearray()
         """The bytes of the response before its first event; None after it."""
 
@@ -63,8 +63,8 @@ class EventStream:
         return self._seen(ended)
 
     def end(self) -> list[bytes]:
-        """At the end of the response: the data of an event that no empty line has ended, if it is whole. Some servers
-        leave the line out behind the last event; most that leave it out have broken down in the middle of one."""
+        """Ends the response: the data of an event without an empty line after it, if the data is complete. Some servers
+        omit the line after the last event; most responses without it broke off in the middle of an event."""
         ended: list[bytes] = []
         self._take(b"".join(self._unfinished), ended)
         self._take(b"", ended)
@@ -95,7 +95,7 @@ class EventStream:
             self._data.append(b'{"error": %b}' % error)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """The chunk with one character at the end of each line. A line may also end in CR, or in CR and LF."""
+        """The chunk with a single LF at the end of each line. A line may also end in CR, or in CR and LF."""
         if self._after_return and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_return = False
@@ -109,7 +109,7 @@ class EventStream:
 
 
 _ANSWERS = ("choices", "candidates", "output", "content")
-"""Fields of which a whole answer has one: Chat Completions', Gemini's, Responses', and Anthropic's."""
+"""A complete answer has one of these fields: Chat Completions', Gemini's, Responses', and Anthropic's."""
 
 _PASSES = re.compile(
     r"overload|capacity|busy|try again|temporar|unavailable|time[d ]?-?out|bad gateway|internal|rate limit",
@@ -120,7 +120,7 @@ _PASSES = re.compile(
 _MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 _EXCERPT = 200
-"""Characters that are shown of a text that is not an answer."""
+"""Characters of an unexpected text that an error contains."""
 
 
 def is_whole(said: bytes | bytearray | None) -> bool:
@@ -130,8 +130,8 @@ def is_whole(said: bytes | bytearray | None) -> bool:
 
 
 def unstreamed_answers(body: bytes, content_type: str, provider: str = "") -> list[dict[str, Any]]:
-    """The whole answers in a body without events; none when it is a stream in which nothing came. Raises `ModelError`
-    with the server's words for an error, and with the content type for what is something else."""
+    """The whole answers in a body without events; none if it is an empty stream. Raises `ModelError` with the server's
+    words for an error, and with the content type for anything else."""
     text = body.strip()
     if text[:1] not in (b"{", b"[", b"<") and text and content_type.startswith("text/event-stream"):
         return []
@@ -159,8 +159,8 @@ def unstreamed_answers(body: bytes, content_type: str, provider: str = "") -> li
 
 
 def _refusal(error: object, provider: str) -> ModelError:
-    """An error in a response that says it is none. Without a code that is known, only its words say whether another try
-    may help."""
+    """An error in a response with a successful status. Without a known code, only its words show whether a retry may
+    help."""
     refusal = stream_error(error, provider=provider)
     if refusal.error_type is not ModelErrorType.ERROR or refusal.status is not None or _PASSES.search(refusal.message):
         return refusal

@@ -1,8 +1,8 @@
-"""The JSON Schema of a tool's parameters, as OpenAI's wire takes it best, and whether its strict mode may be asked for.
+"""The JSON Schema of a tool's parameters in the form that suits OpenAI's API best, and whether it allows strict mode.
 
-In strict mode arguments always fit the schema, but it takes a part of JSON Schema only
+In strict mode arguments always match the schema, but it supports only a part of JSON Schema
 (https://developers.openai.com/api/docs/guides/structured-outputs#supported-schemas). A tool whose schema is within that
-part is declared strict; of the others nothing is changed that means anything.
+part is declared strict; the meaning of other schemas stays unchanged.
 """
 
 import re
@@ -38,7 +38,7 @@ NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
 
 
 def chat_tool(tool: ToolSpec, *, follows_references: bool) -> _Schema:
-    """A tool as OpenAI's chat completions take it. `follows_references`: the model understands `$ref`."""
+    """A tool in the form of OpenAI's chat completions. `follows_references`: the model understands `$ref`."""
     parameters, strict = tool.parameters or NO_PARAMETERS, tool.strict
     if follows_references:
         schema = tool_schema(parameters)
@@ -51,7 +51,7 @@ def chat_tool(tool: ToolSpec, *, follows_references: bool) -> _Schema:
 
 
 def chat_choice(call: ModelCall) -> str | _Schema:
-    """Whether the answer may or must call a tool, as OpenAI's chat completions take it."""
+    """Whether the answer may or must call a tool, in the form of OpenAI's chat completions."""
     if not call.may_call:
         return "none"
     if call.must_call and call.forced_tool:
@@ -60,21 +60,22 @@ def chat_choice(call: ModelCall) -> str | _Schema:
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> _Schema | None:
-    """The JSON Schema that an answer has to fit, as OpenAI's chat completions say it; None for another format."""
+    """The JSON Schema that an answer has to match, in the form of OpenAI's chat completions; None for another
+    format."""
     said = (response_format or {}).get("json_schema")
     schema: Any = cast("_Schema", said).get("schema") if isinstance(said, dict) else None
     return cast("_Schema", schema) if isinstance(schema, dict) else None
 
 
 class ToolSchema(NamedTuple):
-    """A tool's parameters as they are sent."""
+    """A tool's parameters in a request."""
 
     parameters: _Schema
     is_strict: bool
 
 
 def tool_schema(parameters: _Schema) -> ToolSchema:
-    """The parameters without what says nothing, and with what OpenAI wants spelled out."""
+    """The parameters without keywords that mean nothing, and with those that OpenAI demands."""
     plain = _plain(parameters)
     is_strict = all(_fits_strict_mode(schema) for schema in _within(plain)) and not _is_too_big(plain)
     return ToolSchema(plain, is_strict)
@@ -89,13 +90,13 @@ def _plain(schema: _Schema) -> _Schema:
             plain["additionalProperties"] = False
     plain = _without_unions_of_one(plain)
     if "$ref" in plain and len(plain) > 1:
-        # What stands beside a reference is passed over; beside a union it counts.
+        # Keywords beside a reference are ignored; beside a union they count.
         plain["anyOf"] = [{"$ref": plain.pop("$ref")}]
     return plain
 
 
 def _with_parts(schema: _Schema, change: Callable[[_Schema], _Schema]) -> _Schema:
-    """The schema with each schema right below it changed."""
+    """The schema, with each direct subschema changed."""
 
     def changed(part: Any) -> Any:
         return change(cast("_Schema", part)) if isinstance(part, dict) else part
@@ -158,7 +159,7 @@ def _fits_strict_mode(schema: _Schema) -> bool:
 
 
 def _is_closed(schema: _Schema) -> bool:
-    """Whether the object has all of its properties always, and no others."""
+    """Whether the object always has all of its properties, and no others."""
     required = schema.get("required")
     return (
         schema["additionalProperties"] is False
@@ -168,7 +169,7 @@ def _is_closed(schema: _Schema) -> bool:
 
 
 def _is_too_big(schema: _Schema) -> bool:
-    """The schema and each of its definitions count by themselves, and references are not followed."""
+    """Checks the schema and each of its definitions separately, without following references."""
     definitions = [*schema.get("$defs", {}).values(), *schema.get("definitions", {}).values()]
     for part in (schema, *definitions):
         sizes = list(_object_sizes(part, 1))
@@ -180,7 +181,7 @@ def _is_too_big(schema: _Schema) -> bool:
 
 
 def _object_sizes(node: Any, level: int) -> Iterator[tuple[int, int]]:
-    """For each object: how deep it is, and how many properties it has."""
+    """For each object: its depth, and the number of its properties."""
     if not isinstance(node, dict):
         return
     schema = cast("_Schema", node)
@@ -195,9 +196,9 @@ def _object_sizes(node: Any, level: int) -> Iterator[tuple[int, int]]:
 
 
 def inlined(schema: _Schema) -> _Schema:
-    """The parameters with each definition where it is referred to, for models that do not follow references.
+    """The parameters with each definition in place of its references, for models that do not follow references.
 
-    Where definitions refer to each other in a circle, references stay.
+    If definitions refer to each other in a circle, the references stay.
     """
     definitions = cast("_Schema", schema.get("$defs") or {})
     whole = {key: value for key, value in schema.items() if key != "$defs"}
@@ -223,6 +224,6 @@ def _with_definitions(schema: _Schema, definitions: _Schema, inside: tuple[str, 
 
 
 def without_titles(schema: _Schema) -> _Schema:
-    """The parameters without the names that schemas are given by what generates them."""
+    """The parameters without the titles that schema generators add."""
     plain = {key: value for key, value in schema.items() if key not in ("title", "$schema")}
     return _without_unions_of_one(_with_parts(plain, without_titles))

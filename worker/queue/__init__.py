@@ -1,1 +1,1 @@
-"""How a worker finds runs and keeps them its own."""
+"""How a worker finds runs and keeps other workers from them."""

@@ -1,1 +1,1 @@
-"""What makes the calls of tools: a runner for each kind of them."""
+"""Calls tools: a runner for each kind."""

@@ -45,18 +45,18 @@ INSTEAD: Mapping[str, str] = {
     "web_search": "This server has no web search. Ask the user for what you need, or for a tool that finds it.",
     "fetch_webpage": "This server fetches no web pages. Ask the user for the text, or for a tool that fetches it.",
 }
-"""The results, for the model, of tools that need something that this server lacks."""
+"""The results that the model gets from tools that this server cannot support."""
 
 REMEMBERS = "archival_memory_insert"
 
 OURS = RunnerTraits(sees_secrets=False, finds_its_result=True, limits_results=True, timeout_s=None)
-"""Holdfast's own code: its effect is stored with its result, and its reads are bounded."""
+"""Holdfast's own code: its effect is stored with its result, and its reads are limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseToolRunner:
-    """Makes the calls of base tools, which edit the memory and search messages and passages. A cancel interrupts a
-    search, also while it is repeated because the database is unavailable; it does not interrupt an edit."""
+    """Calls base tools, which edit the memory and search messages and passages. A cancel interrupts a search, even
+    while the search is retried because the database is unavailable. It does not interrupt an edit."""
 
     memory: MemoryStore
     archival: ArchivalMemory
@@ -66,7 +66,7 @@ class BaseToolRunner:
     traits: RunnerTraits = OURS
 
     def arguments(self, tool: Tool) -> JsonObject:
-        """Returns the tool's own schema: the one that a project has stored may be older."""
+        """Returns the tool's own schema: the stored one of a project may be older."""
         return base_tool_arguments(tool)
 
     async def call(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:

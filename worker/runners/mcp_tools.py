@@ -1,4 +1,4 @@
-"""Makes the calls of tools that a project's MCP servers run."""
+"""Calls the tools of a project's MCP servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ NO_SERVER = "Error: the tool was not called: its MCP server {!r} is no longer th
 
 
 OF_A_SERVER = RunnerTraits(timeout_s=None)
-"""The runner ends a call in time itself: it then knows whether the server may have acted."""
+"""The runner limits the time of a call itself: it then knows whether the server may have acted."""
 ALWAYS_ASKING = RunnerTraits(timeout_s=None, asks_always=True)
 
 
 class McpServers(Protocol):
-    """Where servers are stored."""
+    """The store of MCP servers."""
 
     async def get(self, project_id: ProjectId, server_id: McpServerId) -> McpServer:
         """Returns a server of this project. Raises `NotFound`."""
@@ -38,7 +38,7 @@ class McpServers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class McpToolRunner:
-    """Asks the server of each tool, as it is stored when the call is made."""
+    """Calls each tool at its server, as stored at the time of the call."""
 
     client: McpClient
     signed_in: SignedIn
@@ -54,7 +54,7 @@ class McpToolRunner:
     async def call(
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> ToolReturn | ForeignOutcome:
-        """Returns what the server answers. A server that fails is an error result, and the run goes on."""
+        """Returns the server's answer. A failure of the server is an error result, and the run continues."""
         source = tool_source(tool)
         if source is None:
             return error_return(call, NO_PLACE)

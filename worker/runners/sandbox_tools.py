@@ -27,12 +27,12 @@ it."""
 
 
 BEHIND_WALLS = RunnerTraits(limits_results=True, timeout_s=None)
-"""The sandbox itself cuts a call's result, and ends a call with all its processes."""
+"""The sandbox itself limits a call's result, and ends a call with all its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxRunner:
-    """Calls functions whose source the tool's row has."""
+    """Calls functions from the source in the tool's row."""
 
     sandbox: ToolSandbox
     packages: PackageEnvironments
@@ -51,7 +51,7 @@ class SandboxRunner:
         try:
             if tool.source_type == TYPESCRIPT:
                 module = await to_thread(tool_module, tool.source_code, tool.name)
-            # A call's time begins after this: a machine that lacks the packages installs them first.
+            # The time limit of a call begins after this: a machine without the packages installs them first.
             async with self.packages.folders(tool.packages) as folders:
                 outcome = await self.sandbox.call(
                     ToolInvocation(

@@ -140,7 +140,7 @@ _NOT_IN_A_NAME = re.compile(r"[^\w.-]")
 
 
 async def without_secrets(outcome: ToolOutcome, secrets: Mapping[str, str]) -> ToolOutcome:
-    """The outcome with `[secret NAME]` in the place of each value."""
+    """The outcome with `[secret NAME]` in place of each value."""
     shown_as = dict(_spellings(secrets))
     if not shown_as:
         return outcome

@@ -1,1 +1,1 @@
-"""Letta's operations, a module per noun. `api.application` alone reads them."""
+"""Letta's operations, one module per noun. Only `api.application` imports them."""

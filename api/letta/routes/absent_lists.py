@@ -1,5 +1,5 @@
-"""Lists of what Letta's servers keep and Holdfast does not: they are empty. A program that only looks goes on, one that
-wants to make something there gets an error."""
+"""Empty lists of objects that Letta's servers have and Holdfast does not. A program that only reads them works; one
+that wants to create such an object gets an error."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 async def any_filter(
     _page: NewestFirst, name: str | None = None, cursor: str | None = None, is_open: bool = False
 ) -> None:
-    """What is asked of a list, page by page or by a filter, holds of an empty one."""
+    """Query parameters of a list, for pages or filters, which make no difference to an empty one."""
 
 
 router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)], route_class=LateRoute)
@@ -43,21 +43,21 @@ async def no_items_of_agent(agent_id: AgentIdPath, editor: AgentEditorDep, proje
 
 @router.get("/agents/{agent_id}/files")
 async def no_files(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, Any]:
-    """The agent has none. Letta's SDKs page this list in a way of its own."""
+    """The agent has none. Letta's SDKs page this list in their own way."""
     await editor.get(project_id, agent_id)
     return {"files": [], "next_cursor": None, "has_more": False}
 
 
 @router.get("/agents/{agent_id}/repositories")
 async def no_repositories(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, Any]:
-    """The agent has none. Letta Code looks for files of its memory there, with every message."""
+    """The agent has none. Letta Code looks there for the files of its memory, with every message."""
     await editor.get(project_id, agent_id)
     return {"repositories": []}
 
 
 @router.get("/shared-agents")
 async def no_shared_agents(_project_id: ProjectDep) -> dict[str, Any]:
-    """Agents of other people: none. Letta Code asks again at once, and without end, for a list that it does not get."""
+    """Other people's agents: none. Without this list Letta Code retries immediately and endlessly."""
     return {"agents": [], "nextCursor": None}
 
 

@@ -1,4 +1,4 @@
-"""Agent files: an agent leaves as one, and agents come from one."""
+"""Agent files: exports and imports of agents."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -59,13 +59,13 @@ SettingsDep = Annotated[Settings, served(Settings)]
 MULTIPART = "multipart/form-data"
 
 LONGEST_FOR_PEOPLE = 10_000_000
-"""Bytes of a file that is written with lines."""
+"""Bytes of the longest file that is formatted with line breaks."""
 
 
 class MultipartRoute(LateRoute):
-    """A route whose form comes in parts: everything else is a 415 before it is read.
+    """A route for multipart forms: any other content is a 415 before it is parsed.
 
-    A parser of forms in one line steps through their separators one by one, and a body has room for millions.
+    A parser of URL-encoded forms handles separators one by one, and a body has room for millions.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -89,7 +89,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class ExportRequest(BaseModel):
-    """What the newer form of the export says in its body."""
+    """Options in the body of the newer form of the export."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -99,7 +99,7 @@ class ExportRequest(BaseModel):
 
 
 class ImportForm(BaseModel):
-    """The form of an import. Every second field is an older name; `model_extra` has those that nobody knows."""
+    """The form of an import. Every second field is an older name. `model_extra` has unknown fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -118,7 +118,7 @@ class ImportForm(BaseModel):
     project_id: str | None = None
 
     def options(self, embedding_header: str | None) -> ImportOptions:
-        """What is asked for. Raises `InvalidRequest` for secrets that are no JSON object of texts."""
+        """The options of the import. Raises `InvalidRequest` if the secrets are no JSON object of texts."""
         return ImportOptions(
             append_copy_suffix=self.append_copy_suffix,
             override_existing_tools=self.override_existing_tools,
@@ -145,7 +145,7 @@ async def export_agent(
     scrub_messages: bool = False,
     use_legacy_format: bool = False,
 ) -> Response:
-    """The agent as a file. Values of secrets are not in it."""
+    """The agent as a file. The file contains no values of secrets."""
     if use_legacy_format:
         raise InvalidRequest(
             "use_legacy_format: Legacy format is not supported, neither by Letta's newer servers",
@@ -170,7 +170,7 @@ async def export_agent_with_skills(
     project_id: ProjectDep,
     body: ExportRequest | None = None,
 ) -> Response:
-    """The same, with skills that the client adds."""
+    """The agent as a file, with skills that the client adds."""
     return await _exported(
         editor,
         access,
@@ -201,7 +201,7 @@ async def import_agents(
     project_id: ProjectDep,
     x_override_embedding_model: Annotated[str | None, Header()] = None,
 ) -> dict[str, list[str]]:
-    """Makes the agents of a file, with their tools, memory and messages, or nothing at all."""
+    """Creates the agents of a file with their tools, memory and messages, or nothing at all."""
     await base_tools.fill(project_id)
     options, document = form.options(x_override_embedding_model), await form.file.read()
     # A file may be megabytes, and other requests are waiting.
@@ -226,7 +226,8 @@ async def import_agents(
 
 
 async def _packages(package_environments: PackageEnvironments, file: AgentFile) -> dict[str, FilePackages]:
-    """The packages of the file's tools, by the tools' ids. A tool whose packages cannot be had comes without them."""
+    """The packages of the file's tools, by the tools' ids. A tool whose packages are not available is imported without
+    them."""
     found: dict[str, FilePackages] = {}
     for tool in file.tools:
         try:
@@ -237,7 +238,7 @@ async def _packages(package_environments: PackageEnvironments, file: AgentFile) 
 
 
 async def _servers_here(mcp_servers: McpServers, project_id: ProjectId, file: AgentFile) -> ServersHere:
-    """The project's MCP servers, with the tools of those that the file's tools are of."""
+    """The project's MCP servers, with the tools of those that the file names."""
     if not file.mcp_servers and all(tool.tool_type != MCP_TYPE for tool in file.tools):
         return ServersHere()
     servers = await mcp_servers.store.list(project_id)
@@ -316,7 +317,7 @@ def _written_file(
     wanted: ExportRequest,
     now: datetime,
 ) -> bytes:
-    """The file: one that a person may read is written for people, with each value in a line of its own."""
+    """The file. A short one is formatted for people, with each value on its own line."""
     file = agent_file(
         [one._replace(history=[]) for one in exported] if wanted.scrub_messages else exported,
         servers=servers,

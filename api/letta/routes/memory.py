@@ -1,4 +1,4 @@
-"""Memory of a project: blocks, archives and their passages, the search over passages, and tags."""
+"""A project's memory: blocks, archives and their passages, the search over passages, and tags."""
 
 from typing import Annotated, Any
 
@@ -65,7 +65,7 @@ async def create_archive(
     environment: EnvironmentDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
-    """Makes an archive."""
+    """Creates an archive."""
     archive = new_archive(body, project_id, ids, clock.now())
     return wire_archive(await archive_store.create(archive), environment)
 
@@ -110,7 +110,7 @@ async def update_archive(
 
 @router.delete("/{archive_id}", status_code=204)
 async def delete_archive(archive_id: ArchiveIdPath, archive_store: ArchiveStoreDep, project_id: ProjectDep) -> None:
-    """Deletes an archive with its passages, and takes it from its agents."""
+    """Deletes an archive with its passages, and detaches it from its agents."""
     await archive_store.delete(project_id, archive_id)
 
 
@@ -177,7 +177,7 @@ blocks_router = APIRouter(prefix="/v1/blocks", tags=["blocks"], route_class=Late
 async def create_block(
     body: BlockCreate, ids: IdMakerDep, clock: ClockDep, block_store: BlockStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Makes a block."""
+    """Creates a block."""
     block = new_block(body, project_id, ids, clock.now())
     return wire_block(await block_store.create(block))
 
@@ -201,7 +201,7 @@ async def list_blocks(
     identity_id: str | None = None,
     identifier_keys: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The project's blocks. None of them is a template, has a template's name, or belongs to an identity."""
+    """The project's blocks. Filters by template or identity find none."""
     if name or templates_only or identity_id or identifier_keys:
         return []
     wanted = BlockFilter(
@@ -220,7 +220,7 @@ async def list_blocks(
 
 @blocks_router.get("/count")
 async def count_blocks(block_store: BlockStoreDep, project_id: ProjectDep) -> int:
-    """How many blocks the project has."""
+    """The number of the project's blocks."""
     return await block_store.count(project_id)
 
 
@@ -234,13 +234,13 @@ async def retrieve_block(block_id: BlockIdPath, block_store: BlockStoreDep, proj
 async def update_block(
     block_id: BlockIdPath, body: BlockUpdate, block_store: BlockStoreDep, clock: ClockDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Changes a block, and with it the instructions of its agents."""
+    """Changes a block, and thereby the instructions of its agents."""
     return wire_block(await block_store.update(project_id, block_id, body.apply, clock.now()))
 
 
 @blocks_router.delete("/{block_id}")
 async def delete_block(block_id: BlockIdPath, block_store: BlockStoreDep, project_id: ProjectDep) -> dict[str, str]:
-    """Deletes a block and takes it from its agents."""
+    """Deletes a block and detaches it from its agents."""
     await block_store.delete(project_id, block_id)
     return {"message": f"Block id={block_id} successfully deleted"}
 
@@ -268,7 +268,7 @@ passages_router = APIRouter(prefix="/v1/passages", tags=["passages"], route_clas
 async def search_passages(
     body: PassageSearch, archival_memory: ArchivalMemoryDep, environment: EnvironmentDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
-    """Finds passages by words and by meaning: of an agent, of an archive, or of the whole project."""
+    """Finds passages by words and by meaning, in an agent, in an archive, or in the whole project."""
     found = await archival_memory.search(project_id, body.as_query())
     return [wire_found(one, environment) for one in found]
 

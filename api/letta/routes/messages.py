@@ -1,4 +1,4 @@
-"""Messages of agents: send and list them, empty the context, cancel runs."""
+"""Messages of agents: sending and listing them, resetting the context, cancelling runs."""
 
 from contextlib import suppress
 from typing import Annotated, Any
@@ -63,8 +63,8 @@ async def send_messages(
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
-    """Sends messages. The server answers when the run has ended, or with a stream if `streaming` is set. With
-    `background` the client may leave, and resume the stream later."""
+    """Sends messages. Answers when the run has ended, or with a stream if `streaming` is set. With `background` the
+    client may disconnect, and resume the stream later."""
     thread = AgentThread(await editor.without_links(project_id, agent_id))
     return await answer_service.send(thread, request, SendOptions(headers))
 
@@ -92,7 +92,7 @@ async def send_messages_async(
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
-    """Sends messages and answers at once with the run. The client polls it, streams it, or is called back."""
+    """Sends messages and answers at once with the run. The client polls it, streams it, or gets a callback."""
     thread = AgentThread(await editor.without_links(project_id, agent_id))
     sending = SendOptions(headers, run_type="send_message_async", background=True)
     return await answer_service.send_later(thread, request, sending)
@@ -135,8 +135,9 @@ async def generate(
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
-    """Asks the agent's model, or another one, a question without the agent's instructions, memory, tools and history,
-    and answers when the model has. Nothing of it enters a history. The run goes on when the client leaves."""
+    """Asks the agent's model, or another one, a question without the agent's instructions, memory, tools and history.
+    Answers when the model has. No history stores the question or the answer. The run goes on when the client
+    disconnects."""
     agent = await editor.without_links(project_id, agent_id)
     keys = keys_of(headers, GENERATE, clock.now(), body=request.model_dump_json)
     question = question_of(request, offered)
@@ -159,9 +160,9 @@ async def list_messages(
     types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The agent's messages, listed oldest first: of all its histories, or of one.
+    """The agent's messages, oldest first: of all its histories, or of one.
 
-    `desc` (the default) takes the newest that fit.
+    `desc` (the default) takes the newest ones of them.
     """
     if conversation_id is None:
         await editor.get(project_id, agent_id)
@@ -180,7 +181,7 @@ async def cancel_messages(
     project_id: ProjectDep,
     request: CancelRequestIn | None = None,
 ) -> dict[str, str]:
-    """Cancels the named runs of the agent, or all that are active or wait for approval. The answer says what became of
+    """Cancels the named runs of the agent, or all that are active or wait for approval. The answer has the outcome for
     each."""
     await editor.get(project_id, agent_id)
     request = request or CancelRequestIn()
@@ -195,7 +196,7 @@ async def reset_messages(
     agent_answers: AgentAnswersDep,
     caller: CallerDep,
 ) -> dict[str, Any]:
-    """Empties the agent's context, but for its system message."""
+    """Empties the agent's context, except for its system message."""
     agent = await editor.get(caller.project_id, agent_id)
     await message_store.reset(caller.project_id, ThreadId(agent.id))
     return await agent_answers.one(agent, caller=caller)

@@ -1,4 +1,4 @@
-"""Models that agents can be given."""
+"""The models for agents."""
 
 from typing import Annotated, Any
 
@@ -27,9 +27,10 @@ async def list_models(
     provider_type: str | None = None,
     provider_category: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The models of the configured providers, and the built-in ones where they are on; the default one first.
+    """The models of the configured providers, and the built-in ones if they are enabled; the default first.
 
-    Gateways, Ollama, vLLM and LM Studio are asked for theirs; a `Warning` header names those that did not answer."""
+    The server asks gateways, Ollama, vLLM and LM Studio for theirs; a `Warning` header names those that did not answer.
+    """
     found = await server_models.found()
     if found.notes:
         response.headers.append("Warning", warning_of(found.notes))

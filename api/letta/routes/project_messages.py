@@ -1,4 +1,4 @@
-"""The messages of all agents of a project: list them, find one by its id, search them for words."""
+"""The messages of all agents of a project: listing, reading one by its id, searching for words."""
 
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ async def list_messages(
 ) -> list[dict[str, Any]]:
     """The messages of all histories, of one conversation, or of all default histories; oldest first.
 
-    `desc` (the default) takes the newest that fit.
+    `desc` (the default) takes the newest ones of them.
     """
     thread_id = ThreadId(conversation_id) if conversation_id and conversation_id != DEFAULT else None
     of = MessageFilter(project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
@@ -44,7 +44,7 @@ async def list_messages(
 async def search_messages(
     request: MessageSearch, message_lists: MessageListsDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
-    """What users and agents have said with all these words, newest first."""
+    """Messages of users and agents that contain all these words, newest first."""
     found = await message_lists.search(
         project_id,
         request.query.split(),
@@ -61,9 +61,9 @@ async def search_messages(
 async def retrieve_message(
     message_id: MessageIdPath, message_store: MessageStoreDep, caller: CallerDep
 ) -> list[dict[str, Any]]:
-    """The parts of one message, which the wire shows as messages of their own."""
+    """The parts of one message, which are messages of their own on the wire."""
     found = wire_messages(await message_store.find(caller.project_id, [message_id]), types_for(caller, None))
-    # The calls and the approval requests of one stored answer may have an id each.
+    # The calls and the approval requests of one stored answer may have different ids.
     parts = [part for part in found if part["id"] == message_id]
     if not parts:
         raise NotFound(f"Message with id {message_id} not found.")

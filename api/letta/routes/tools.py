@@ -81,7 +81,7 @@ def _types(texts: list[str] | None, parameter: str) -> list[str] | None:
 
 
 def _each(texts: list[str] | None) -> list[str] | None:
-    """Values that may also come as one, with commas between them. None when there is not one."""
+    """Values that may also come as one comma-separated value. None if there is none."""
     return [part for text in texts or () for part in (piece.strip() for piece in text.split(",")) if part] or None
 
 
@@ -98,7 +98,7 @@ async def create_tool(
     project_id: ProjectDep,
     response: Response,
 ) -> dict[str, Any]:
-    """Makes a tool, or changes the tool of this name: scripts make their tools each time they start."""
+    """Creates a tool, or changes the tool of this name: scripts create their tools at each start."""
     return await upsert_tool(
         body, settings, input_limits, tool_store, package_environments, ids, clock, operations, project_id, response
     )
@@ -117,7 +117,7 @@ async def upsert_tool(
     project_id: ProjectDep,
     response: Response,
 ) -> dict[str, Any]:
-    """Makes a tool, or changes the tool of this name, which keeps its id and all that is left out."""
+    """Creates a tool, or changes the tool of this name, which keeps its id and all omitted fields."""
     _warn_of_limits(settings, body.limits, response)
     refuse_network(body.network, settings.tool_network)
     input_limits.refuse_long_source(body.source_code)
@@ -126,7 +126,7 @@ async def upsert_tool(
     before = found[0] if found else None
     packages = await package_environments.chosen(body.pip_requirements, before)
     blank = blank_tool(project_id, ids, clock.now())
-    if before is not None:  # what is left out stays, so the source may count on it
+    if before is not None:  # omitted fields stay, and the source may depend on them
         blank = replace(blank, pip_requirements=before.pip_requirements, packages=before.packages)
     change = partial(body.apply, packages=packages)
     tool = change(blank)
@@ -143,7 +143,7 @@ def _warn_of_limits(settings: SettingsDep, wanted: LimitsIn | None, response: Re
 
 
 async def _refuse_without_node(operations: OperationsDep, tool: Tool) -> None:
-    """Where workers live and none of them could run the tool. Where none lives, some may come."""
+    """Raises `InvalidRequest` if workers are live and none of them can run the tool. Without any, a later one may."""
     if tool.source_type == TYPESCRIPT and await operations.tool_presence.runs_javascript() is False:
         raise InvalidRequest(
             f"the tool {tool.name!r} is written in TypeScript, and no worker has Node.js: install it beside a worker, "
@@ -167,13 +167,13 @@ async def list_tools(
 async def count_tools(
     tool_store: ToolStoreDep, project_id: ProjectDep, wanted: Annotated[ToolFilter, Depends(_tool_filter)]
 ) -> int:
-    """How many tools the project has."""
+    """The number of the project's tools."""
     return await tool_store.count(project_id, wanted)
 
 
 @router.post("/add-base-tools")
 async def add_base_tools(base_tools: BaseToolSeederDep, project_id: ProjectDep) -> list[dict[str, Any]]:
-    """Gives the project the base tools that it lacks. Answers with all of them."""
+    """Adds the missing base tools to the project. Answers with all of them."""
     return [wire_tool(tool) for tool in await base_tools.add(project_id)]
 
 
@@ -209,6 +209,6 @@ async def update_tool(
 
 @router.delete("/{tool_id}")
 async def delete_tool(tool_id: ToolIdPath, tool_store: ToolStoreDep, project_id: ProjectDep) -> dict[str, str]:
-    """Deletes a tool and takes it from its agents."""
+    """Deletes a tool and detaches it from its agents."""
     await tool_store.delete(project_id, tool_id)
     return {"message": f"Tool id={tool_id} successfully deleted"}

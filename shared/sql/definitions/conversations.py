@@ -162,9 +162,9 @@ class ConversationStore:
         change: Callable[[Conversation], tuple[Conversation, Sequence[NewMessage]]],
         now: datetime,
     ) -> Conversation:
-        """Changes the stored conversation, and stores the messages that come of it, in one transaction: a turn that no
-        run has had, behind all others. A run that is at work does not see it; the next one does. `change` must be quick
-        and pure. Raises `NotFound`."""
+        """Changes the stored conversation, and stores the resulting messages, in one transaction: they are the newest
+        turn, which belongs to no run. The active run does not see them; the next one does. `change` must be quick and
+        pure. Raises `NotFound`."""
         thread_id = ThreadId(conversation_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             before = await _load(connection, project_id, conversation_id, lock=True)

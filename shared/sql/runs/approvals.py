@@ -81,7 +81,7 @@ async def requests_of(connection: Connection, run_id: RunId) -> list[Approval]:
 async def record_decision(
     connection: Connection, project_id: ProjectId, approval_id: ApprovalId, decision: Decision
 ) -> None:
-    """Writes into the audit log that somebody has decided a request."""
+    """Records a decision on a request in the audit log."""
     done = "answered" if decision.kind == "tool" else "approved" if decision.approve else "denied"
     await record(connection, project_id, f"approval.{done}", approval_id)
 
