@@ -238,7 +238,7 @@ class _HeadersMismatch(Exception):
 async def _session(
     target: McpTarget, http: httpx2.AsyncBaseTransport, broken: Callable[[str], None]
 ) -> AsyncGenerator[ClientSession]:
-    """Connects for the block, with the newest version of the protocol that both sides support."""
+    """Connects within the block: by the newest version of the protocol that both sides know."""
     about = Implementation(name="holdfast", version=VERSION)
     async with AsyncExitStack() as stack:
         if target.transport == "stdio":
