@@ -84,7 +84,7 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
         "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
         "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "full",
-        "has_feedback",
+        "hang_up", "has_feedback",
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "match_all_tags",
         "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
         "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "since", "sort_by", "start_date",
