@@ -131,7 +131,7 @@ class McpSignIns:
             yield Failed(error.message)
 
     async def finish(self, returned: BrowserReturn) -> Finished:
-        """Finishes the sign-in of a browser that has come back: once, whatever comes of it. Raises `InvalidRequest`
+        """Finishes the sign-in of a browser that has come back: once, whatever the result. Raises `InvalidRequest`
         with a sentence for the person."""
         is_sane = 0 < len(returned.state) <= LONGEST_STATE and len(returned.code) <= LONGEST_CODE
         now = self.servers.clock.now()

@@ -1,12 +1,12 @@
 """The address of the protocol: one path, to which each message is posted."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
 from api.dependencies import CallerDep, SubmissionHeadersDep, served
 from api.direct_route import LateRoute
-from api.mcp.service import McpService
+from api.mcp.service import McpService, Posted
 
 McpServiceDep = Annotated[McpService, served(McpService)]
 
@@ -42,7 +42,14 @@ TAKEN: dict[int | str, dict[str, Any]] = {202: {"description": "A notification w
 
 @router.post("/mcp", response_model=None, openapi_extra=BODY, responses=TAKEN)
 async def answer_mcp(
-    request: Request, mcp: McpServiceDep, caller: CallerDep, headers: SubmissionHeadersDep
+    request: Request,
+    mcp: McpServiceDep,
+    caller: CallerDep,
+    headers: SubmissionHeadersDep,
+    hang_up: Literal["continue", "cancel"] = "continue",
 ) -> Response:
-    """Answers one message of the Model Context Protocol: the project's agents are its tools."""
-    return await mcp.answer(caller, headers, request.headers.items(), await request.body())
+    """Answers one message of the Model Context Protocol: the project's agents are its tools.
+
+    `hang_up` says what becomes of a call's run when its client closes the connection (from 2026-07-28 on)."""
+    posted = Posted(request.headers.items(), await request.body(), hang_up == "cancel")
+    return await mcp.answer(caller, headers, posted)

@@ -9,7 +9,8 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import structlog
 from starlette.responses import Response
@@ -61,11 +62,21 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 RUN_TYPE = "mcp_tool_call"
 LONGEST_KEY = 256
 LONGEST_REASON = 500
+HUNG_UP = "the client hung up"
 
 INSTRUCTIONS = (
     "Each tool is an agent that works on its own: say in plain words what is wanted, with everything that it has to "
     "know. It may take minutes. It remembers what it was told before; 'conversation' says in which history it answers."
 )
+
+
+class Posted(NamedTuple):
+    """An HTTP request with a message."""
+
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    ends_with_client: bool
+    """The run of its call is cancelled if its client closes the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +93,25 @@ class McpService:
     clock: Clock
     ids: IdMaker
 
-    async def answer(
-        self, caller: Caller, headers: SubmissionHeaders, raw: Sequence[tuple[str, str]], body: bytes
-    ) -> Response:
+    async def answer(self, caller: Caller, headers: SubmissionHeaders, posted: Posted) -> Response:
         """The answer to one message."""
         rules = await self.rules.ready()
         try:
-            message = rules.read(raw, body)
+            message = rules.read(posted.headers, posted.body)
         except RpcError as error:
             return _refusal(rules, error, error.request_id, is_modern=error.is_modern)
         if isinstance(message, Told):
             await self._hear(caller, message)
             return Response(status_code=202)
         try:
-            return await self._answer_request(rules, caller, headers, message)
+            _check_level(caller, message)
+            if message.method == "tools/call":
+                return await self._call(caller, headers, message, ends_with_client=posted.ends_with_client)
+            return await self._answer_request(rules, caller, message)
         except RpcError as error:
             return _refusal(rules, error, message.id, is_modern=message.is_modern)
 
-    async def _answer_request(self, rules: Rules, caller: Caller, headers: SubmissionHeaders, asked: Asked) -> Response:
-        _check_level(caller, asked)
-        if asked.method == "tools/call":
-            return await self._call(caller, headers, asked)
+    async def _answer_request(self, rules: Rules, caller: Caller, asked: Asked) -> Response:
         if asked.method == "initialize":
             result = {"protocolVersion": rules.negotiated(asked), **_about({"tools": {}})}
             # Nothing is stored under the name. It tells this client's requests from those of others with its key.
@@ -125,7 +134,9 @@ class McpService:
         listed = await self.tools.listed(caller, cursor if isinstance(cursor, str) else None)
         return {"resultType": "complete", **listed, "ttlMs": LIST_KEPT_MS, "cacheScope": "private"}
 
-    async def _call(self, caller: Caller, headers: SubmissionHeaders, asked: Asked) -> Response:
+    async def _call(
+        self, caller: Caller, headers: SubmissionHeaders, asked: Asked, *, ends_with_client: bool
+    ) -> Response:
         try:
             agent = await self.tools.find(caller, str(asked.params["name"]))
             state = asked.params.get("requestState")
@@ -147,8 +158,13 @@ class McpService:
             task = {"resultType": "task", **self.tasks.seed(first, run), "_meta": {RUN_ID: run.id}}
             return answer(asked.id, task)
         if asked.takes_streams:
-            return self.streaming.stream(run, Seq(0), CallStream(run, asked))
+            # Before 2026-07-28 a closed connection means nothing, by the protocol's own word.
+            leave = partial(self._leave, run) if ends_with_client and asked.is_modern else None
+            return self.streaming.stream(run, Seq(0), CallStream(run, asked), on_leave=leave)
         return await self._whole(asked, run)
+
+    async def _leave(self, run: Run) -> None:
+        await self.tasks.cancel(run, HUNG_UP, wait_s=0.0)
 
     async def _whole(self, asked: Asked, run: Run) -> Response:
         """The answer for a client that reads no streams."""

@@ -33,7 +33,7 @@ from shared.mcp.targets import LONGEST_HEADER
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import Unreachable
 
-# The package logs what servers send, with values of tenants in it; what matters of it is told to callers.
+# The package logs what servers send, with values of tenants in it; callers get what matters of it as errors.
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 
 ANSWER_BYTES = 256_000

@@ -1,6 +1,6 @@
 """Asks MCP servers with the tokens that people's sign-ins have granted, and renews these.
 
-Whoever needs a token renews it: the API or a worker. A refresh token may be good for one use, and a second use may end
+The process that needs a token renews it: the API or a worker. A refresh token may be good for one use, and a second use may end
 the whole sign-in. So a renewal is claimed in the database before it is asked for, and the others wait for its outcome.
 A renewal that was asked for is finished and stored even if nobody waits for it any more.
 """
@@ -77,7 +77,7 @@ class Authorization(Protocol):
 
 
 class AuthorizationServers:
-    """What authorization servers are asked with, made when the first one is. Closed once, by whoever made it."""
+    """What authorization servers are asked with, made when the first one is. Its maker closes it once."""
 
     def __init__(self, network: NetworkRules, *, within_s: float = ANSWER_S) -> None:
         self._network = network
@@ -114,7 +114,7 @@ class _Claim(NamedTuple):
 
 
 class SignedIn:
-    """The tokens of servers, for one process. Closed once, by whoever made it."""
+    """The tokens of servers, for one process. Its maker closes it once."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class SignedIn:
         return grant is None or grant.access_token != stale
 
     async def _note(self, server: McpServer) -> None:
-        """Notes that the server asks for a sign-in, unless somebody gave it a token: that one is to be corrected."""
+        """Notes that the server asks for a sign-in, unless a client gave it a token: that one is to be corrected."""
         if THE_TOKEN in server.secrets:
             return
         now = self._clock.now()
@@ -260,7 +260,7 @@ class SignedIn:
                 return before
             return replace(before, sign_in=_needed(before, now))
 
-        # What is known is told by the error, with or without the note.
+        # The error says what is known, with or without the note.
         with suppress(NotFound, Unavailable):
             await self._store.update(server.project_id, server.id, noted, now=now, action="")
 

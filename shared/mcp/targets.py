@@ -61,7 +61,7 @@ def grant_of(server: McpServer, secret_keys: SecretKeys) -> Grant | None:
 
 
 def with_grant(server: McpServer, grant: Grant, sign_in: SignIn, secret_keys: SecretKeys) -> McpServer:
-    """Returns the server with what a sign-in has granted, which takes the place of its token."""
+    """Returns the server with what a sign-in has granted, in place of its token."""
     sealed = secret_keys.seal(server.id, THE_GRANT, msgspec.json.encode(grant).decode())
     kept = {name: value for name, value in server.secrets.items() if name != THE_TOKEN}
     return replace(server, auth_header=None, secrets={**kept, THE_GRANT: sealed}, sign_in=sign_in)

@@ -30,7 +30,7 @@ WITHOUT_A_TEST = {
         *("per_file_view_window_char_limit",),
     },
     "codes": {"RUN_TIMEOUT"},
-    "events": set(),
+    "events": set[str](),
 }
 """Names that are older than this test, and that no test has. A set may shrink: a name that has a test must go."""
 

@@ -19,8 +19,10 @@ from tests.kit.services.databases import open_database
 
 OTHER = "11111111-1111-4111-8111-111111111111"
 CONFIGURED = "a-long-key-of-the-operator"
-NO_KEY = {"GET /", "GET /v1/health", "GET /healthz", "GET /readyz", "GET /console", "GET /console/{name:path}"}
-NO_KEY |= {f"GET {SIGN_IN_RETURN}"}
+NO_KEY = {
+    *("GET /", "GET /v1/health", "GET /healthz", "GET /readyz", "GET /console", "GET /console/{name:path}"),
+    f"GET {SIGN_IN_RETURN}",
+}
 
 _EXAMPLES = {"memory_id": "passage", "conversation_id": "conv"}
 _NAMES = {"block_label": "human", "tool_name": "look"}

@@ -112,6 +112,33 @@ async def test_a_call_goes_on_when_its_client_hangs_up(product: Product) -> None
     await product.http.post(f"/v1/runs/{run['id']}/cancel")
 
 
+@pytest.mark.parametrize(("mode", "status"), [("2026-07-28", "cancelled"), ("legacy", "running")])
+async def test_a_call_ends_with_its_connection_where_its_address_says_so(
+    product: Product, mode: Mode, status: str
+) -> None:
+    """And where the protocol does: before 2026-07-28 a closed connection means nothing."""
+    product.models.say("one two three", silent_after=1)
+    agent = await product.agent()
+    async with calling_client(product.base_url, product.key) as client:
+        name = await only_tool(client)
+    meta: Any = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+    modern = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": name}
+    params: Any = {"name": name, "arguments": {"message": "Count"}} | ({"_meta": meta} if mode == MODERN else {})
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = modern if mode == MODERN else {}
+    async with product.http.stream("POST", "/mcp?hang_up=cancel", json=body, headers=headers) as answer:
+        assert answer.status_code == 200
+        run = await wait_until(lambda: active(product, agent.id), description="the run to begin")
+    quotas = product.services.quotas
+    await wait_until(lambda: not quotas.open_streams, description="the stream to end")
+
+    if status == "cancelled":
+        assert (await product.ended(run["id"]))["status"] == "cancelled"
+    else:
+        assert (await product.run(run["id"]))["status"] == "running"
+        await product.http.post(f"/v1/runs/{run['id']}/cancel")
+
+
 async def active(product: Product, agent_id: str) -> dict[str, Any] | None:
     runs = (await product.http.get("/v1/runs", params={"agent_id": agent_id})).json()
     return next((run for run in runs if run["status"] == "running"), None)

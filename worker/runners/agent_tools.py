@@ -40,7 +40,7 @@ NO_RESPONSE = "<no response>"
 """The reply of an agent that has said nothing. Programs look for it."""
 
 AWAITS = "[Message from the agent {name!r} (id {id}). Your answer is delivered to it.] {message}"
-IS_TOLD = "[Message from the agent {name!r} (id {id}). It expects no answer.] {message}"
+EXPECTS_NOTHING = "[Message from the agent {name!r} (id {id}). It expects no answer.] {message}"
 
 CIRCLE = (
     "the agent {name!r} cannot answer before this run has ended: its conversation is waiting for this one. The message "
@@ -230,7 +230,7 @@ class AgentToolRunner:
 
 
 def _signed(sender: Agent, name: str, message: str) -> str:
-    form = IS_TOLD if name == TELLS_AGENT else AWAITS
+    form = EXPECTS_NOTHING if name == TELLS_AGENT else AWAITS
     return form.format(name=sender.name, id=sender.id, message=message)
 
 

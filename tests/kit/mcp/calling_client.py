@@ -115,7 +115,6 @@ async def calling_client(
     mode: Mode = MODERN,
     answer: Answer | None = None,
     tasks: Tasks | None = None,
-    http: dict[str, Any] | None = None,
 ) -> AsyncGenerator[Client]:
     """A client that is connected. `answer` stands for its person; without one it cannot ask anybody."""
 
@@ -125,7 +124,7 @@ async def calling_client(
         return answer(params.message)
 
     headers = {"Authorization": f"Bearer {key}"}
-    async with httpx2.AsyncClient(timeout=HANGS_S, headers=headers, **(http or {})) as sent_by:
+    async with httpx2.AsyncClient(timeout=HANGS_S, headers=headers) as sent_by:
         client = Client(
             streamable_http_client(f"{base_url}/mcp", http_client=sent_by),
             mode=mode,

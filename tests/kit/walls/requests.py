@@ -86,7 +86,7 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "action", "active", "archive_status", "ascending", "background", "connected_to_agents_count_eq",
         "connected_to_agents_count_gt", "connected_to_agents_count_lt", "created_after", "created_before", "decided",
         "dry_run", "end_date", "end_datetime", "exclude_letta_tools", "exclude_tool_types", "feedback", "full",
-        "follow", "has_feedback",
+        "follow", "hang_up", "has_feedback",
         # Of a browser that comes back from a sign-in: it has no key, and its `state` is known to nobody else.
         "code", "error", "iss", "state",
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "manager_type",
