@@ -4,9 +4,8 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from shared.archival.archival_memory import EmbeddingClient, EmbeddingUpkeep
+from shared.archival.archival_memory import EmbeddingClient
 from shared.concurrency import background, repeating
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
@@ -36,26 +35,19 @@ from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
 from shared.redis.process_presence import ProcessPresence, ToolPresence
-from shared.redis.queue import InFlightLimits, IntervalLock, RunQueue
-from shared.runs.orphans import ApprovalService, OrphanedRuns
-from shared.runs.retention import RecordRetention, Retention
+from shared.redis.queue import InFlightLimits, RunQueue
+from shared.runs.orphans import OrphanedRuns
 from shared.runs.run_trees import RunTrees
-from shared.runs.sleeptime_runs import LOOK_EVERY_S, SleeptimeRuns
-from shared.runs.started_runs import StartedRuns
-from shared.sql.access.audit import AuditLog
-from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.children import ChildStore
-from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_store import RetentionStore, RunStore
+from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
 from worker.bodies.agent_context import AgentBody, AgentServices
@@ -83,85 +75,7 @@ from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
 from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
 from worker.tools.zygote import ZygotePlan
-
-# The part of the composition root that creates the periodic work, which one worker of the fleet does per interval.
-
-
-PRUNE_EVERY_S = 60.0
-
-
-@asynccontextmanager
-async def upkeep(
-    process: ProcessContext, sweeper: Sweeper, orphans: OrphanedRuns, embeddings: EmbeddingClient, trees: RunTrees
-) -> AsyncGenerator[None]:
-    """Does the periodic work within the block, in each interval in which this worker is the first."""
-    approvals = _approvals(process, orphans)
-    intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
-    embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
-
-    async def sweep() -> None:
-        for reason, count in (await sweeper.sweep()).items():
-            process.metrics.worker.runs_found(reason, count)
-
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(intervals.repeating(sweep, every_s=every_s, name="sweep"))
-        await stack.enter_async_context(intervals.repeating(trees.repair, every_s=every_s, name="look after run trees"))
-        await stack.enter_async_context(
-            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
-        )
-        await stack.enter_async_context(
-            intervals.repeating(embedding.embed_due, every_s=every_s, name="embed passages")
-        )
-        await stack.enter_async_context(
-            intervals.repeating(_sleeptime(process).start_all_due, every_s=LOOK_EVERY_S, name="start sleep-time runs")
-        )
-        for name, prune in _prunings(process):
-            await stack.enter_async_context(intervals.repeating(prune, every_s=PRUNE_EVERY_S, name=name))
-        yield
-
-
-def _approvals(process: ProcessContext, orphans: OrphanedRuns) -> ApprovalService:
-    return ApprovalService(
-        approvals=ApprovalStore(process.database),
-        decisions=process.patience().applied_to(DecisionStore(process.database, process.ids), DecisionStore.decide),
-        runs=RunStore(process.database),
-        orphans=orphans,
-        queue=RunQueue(process.redis),
-        clock=process.clock,
-    )
-
-
-def _sleeptime(process: ProcessContext) -> SleeptimeRuns:
-    runs = RunStore(process.database)
-    return SleeptimeRuns(
-        turns=GroupTurnStore(process.database),
-        agents=AgentStore(process.database),
-        runs=runs,
-        started=StartedRuns(runs=runs, queue=RunQueue(process.redis)),
-        clock=process.clock,
-        ids=process.ids,
-    )
-
-
-def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
-    """The rounds that delete expired records, by name. A setting of 0 days has no round.
-
-    One worker of the fleet does a round, once a minute; `holdfast prune` does all rounds at once.
-    """
-    settings, clock = process.settings, process.clock
-    if settings.retain_days:
-        keep = timedelta(days=settings.retain_days)
-        yield "prune", Retention(store=RetentionStore(process.database), clock=clock, keep=keep).prune_some
-    records = RecordRetention(
-        audit=AuditLog(process.database),
-        budgets=BudgetStore(process.database),
-        clock=clock,
-        audit_days=settings.retain_audit_days,
-        budget_days=settings.retain_budget_days,
-    )
-    if records.is_wanted:
-        yield "prune records", records.prune_some
-
+from worker.upkeep import upkeep
 
 # The part of the composition root that constructs the environment of tools: isolation, packages, folders, and the proxy
 # for tools with network access.
