@@ -272,3 +272,10 @@ async def test_a_call_of_a_client_waits_for_another_agent(product: Product) -> N
     args = {"agent": "leaf", "task": script(saying("Directly."))}
     answer = await product.http.post(f"/v1/agents/{top}/tools/run_agent/run", json={"args": args})
     assert (answer.status_code, answer.json()["func_return"]) == (200, "Directly.")
+
+
+async def test_an_agent_is_made_with_the_tools_that_message_others(product: Product) -> None:
+    agent_id = await make(product, "asker", include_multi_agent_tools=True)
+    tools = (await product.http.get(f"/v1/agents/{agent_id}/tools")).json()
+    assert {tool["name"] for tool in tools} == {WAITS, TAGGED, "send_message_to_agent_async"}
+    assert {tool["tool_type"] for tool in tools} == {"letta_multi_agent_core"}
