@@ -61,8 +61,8 @@ def show(server: ServerArgument, as_json: JsonOption = False, url: UrlOption = D
         print_json(found | {"tools": tools})
         return
     shown = [f"{tool['name']}{' (asks first)' if tool['default_requires_approval'] else ''}" for tool in tools]
-    sign_in_state = (found["sign_in"] or {}).get("state")
-    print_fields(found | {"tools": shown or None, "sign_in": sign_in_state}, SHOWN)
+    sign_in = found["sign_in"] and found["sign_in"]["state"]
+    print_fields(found | {"tools": shown or None, "sign_in": sign_in}, SHOWN)
 
 
 @commands.command(epilog="Example: holdfast mcp add buses https://buses.example/mcp --token-env TOKEN")
