@@ -44,6 +44,7 @@ from shared.mcp.guarded_http import (
     REFUSED,
     STEP_S,
     UNAUTHORIZED,
+    Broken,
     GuardedTransport,
 )
 from shared.mcp.stdio import stdio_streams
@@ -220,8 +221,8 @@ class Connection:
         said = self._failure.text if self._failure is not None else "its connection has ended"
         return ServerFailure(LOST, said)
 
-    def _broke(self, reason: str) -> None:
-        self._fail(ServerFailure(NOT_SENT, reason))
+    def _broke(self, reason: str, code: int = NOT_SENT) -> None:
+        self._fail(ServerFailure(code, reason))
         self.stop()
 
     def _fail(self, failure: ServerFailure) -> None:
@@ -235,14 +236,14 @@ class _HeadersMismatch(Exception):
 
 
 @asynccontextmanager
-async def _session(
-    target: McpTarget, http: httpx2.AsyncBaseTransport, broken: Callable[[str], None]
-) -> AsyncGenerator[ClientSession]:
+async def _session(target: McpTarget, http: httpx2.AsyncBaseTransport, broken: Broken) -> AsyncGenerator[ClientSession]:
     """Connects within the block: by the newest version of the protocol that both sides know."""
     about = Implementation(name="holdfast", version=VERSION)
     async with AsyncExitStack() as stack:
         if target.transport == "stdio":
-            client = Client(stdio_streams(target, broken), cache=None, client_info=about)
+            client = Client(
+                stdio_streams(target, lambda reason: broken(reason, NOT_SENT)), cache=None, client_info=about
+            )
             yield (await stack.enter_async_context(client)).session
             return
         has_channel = target.transport == "sse"

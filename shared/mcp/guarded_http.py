@@ -58,6 +58,10 @@ _WORD_FOR: dict[int, str] = {
 }
 
 
+Broken = Callable[[str, int], None]
+"""Is told that a connection cannot be used any more: why, and one of the codes above."""
+
+
 class _Message(msgspec.Struct):
     """The relevant fields of a message in either direction."""
 
@@ -78,12 +82,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     """Sends the requests of one connection through `inner`, and closes it.
 
     `has_event_channel`: the server answers in one long stream beside the requests, as servers of the first version of
-    the protocol do. Then `broken` is called, with the reason, when a request or the stream fails.
+    the protocol do. Then `broken` is called when a request or the stream fails.
     """
 
-    def __init__(
-        self, inner: httpx2.AsyncBaseTransport, broken: Callable[[str], None], *, has_event_channel: bool
-    ) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, broken: Broken, *, has_event_channel: bool) -> None:
         self._inner = inner
         self._broken = broken
         self._has_event_channel = has_event_channel
@@ -111,7 +113,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if isinstance(guarded, httpx2.Response):
             return guarded
         if self._has_event_channel:
-            self._broken(guarded.text)
+            self._broken(guarded.text, UNAUTHORIZED if guarded.code == UNAUTHORIZED else NOT_SENT)
         return _as_response(guarded)
 
     async def aclose(self) -> None:
@@ -196,7 +198,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         self,
         response: httpx2.Response,
         most_bytes: int,
-        broken: Callable[[str], None] | None,
+        broken: Broken | None,
         requests: Callable[[], int] | None,
     ) -> None:
         self._stream = response.stream
@@ -218,7 +220,7 @@ class _CountedStream(httpx2.AsyncByteStream):
                 yield chunk
         except (httpx2.HTTPError, OSError) as error:
             if self._broken is not None:
-                self._broken(_told(error))
+                self._broken(_told(error), NOT_SENT)
             raise
         # No answer can come any more, and the package does not say so before the next request fails.
         if self._is_channel and self._broken is not None:

@@ -88,6 +88,18 @@ async def test_a_run_calls_a_tool_with_the_granted_token_and_nobody_is_shown_it(
     assert not [token for token in notes.issued for answer in answers if token in answer]
 
 
+async def test_a_server_of_the_first_version_is_signed_in_at_and_asks_again(product: Product) -> None:
+    async with authorizing_server("sse") as old:
+        server = await signed_in(product, old, mcp_server_type="sse")
+        agent_id = await agent_of(product, server)
+        assert await result_of_call(product, agent_id) == ("success", "noted milk")
+        old.forget()
+        # The connection was made with the old token, and is kept for a while: another one is made for another name.
+        await product.http.patch(f"/v1/mcp-servers/{server['id']}", json={"server_name": "renamed"})
+        status, text = await result_of_call(product, agent_id)
+    assert (status, "sign in again" in text, old.calls) == ("error", True, ["milk"])
+
+
 async def test_a_token_that_has_ended_is_renewed_by_who_needs_it(product: Product, notes: AuthorizingServer) -> None:
     notes.said_lifetime_s = 1
     server = await signed_in(product, notes)

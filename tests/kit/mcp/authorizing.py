@@ -126,6 +126,7 @@ class AuthorizingServer:
     """A server that runs, what it has issued, and what it is to do instead of what it should."""
 
     port: int
+    path: str
     clients: dict[str, OAuthClientInformationFull] = field(default_factory=dict[str, OAuthClientInformationFull])
     access: dict[str, AccessToken] = field(default_factory=dict[str, AccessToken])
     """The access tokens that are good."""
@@ -148,7 +149,7 @@ class AuthorizingServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/mcp"
+        return f"{self.origin}/{self.path}"
 
     @property
     def origin(self) -> str:
@@ -156,9 +157,9 @@ class AuthorizingServer:
 
 
 @asynccontextmanager
-async def authorizing_server() -> AsyncGenerator[AuthorizingServer]:
-    """The server, for the block."""
-    server = AuthorizingServer(free_port())
+async def authorizing_server(path: str = "mcp") -> AsyncGenerator[AuthorizingServer]:
+    """The server, for the block. `sse` is the path of one that speaks the protocol's first version."""
+    server = AuthorizingServer(free_port(), path)
     server.answering.set()
     provider = _Provider(server)
     server.forget = provider.forget
@@ -183,7 +184,8 @@ async def authorizing_server() -> AsyncGenerator[AuthorizingServer]:
         server.calls.append(text)
         return f"noted {text}"
 
-    async with served(_watched(mcp.streamable_http_app(stateless_http=True), server), server.port):
+    app = mcp.sse_app() if path == "sse" else mcp.streamable_http_app(stateless_http=True)
+    async with served(_watched(app, server), server.port):
         yield server
         server.answering.set()
 
