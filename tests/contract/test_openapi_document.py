@@ -107,8 +107,8 @@ EMPTY_OBJECTS = {
     "tools_mcp_servers_list",  # the names of servers are the names
     "openai_conversations_items_retrieve",  # its `type` says what it has
     # Lists that are always empty.
-    *("folders_list", "groups_list", "identities_list", "jobs_list", "jobs_list_active"),
-    *("providers_list", "sources_list", "agents_folders_list", "agents_groups_list"),
+    *("folders_list", "identities_list", "jobs_list", "jobs_list_active"),
+    *("providers_list", "sources_list", "agents_folders_list"),
     *("agents_identities_list", "agents_sources_list"),
 }
 
@@ -118,7 +118,7 @@ def test_a_streams_frames_had_no_type() -> None:
     streams = [
         one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
     ]
-    assert len(streams) == 12
+    assert len(streams) == 14
     named = {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams}
     assert named == {"Frame", "ChatFrame", "ResponseEvent"}
     frames = document["components"]["schemas"]["Frame"]
