@@ -1,7 +1,8 @@
 """Asks MCP servers with the tokens that people's sign-ins have granted, and renews these.
 
-The process that needs a token renews it: the API or a worker. A refresh token may be good for one use, and a second use may end
-the whole sign-in. So a renewal is claimed in the database before it is asked for, and the others wait for its outcome.
+The process that needs a token renews it: the API or a worker. A refresh token may be good for one use, and a second use
+may end the whole sign-in. So a renewal is claimed in the database before it is asked for, and the others wait for its
+outcome.
 A renewal that was asked for is finished and stored even if nobody waits for it any more.
 """
 

@@ -44,7 +44,14 @@ class SleeptimeRuns:
     async def start_all_due(self) -> None:
         """Starts the runs that are due now, of any project. Raises `Unavailable`."""
         for group_id in await self.turns.to_look_at(self.clock.now(), GROUPS_AT_ONCE):
-            await self._start_of_group(group_id)
+            try:
+                await self._start_of_group(group_id)
+            except Unavailable:
+                raise
+            except Exception:
+                # A defect of ours. The next round must not begin with this group again, or no other has its turn.
+                await self.turns.postpone(group_id, self.clock.now() + LATER)
+                raise
 
     async def of_turn(self, project_id: ProjectId, agent_id: AgentId, cause_id: RunId | MessageId) -> list[RunId]:
         """Starts what the agent's turns have made due, and returns the runs that this turn has started."""

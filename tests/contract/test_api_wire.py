@@ -105,7 +105,7 @@ async def test_lettas_other_paths_say_that_they_are_not_served(http: httpx.Async
 
 @pytest.mark.parametrize(
     "path",
-    ["folders", "sources", "providers", "identities", "groups", "jobs", "jobs/active"],
+    ["folders", "sources", "providers", "identities", "jobs", "jobs/active"],
 )
 async def test_a_list_of_what_is_not_served_is_empty(http: httpx.AsyncClient, path: str) -> None:
     """Programs that only looked stopped at a 501."""
@@ -117,7 +117,7 @@ async def test_a_list_of_what_is_not_served_is_empty(http: httpx.AsyncClient, pa
 
 async def test_an_agents_lists_of_what_is_not_served_are_empty(http: httpx.AsyncClient) -> None:
     agent_id = (await http.post("/v1/agents/", json={"model": "builtin/echo"})).json()["id"]
-    for kind in ("folders", "sources", "identities", "groups"):
+    for kind in ("folders", "sources", "identities"):
         assert (await http.get(f"/v1/agents/{agent_id}/{kind}")).json() == []
         assert (await http.get(f"/v1/agents/{UNKNOWN_AGENT}/{kind}")).status_code == 404
         assert (await http.patch(f"/v1/agents/{agent_id}/{kind}/attach/x")).status_code == 501

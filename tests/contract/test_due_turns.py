@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 
+import msgspec
 import pytest
+import sqlalchemy as sa
+from msgspec.structs import replace
 
 from shared.concurrency import SystemClock
 from shared.domain.errors import NotFound
 from shared.domain.groups import DueTurns, Group, with_group_flag
-from shared.domain.ids import RunId
+from shared.domain.ids import RunId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import UserMessage
 from shared.redis.queue import RunQueue
@@ -18,8 +21,9 @@ from shared.runs.started_runs import StartedRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor
+from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent
-from tests.kit.runs.stored_runs import AGENT, IDS, Stores, answer, said, second_process, stored_runs
+from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, answer, said, second_process, stored_runs
 from tests.kit.services.redis_servers import RedisService
 
 SLEEPERS = [some_agent(name="one"), some_agent(name="two")]
@@ -45,6 +49,17 @@ async def group_of(stores: Stores, *, frequency: int | None = 1, sleepers: int =
         updated_at=NOW,
     )
     return await GroupEditor(stores.database).create(group)
+
+
+def starter_on(stores: Stores, redis: RedisService) -> SleeptimeRuns:
+    return SleeptimeRuns(
+        turns=GroupTurnStore(stores.database),
+        agents=stores.agents,
+        runs=stores.runs,
+        started=StartedRuns(runs=stores.runs, queue=RunQueue(redis.client())),
+        clock=SystemClock(),
+        ids=IDS,
+    )
 
 
 async def turn(stores: Stores, text: str, trigger: RunTrigger = RunTrigger.COMPLETE) -> RunId:
@@ -153,18 +168,8 @@ async def test_two_processes_that_start_at_once_start_one_run_for_each_sleep_tim
     causes = [await turn(stores, "1"), await turn(stores, "2")]
     redis = RedisService(None)
 
-    def starter(of: Stores) -> SleeptimeRuns:
-        return SleeptimeRuns(
-            turns=GroupTurnStore(of.database),
-            agents=of.agents,
-            runs=of.runs,
-            started=StartedRuns(runs=of.runs, queue=RunQueue(redis.client())),
-            clock=SystemClock(),
-            ids=IDS,
-        )
-
     async with second_process(stores) as other:
-        both = [starter(stores), starter(other)]
+        both = [starter_on(stores, redis), starter_on(other, redis)]
         await asyncio.gather(*(one.start_all_due() for one in both * 2))
         named = [await both[0].of_turn(PROJECT, AGENT.id, cause) for cause in causes]
     await redis.close()
@@ -176,6 +181,28 @@ async def test_two_processes_that_start_at_once_start_one_run_for_each_sleep_tim
         assert len(await stores.listing.active_of_agent(PROJECT, sleeper.id)) == 2
     assert await GroupTurnStore(stores.database).to_look_at(NOW + timedelta(days=1), 10) == []
     assert group.agent_ids == [sleeper.id for sleeper in SLEEPERS]
+
+
+async def test_a_group_that_cannot_be_read_does_not_keep_the_others_waiting(stores: Stores) -> None:
+    broken, other = await group_of(stores), some_agent(name="other")
+    await turn(stores, "1")
+    async with stores.database.write() as connection:
+        await connection.execute(sa.update(messages).where(messages.c.thread_id == THREAD).values(body="{}"))
+    await AgentEditor(stores.database).create(other, system_message_id=IDS.message())
+    groups = GroupEditor(stores.database)
+    second = await groups.create(replace(broken, id=IDS.group(), manager_agent_id=other.id, agent_ids=[SLEEPERS[1].id]))
+    of_other = {"agent_id": other.id, "thread_id": ThreadId(other.id)}
+    run = await stores.claimed(said("2"), **of_other)
+    await stores.settle(run, messages=[answer("yes")])
+    redis = RedisService(None)
+    starter = starter_on(stores, redis)
+    with pytest.raises(msgspec.ValidationError):
+        await starter.start_all_due()
+    await starter.start_all_due()
+    await redis.close()
+    assert len(await stores.listing.active_of_agent(PROJECT, SLEEPERS[1].id)) == 1
+    assert await GroupTurnStore(stores.database).to_look_at(SystemClock().now(), 10) == []
+    assert second.id != broken.id
 
 
 async def test_a_group_is_the_business_of_its_own_project(stores: Stores) -> None:

@@ -108,8 +108,8 @@ EMPTY_OBJECTS = {
     "tools_mcp_servers_list",  # the names of servers are the names
     "openai_conversations_items_retrieve",  # its `type` says what it has
     # Lists that are always empty.
-    *("folders_list", "groups_list", "identities_list", "jobs_list", "jobs_list_active"),
-    *("providers_list", "sources_list", "agents_folders_list", "agents_groups_list"),
+    *("folders_list", "identities_list", "jobs_list", "jobs_list_active"),
+    *("providers_list", "sources_list", "agents_folders_list"),
     *("agents_identities_list", "agents_sources_list"),
 }
 

@@ -74,6 +74,7 @@ async def test_an_end_looks_once_at_what_it_depends_on(stores: Stores) -> None:
         "INSERT INTO",
         "INSERT INTO",
         "UPDATE agents",
+        "INSERT INTO",  # for the agent's sleep-time group, if it has one
         "UPDATE runs",
     ]
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from shared.domain.groups import INTRODUCTION, MOST_SLEEPERS, PERSONA_LABEL, RUN_TYPE
+from shared.domain.ids import RunId
+from shared.sql.runs.run_store import RunStore
 from tests.kit.model_server import Call, Turn
 from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.product import Product
@@ -305,6 +307,7 @@ async def test_a_group_of_agents_that_there_are(product: Product) -> None:
     assert (await product.http.post("/v1/groups/", json=body)).status_code == 409, "one group for each manager"
     assert await asked(product, "GET", "/v1/groups/count") == 1
     assert await asked(product, "GET", "/v1/groups/", params={"manager_type": "supervisor"}) == []
+    assert await asked(product, "GET", "/v1/groups/", params={"manager_type": "sleeptime"}) == [group]
     answer = await asked(product, "POST", f"/v1/groups/{group['id']}/messages", json={"input": "Hello."})
     assert [message["content"] for message in answer["messages"]] == ["Yes."]
     assert len(answer["usage"]["run_ids"]) == 1
@@ -332,6 +335,38 @@ async def test_a_group_that_cannot_be_is_refused(
     body = body.replace("MAIN", main).replace("OTHER", nobody)
     answer = await product.http.post("/v1/groups/", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
+
+
+async def test_a_hidden_group_is_listed_for_who_asks_for_it(product: Product) -> None:
+    main = (await product.agent()).id
+    config = {"manager_type": "sleeptime", "manager_agent_id": main}
+    body: dict[str, Any] = {"description": "", "agent_ids": [], "manager_config": config, "hidden": True}
+    group = await asked(product, "POST", "/v1/groups/", json=body)
+    assert (group["hidden"], group["sleeptime_agent_frequency"]) == (True, None)
+    assert await asked(product, "GET", "/v1/groups/") == []
+    assert await asked(product, "GET", "/v1/groups/", params={"show_hidden_groups": True}) == [group]
+    assert await say(product, main, "Nobody is there to think about it.") == []
+
+
+async def test_the_key_that_sent_the_turn_pays_for_what_is_thought_about_it(product: Product) -> None:
+    agent = await agent_with_sleeper(product)
+    [run_id] = await say(product, agent["id"], "I am Ada.")
+    stored = await RunStore(product.context.database).look_up(RunId(run_id))
+    [caused] = await runs_of(product, agent["id"])
+    cause = await RunStore(product.context.database).look_up(RunId(caused["id"]))
+    assert stored.options.submitted_by == cause.options.submitted_by
+    assert stored.options.submitted_by is not None
+    assert stored.options.traceparent == cause.options.traceparent
+
+
+async def test_a_run_of_a_sleep_time_agent_is_cancelled_like_any_other(product: Product) -> None:
+    agent = await agent_with_sleeper(product)
+    product.models.play(Turn(text="Yes."), Turn(text="I think about it.", silent_after=2))
+    [run_id] = await say(product, agent["id"], "I am Ada.")
+    await wait_until(lambda: thoughts(product), description="the second agent thinks")
+    await asked(product, "POST", f"/v1/runs/{run_id}/cancel")
+    assert (await product.ended(run_id))["status"] == "cancelled"
+    assert await value_of(product, agent["id"]) == HUMAN["value"]
 
 
 async def test_the_pattern_of_a_group_stays(product: Product) -> None:

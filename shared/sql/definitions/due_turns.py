@@ -19,7 +19,7 @@ from shared.domain.groups import DueTurns, EndedTurn, Group, count_turn
 from shared.domain.ids import AgentId, GroupId, ProjectId, ThreadId
 from shared.domain.messages import Message, NewMessage
 from shared.sql.connection import Connection
-from shared.sql.definitions.groups import groups_of, managed_groups
+from shared.sql.definitions.groups import groups_of, lock_group, managed_groups
 from shared.sql.engine import Database
 from shared.sql.history.messages import append_turn, is_listed, is_of, message_of
 from shared.sql.history.thread_queue import thread_lock
@@ -97,6 +97,7 @@ class GroupTurnStore:
     async def told(self, due: DueTurns, last: Message | None) -> None:
         """The group's agents have their runs: forgets the turns. `last`: the last message that they were given."""
         async with self._database.write(CrashPoint.TURNS_TOLD) as connection:
+            await lock_group(connection, due.group.id)
             now_due = group_turns.alias("now_due")
             is_still_due = (now_due.c.group_id == due.group.id, now_due.c.cause_id == due.cause_id)
             gone = await connection.execute(

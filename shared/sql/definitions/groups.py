@@ -57,6 +57,12 @@ async def load_group(connection: Connection, project_id: ProjectId, group_id: Gr
     return groups[0]
 
 
+async def lock_group(connection: Connection, group_id: GroupId) -> None:
+    """Locks a group's row. Every transaction that writes rows of `group_turns` and the group locks the group first."""
+    row = sa.select(agent_groups.c.number).where(agent_groups.c.id == group_id)
+    await connection.execute(row.with_for_update())
+
+
 async def managed_groups(connection: Connection, agent_ids: Collection[AgentId]) -> dict[AgentId, Group]:
     """The group of each agent that manages one."""
     if not agent_ids:
@@ -115,6 +121,7 @@ async def turn_group(connection: Connection, group: Group, *, is_on: bool, now: 
 
 async def delete_group(connection: Connection, group: Group) -> None:
     """Deletes a group and what waits for its agents. They stay."""
+    await lock_group(connection, group.id)
     for table in (group_turns, agent_group_members):
         await connection.execute(sa.delete(table).where(table.c.group_id == group.id))
     await remember_place(connection, agent_groups, group.id)

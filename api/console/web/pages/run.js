@@ -25,6 +25,9 @@ import { durationOf, endedAtOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf 
 /** As many messages as a list gives at once: a run that was asked more shows the first ones. */
 const INPUT_LIMIT = 1000;
 
+/** How often the runs of other agents are asked for while the run works. */
+const CHILDREN_EVERY_MS = 2000;
+
 /** @type {Record<string, string>} */
 const INPUT_SPEAKERS = { user_message: "User", system_message: "System" };
 
@@ -58,6 +61,7 @@ function ShownRun({ runs, from, reload }) {
     <${Facts} run=${run} firstTokenAt=${from <= 1 ? firstPieceAt(timeline) : null} />
     <${Chain} runs=${runs} />
     <${WhatHappened} run=${last} />
+    <${Children} key=${last.id} run=${last} />
     <${Connection} shown=${stream.value} from=${from} onFrom=${(/** @type {number} */ number) => refine({ from: number || "" })} />
     <div class="run-columns">
       <section aria-labelledby="transcript-title">
@@ -87,7 +91,9 @@ function Facts({ run, firstTokenAt }) {
       <div><dt>Agent</dt><dd><${AgentName} id=${run.agent_id} /></dd></div>
       ${run.conversation_id && html`<div><dt>Conversation</dt><dd><${Id} id=${run.conversation_id} href=${`#/runs?conversation=${run.conversation_id}`} /></dd></div>`}
       ${kindOf(run) && html`<div><dt>Kind</dt><dd>${kindOf(run)}</dd></div>`}
-      <div><dt>Came by</dt><dd>${dialectOf(run)}</dd></div>
+      ${run.metadata?.parent_run_id
+        ? html`<div><dt>Started by</dt><dd><${Id} id=${run.metadata.parent_run_id} href=${`#/runs/${run.metadata.parent_run_id}`} /></dd></div>`
+        : html`<div><dt>Came by</dt><dd>${dialectOf(run)}</dd></div>`}
       <div><dt>Created</dt><dd><${Time} at=${run.created_at} /></dd></div>
       <div><dt>Duration</dt><dd><${Duration} ms=${durationOf(run)} since=${isActive(run) ? run.created_at : null} /></dd></div>
       <div><dt>Waited for a worker</dt><dd>${duration(queueWaitOf(run))}</dd></div>
@@ -112,6 +118,32 @@ function Chain({ runs }) {
   `;
 }
 
+/**
+ * The runs that the run has started through other agents, as they change.
+ * @param {{run: any}} props
+ */
+function Children({ run }) {
+  const { data } = usePolled(
+    (signal) => request("GET", "/v1/runs", { query: { parent_run_id: run.id, order: "asc", limit: 100 }, signal }),
+    isActive(run) ? CHILDREN_EVERY_MS : 0,
+    [run.id, isActive(run)],
+  );
+  const children = data.value ?? [];
+  if (children.length === 0) return null;
+  return html`
+    <section aria-labelledby="children-title">
+      <h2 id="children-title">Runs of other agents</h2>
+      <ul class="children">
+        ${children.map(
+          (/** @type {any} */ one) => html`<li key=${one.id}>
+            <${AgentName} id=${one.agent_id} />: <${Id} id=${one.id} href=${`#/runs/${one.id}`} /> <${Status} status=${one.status} stopReason=${one.stop_reason} />
+          </li>`,
+        )}
+      </ul>
+    </section>
+  `;
+}
+
 /** @param {{run: any}} props */
 function WhatHappened({ run }) {
   const { error, waiting, pruned_at: prunedAt } = run.metadata ?? {};
@@ -120,6 +152,7 @@ function WhatHappened({ run }) {
       ${error.detail && html`<pre tabindex="0" aria-label="Detail">${error.detail}</pre>`}
       ${error.hint && html`<p>${error.hint}</p>`}</div>`}
     ${waiting?.for === "approval" && html`<p class="note">The run waits for a person to decide what it asks for.</p>`}
+    ${waiting?.for === "runs" && html`<p class="note">The run waits for the answers of other agents. No worker is occupied by it.</p>`}
     ${waiting?.for === "budget" && html`<p class="note">The run waits for room in a budget, until <${Time} at=${waiting.until} /> at first.</p>`}
     ${prunedAt && html`<p class="note">Retention removed this run's log <${Time} at=${prunedAt} />: its messages are left.</p>`}
   `;
