@@ -13,6 +13,7 @@ from api.openai.responses_service import ResponseService
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
 from api.runs.reader import RunWaiter
+from api.runs.run_changes import RunChanges
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
 from api.runs.thread_streams import ThreadStreams
@@ -24,6 +25,7 @@ from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_changes import RunChangeStore
 from shared.sql.runs.turns import TurnStore
 
 
@@ -37,6 +39,7 @@ class DialectServices(NamedTuple):
     responses: ResponseService
     openai_conversations: ConversationService
     thread_streams: ThreadStreams
+    run_changes: RunChanges
 
 
 def dialect_services(
@@ -64,6 +67,7 @@ def dialect_services(
         response_service(process, submissions, streaming, waiter, response_threads, cancels),
         _conversations(process, response_threads),
         thread_streams(process, everybodys, streaming),
+        RunChanges(RunChangeStore(everybodys.database), streaming.reader.feed, streaming),
     )
 
 

@@ -114,8 +114,8 @@ def feed(run_id: RunId) -> str:
 
 
 def thread_changes(project_id: ProjectId) -> str:
-    """Channel: a thread of the project has changed. `<thread id> <agent id>`. Published by whoever claims, ends or
-    decides something of the thread's runs, received by the API processes that have readers of the project's threads."""
+    """Channel: a thread of the project has changed. `<thread id> <agent id> <run id>`. Published by the process that
+    claims, decides or ends the run, received by the API processes that have readers of the project's threads."""
     return f"holdfast:threads:{{{project_id}}}"
 
 

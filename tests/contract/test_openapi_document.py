@@ -118,7 +118,7 @@ def test_a_streams_frames_had_no_type() -> None:
     streams = [
         one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
     ]
-    assert len(streams) == 13
+    assert len(streams) == 15
     named = {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams}
     assert named == {"Frame", "ChatFrame", "ResponseEvent"}
     frames = document["components"]["schemas"]["Frame"]
