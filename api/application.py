@@ -25,6 +25,7 @@ from api.letta.routes import (
     messages,
     models,
     project_messages,
+    run_changes,
     runs,
     tools,
 )
@@ -51,7 +52,8 @@ ROUTERS = (
     conversations.router, conversations.messages_router, conversations.contexts_router,
     messages.router,
     project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
-    runs.router, runs.steps_router, approvals.router, groups.router, groups.agent_router, absent_lists.router,
+    runs.router, runs.steps_router, run_changes.router, approvals.router, groups.router, groups.agent_router,
+    absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router, mcp_servers.oauth_router,
     mcp.router, webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from api.openai.responses_service import ResponseService
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
 from api.runs.reader import RunWaiter
+from api.runs.run_changes import RunChanges
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
 from api.runs.thread_streams import ThreadStreams
@@ -34,6 +35,7 @@ from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing
+from shared.sql.runs.run_changes import RunChangeStore
 from shared.sql.runs.turns import TurnStore
 
 
@@ -52,6 +54,7 @@ class DialectServices(NamedTuple):
     sleepers: SleeperMaker
     mcp: McpService
     thread_streams: ThreadStreams
+    run_changes: RunChanges
 
 
 def dialect_services(
@@ -85,6 +88,7 @@ def dialect_services(
         _sleepers(process),
         mcp_service(process, submissions, streaming, waiter, threads, cancels),
         thread_streams(process, everybodys, streaming),
+        RunChanges(RunChangeStore(everybodys.database), streaming.reader.feed, streaming),
     )
 
 

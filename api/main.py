@@ -283,6 +283,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         services = _services(callers, process, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         await stack.enter_async_context(services.thread_streams.watches.watching())
+        await stack.enter_async_context(services.run_changes.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
         yield create_app(services, admission=_admission(process), has_keys=has_keys)

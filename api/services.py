@@ -24,6 +24,7 @@ from api.openai.responses_service import ResponseService
 from api.operations import Operations
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
+from api.runs.run_changes import RunChanges
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
 from api.runs.thread_streams import ThreadStreams
@@ -106,6 +107,7 @@ class Services:
     generation: GenerationService
     streaming: StreamService
     thread_streams: ThreadStreams
+    run_changes: RunChanges
     cancels: CancelService
     readiness: Readiness
     agent_answers: AgentAnswers

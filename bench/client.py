@@ -211,6 +211,10 @@ class Client:
             made += await asyncio.gather(*(self.agent() for _ in range(first, min(number, first + 20))))
         return made
 
+    async def conversation(self, agent_id: str) -> str:
+        """Begins a conversation with the agent; its id."""
+        return (await self._request("POST", f"/v1/conversations?agent_id={agent_id}", {}))["id"]
+
     async def tool(self, source: str) -> str:
         return (await self._request("PUT", "/v1/tools/", {"source_code": source}))["id"]
 

@@ -1,7 +1,7 @@
-"""A process of waiting readers: `python -m bench.idle_readers PORT READERS RUN_ID …`.
+"""A process of waiting readers: `python -m bench.idle_readers PORT READERS ID …`.
 
-It distributes the readers evenly over the runs, opens their streams from the beginning, prints the number of open ones
-when all have begun, and discards their data until it is killed.
+It distributes the readers evenly over the runs or conversations, opens their streams from the beginning, prints the
+number of open ones when all have begun, and discards their data until it is killed.
 """
 
 import argparse
@@ -21,21 +21,26 @@ class _Reader(asyncio.Protocol):
         self.has_begun = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        if b'"run_id"' in data:
+        if b'"run_id"' in data:  # a conversation without runs sends where its reader is, with a null
             self.has_begun.set()
 
 
-async def main(port: int, readers: int, run_ids: list[str]) -> None:
+def _request(read_id: str) -> bytes:
+    if read_id.startswith("conv-"):
+        return f"GET /v1/conversations/{read_id}/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
     body = json.dumps({"starting_after": 0}).encode()
-    head = "POST /v1/runs/{}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head = f"POST /v1/runs/{read_id}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def main(port: int, readers: int, ids: list[str]) -> None:
     opening = asyncio.Semaphore(OPENING)
 
     async def read(number: int) -> asyncio.Transport:
-        path = head.format(run_ids[number % len(run_ids)])
         async with opening:
             loop = asyncio.get_running_loop()
             transport, reader = await loop.create_connection(_Reader, "127.0.0.1", port)
-            transport.write(path.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            transport.write(_request(ids[number % len(ids)]))
             await reader.has_begun.wait()
         return transport
 
@@ -56,8 +61,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.idle_readers", description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("readers", type=int)
-    parser.add_argument("run_ids", nargs="+")
+    parser.add_argument("ids", nargs="+")
     given = parser.parse_args()
     raise_open_files()
     with suppress(KeyboardInterrupt):
-        uvloop.run(main(given.port, given.readers, given.run_ids))
+        uvloop.run(main(given.port, given.readers, given.ids))

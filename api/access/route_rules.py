@@ -78,6 +78,7 @@ _OPENAI_C = f"{_OPENAI}/conversations/{{conversation_id}}"
 _READ: dict[Reach, Iterable[str]] = {
     Reach.AGENT: (
         f"GET {_A}",
+        f"GET {_A}/events",
         *(f"GET {_A}/{part}" for part in ("core-memory", "tools", "messages", "archival-memory")),
         *(
             f"GET {_A}/{part}"
@@ -107,7 +108,7 @@ _READ: dict[Reach, Iterable[str]] = {
         "POST /mcp",
     ),
     Reach.PROJECT: (
-        *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags")),
+        *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags", "events")),
         *(f"GET /v1/{nouns}/count" for nouns in ("agents", "tools", "blocks")),
         *(f"GET /v1/{noun}s/{{{noun}_id}}" for noun in ("tool", "block", "archive")),
         *(f"GET /v1/{noun}s/{{{noun}_id}}/agents" for noun in ("block", "archive")),

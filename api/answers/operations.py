@@ -189,6 +189,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("get", "/v1/conversations/{conversation_id}/messages"): Operation("conversations_messages_list", list[Message]),
     ("post", "/v1/conversations/{conversation_id}/stream"): Operation("conversations_stream", frame=Frame),
+    ("get", "/v1/agents/{agent_id}/events"): Operation("agents_runs_changes", frame=Frame),
+    ("get", "/v1/events"): Operation("runs_changes", frame=Frame),
     ("get", "/v1/conversations/{conversation_id}/events"): Operation("conversations_events", frame=Frame),
     ("post", "/v1/conversations/{conversation_id}/cancel"): Operation("conversations_cancel", dict[str, str]),
     ("post", "/v1/agents/{agent_id}/summarize"): Operation("agents_compact", CompactionResult),

@@ -12,7 +12,7 @@ from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import wire_content
 from api.letta.messages import date_of, envelope, otid_of, wire_stop_reason
 from api.runs.thread_streams import Present, ThreadCursor
-from shared.concurrency import unix_ms
+from shared.concurrency import Clock, unix_ms
 from shared.domain.approvals import EXPIRY, Approval
 from shared.domain.events import FIRST_SEQ, StopReason
 from shared.domain.ids import RunId, Seq
@@ -20,7 +20,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run
-from shared.domain.turns import Leg
+from shared.domain.turns import Leg, RunGlance
 
 _SHOWN = FrameOptions(pings=False, compaction_messages=True)
 """Without pings: nobody counts numbers here, because each frame has its cursor."""
@@ -108,6 +108,34 @@ class ConversationFrames:
     def over(self) -> bytes:
         """The mark that the stream is over."""
         return _DONE
+
+
+class RunChangeFrames:
+    """What a dashboard is sent: notes without cursors."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def changed(self, run: RunGlance) -> bytes:
+        """`run_changed`: what the run does now."""
+        data = {
+            "agent_id": run.agent_id,
+            "conversation_id": run.conversation_id,
+            "status": run.status,
+            "stop_reason": wire_stop_reason(run.stop_reason),
+        }
+        return self._note(run.id, "run_changed", data)
+
+    def caught_up(self, runs: int, *, is_whole: bool) -> bytes:
+        """`caught_up`, behind the runs that have not ended."""
+        return self._note(None, "caught_up", {"active": runs, "is_whole": is_whole})
+
+    def over(self) -> bytes:
+        """The mark that the stream is over."""
+        return _DONE
+
+    def _note(self, run_id: RunId | None, event_type: str, data: dict[str, Any]) -> bytes:
+        return _data_bytes(_note(run_id, None, unix_ms(self._clock.now()), event_type, data))
 
 
 def _wire_input(message: NewMessage, body: UserMessage) -> dict[str, Any]:

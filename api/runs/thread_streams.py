@@ -6,7 +6,7 @@ at every time, because no part of it ever changes. A dialect renders what a read
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
@@ -28,6 +28,9 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.turns import TurnStore
 
 MAX_TURN = 2**31 - 1
+
+LOOKING = 4
+"""Readers of this process that ask the database at a time what comes next."""
 
 
 class ThreadCursor(NamedTuple):
@@ -127,6 +130,9 @@ class ThreadStreams:
     listing: RunListing
     approvals: ApprovalStore
     watches: ThreadWatches
+    looking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKING))
+    """Limits how many readers look for what comes next at a time, so that thousands that are woken together leave
+    connections to everybody else."""
 
     def stream(
         self, thread: Thread, after: ThreadCursor | Literal["now"], projection: ThreadProjection, *, follow: bool
@@ -201,6 +207,8 @@ class _Walk:
             while (leg := await self._next()) is not None:
                 async for body in self._show(leg, sent):
                     yield body
+            if self.has_caught_up and self.follow and not self.watch.is_gone:
+                return
             present = await self._present()
             # A run may have begun and ended in between: one that is not in `present` is found now.
             if await self._next() is None:
@@ -225,8 +233,9 @@ class _Walk:
         return None
 
     async def _turn(self, turn: int) -> list[Leg]:
-        turn = min(turn, MAX_TURN)
-        return await self.service.turns.first_from(self.thread.project_id, self.thread.id, turn)
+        project_id, thread_id = self.thread.project_id, self.thread.id
+        async with self.service.looking:
+            return await self.service.turns.first_from(project_id, thread_id, min(turn, MAX_TURN))
 
     def _has_more(self, leg: Leg, at: ThreadCursor) -> bool:
         run = leg.run
@@ -320,8 +329,9 @@ class _Walk:
 
     async def _present(self) -> Present:
         project_id, agent_id, thread_id = self.thread
-        active = await self.service.listing.active_of_agent(project_id, agent_id, thread_id)
-        waiting = await self.service.approvals.waiting_on_thread(project_id, thread_id)
+        async with self.service.looking:
+            active = await self.service.listing.active_of_agent(project_id, agent_id, thread_id)
+            waiting = await self.service.approvals.waiting_on_thread(project_id, thread_id)
         running = [run.id for run in active if run.status is RunStatus.RUNNING]
         queued = [run.id for run in active if run.status is RunStatus.CREATED]
         now, asked = self.service.streaming.clock.now(), [approval.id for approval in waiting]

@@ -91,7 +91,7 @@ class ThreadWatches:
         self._readers[project_id] -= 1
         if not self._readers[project_id]:
             del self._readers[project_id]
-            self._feed.stop_hearing(keys.thread_changes(project_id))
+            self._feed.stop_hearing(keys.thread_changes(project_id), self._hear)
 
     def _hear(self, word: bytes | None) -> None:
         if word is None:

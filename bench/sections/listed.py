@@ -52,6 +52,7 @@ SECTIONS = {
     "replay": Section(replay.half_of_a_log, WITH_RELAY, is_repeated=True),
     "long-replay": Section(replay.few_of_many, WITH_RELAY, is_repeated=False),
     "idle": Section(idle.idle_readers, WITH_RELAY, is_repeated=False),
+    "idle-conversations": Section(idle.idle_conversations, PRODUCT, is_repeated=False),
     "burst": Section(burst.burst, WITH_RELAY, is_repeated=False),
     "cancel": Section(cancels.cancel, PRODUCT, is_repeated=False),
     "cancel-floor": Section(cancels.cancel_streaming, frozenset({RELAY}), is_repeated=False),

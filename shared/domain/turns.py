@@ -1,4 +1,4 @@
-"""The order of a thread's runs: turns, and the legs of a turn.
+"""The order of a thread's runs: turns, and the legs of a turn. And runs at a glance.
 
 A turn begins with the run that answers its messages. If that run waits for a decision, the run that continues it is the
 turn's next leg, and so on. No run ever changes its place.
@@ -7,6 +7,7 @@ turn's next leg, and so on. No run ever changes its place.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from shared.domain.ids import AgentId, ConversationId, ProjectId, RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 
@@ -34,3 +35,24 @@ def legs_of(found: Sequence[Run]) -> Iterator[Leg]:
 def has_begun(run: Run) -> bool:
     """Whether the run has a log to show. A continuation has its turn before a worker claims it."""
     return run.started_at is not None or run.status is not RunStatus.CREATED
+
+
+# What dashboards see: many runs, and of each no more than what it does.
+
+
+class RunScope(NamedTuple):
+    """All runs of a project, or of one of its agents."""
+
+    project_id: ProjectId
+    agent_id: AgentId | None = None
+
+
+class RunGlance(NamedTuple):
+    """A run as a dashboard sees it."""
+
+    id: RunId
+    number: int
+    agent_id: AgentId
+    conversation_id: ConversationId | None
+    status: RunStatus
+    stop_reason: str | None

@@ -142,7 +142,7 @@ class EventLog:
         try:
             async with redis_answers():
                 server: Any = self._servers.server_of(channel)
-                await server.execute_command(self._servers.publish, channel, f"{run.thread_id} {run.agent_id}")
+                await server.execute_command(self._servers.publish, channel, f"{run.thread_id} {run.agent_id} {run.id}")
         except Unavailable as error:
             self._servers.doubt()
             log.debug("thread_change_not_announced", run_id=run.id, reason=str(error))
@@ -324,6 +324,10 @@ class Subscription:
         self._wake()
 
 
+OnWord = Callable[[bytes | None], None]
+"""The callback for a word on a channel; None: words may have been missed."""
+
+
 class EventFeed:
     """Delivers the events that are published on the channels of runs to the readers of this process.
 
@@ -335,7 +339,7 @@ class EventFeed:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._subscriptions: dict[bytes, list[Subscription]] = {}
-        self._heard: dict[bytes, Callable[[bytes | None], None]] = {}
+        self._heard: dict[bytes, list[OnWord]] = {}
         self._listener = servers.listener(name="event feed", on_message=self._deliver, on_subscribed=self._look_again)
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -360,20 +364,24 @@ class EventFeed:
                 del self._subscriptions[channel.encode()]
                 self._listener.remove(channel)
 
-    def hear(self, channel: str, on_word: Callable[[bytes | None], None]) -> None:
+    def hear(self, channel: str, on_word: OnWord) -> None:
         """Calls `on_word` with each word on a channel that is no run's, over the same connection; with None when words
-        may have been missed, also before the first one. One listener per channel."""
-        self._heard[channel.encode()] = on_word
+        may have been missed, also before the first one."""
+        self._heard.setdefault(channel.encode(), []).append(on_word)
         self._listener.add(channel)
 
-    def stop_hearing(self, channel: str) -> None:
+    def stop_hearing(self, channel: str, on_word: OnWord) -> None:
         """Ends `hear`."""
-        del self._heard[channel.encode()]
-        self._listener.remove(channel)
+        heard = self._heard[channel.encode()]
+        heard.remove(on_word)
+        if not heard:
+            del self._heard[channel.encode()]
+            self._listener.remove(channel)
 
     def _deliver(self, channel: bytes, payload: bytes) -> None:
-        if self._heard and (on_word := self._heard.get(channel)) is not None:
-            on_word(payload)
+        if self._heard and (heard := self._heard.get(channel)) is not None:
+            for on_word in heard:
+                on_word(payload)
             return
         first, _, body = payload.partition(b" ")
         if not first.isdigit():
@@ -385,7 +393,7 @@ class EventFeed:
             subscription.offer(Seq(int(first)), entries, len(body))
 
     def _look_again(self, channel: bytes) -> None:
-        if (on_word := self._heard.get(channel)) is not None:
+        for on_word in self._heard.get(channel, ()):
             on_word(None)
         for subscription in self._subscriptions.get(channel, ()):
             subscription.fall_behind()

@@ -114,9 +114,8 @@ def feed(run_id: RunId) -> str:
 
 
 def thread_changes(project_id: ProjectId) -> str:
-    """Channel: a thread of the project has changed. `<thread id> <agent id>`. Published by the process that claims or
-    ends a run of the thread, or decides its calls; received by the API processes that have readers of the project's
-    threads."""
+    """Channel: a thread of the project has changed. `<thread id> <agent id> <run id>`. Published by the process that
+    claims, decides or ends the run, received by the API processes that have readers of the project's threads."""
     return f"holdfast:threads:{{{project_id}}}"
 
 

@@ -15,7 +15,7 @@ from tests.kit.project.source_tree import Source, expect_none, product_sources
 STORES = re.compile(r"(Store|Lists|Listing|Editor)$")
 NAMES_A_ROW = re.compile(r"\b(Agent|Approval|Archive|Block|Conversation|Message|Passage|Run|Step|Thread|Tool)Id\b")
 HAS_A_PROJECT = re.compile(
-    r"\b(ProjectId|Run|Agent|Approval|Archive|Block|Conversation|Tool|MessageFilter|ImportedAgents|QuietRun)\b"
+    r"\b(ProjectId|Run|Agent|Approval|Archive|Block|Conversation|Tool|MessageFilter|ImportedAgents|QuietRun|RunScope)\b"
 )
 """The project itself, or a noun that carries it."""
 

@@ -1,7 +1,8 @@
 """Executes a run in a worker: claims it, watches for a cancel, lets its body do the work, and settles it."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -98,11 +99,19 @@ class RunExecutor:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
             publisher = active.publisher = self.services.publisher(run, self.worker, active.interruption)
             body, handle = self.bodies.of(run), RunHandle(self.services, publisher, active.interruption)
-            # Beside the run's first work, which does not wait for it.
-            announcing = background(self.services.event_log.announce(run), name=f"announce {run.id}")
-            async with announcing, body.holding(run):
+            async with self._announced(run), body.holding(run):
                 with publisher.observation.executing():
                     await self._execute(body, handle, starting)
+
+    @asynccontextmanager
+    async def _announced(self, run: Run) -> AsyncGenerator[None]:
+        """Announces that the run begins, beside its first work, and that it has changed again."""
+        log = self.services.event_log
+        try:
+            async with background(log.announce(run), name=f"announce {run.id}"):
+                yield
+        finally:
+            await log.announce(run)
 
     async def _claim(self, run_id: RunId, dispatch: int, limits: AttemptLimits | None) -> Run | None:
         services, owner = self.services, f"{self.worker}/{self.services.ids.claim()}"
