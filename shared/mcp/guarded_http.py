@@ -224,7 +224,7 @@ class _CountedStream(httpx2.AsyncByteStream):
             raise
         # No answer can come any more, and the package does not say so before the next request fails.
         if self._is_channel and self._broken is not None:
-            self._broken(CHANNEL_ENDED)
+            self._broken(CHANNEL_ENDED, NOT_SENT)
 
     async def aclose(self) -> None:
         if isinstance(self._stream, httpx2.AsyncByteStream):
