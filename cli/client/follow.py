@@ -77,13 +77,17 @@ class Transcript:
         self._console.print(Text(printable(_short(str(call.get("arguments") or "")))), end="", soft_wrap=True)
 
     def _note(self, frame: Record) -> None:
+        data: Record = frame.get("event_data") or dict[str, object]()
         match frame.get("event_type"):
+            case "child_run_started":
+                self._line(f"[it has started {data.get('run_id')} of {data.get('agent_id')}]", "dim")
+            case "child_run_waits":
+                self._line(f"[{data.get('run_id')} waits for a decision: holdfast approvals list]", "yellow")
             case "step_restarted":
                 self._line(
                     "[the worker was lost; another one restarts this step, so ignore its output above]", "yellow"
                 )
             case "gap":
-                data: Record = frame.get("event_data") or dict[str, object]()
                 self._line(f"[frames {data.get('first_missing')} to {data.get('last_missing')} are lost]", "yellow")
             case "log_continued":
                 self._line("[the stream goes on with new frame numbers]", "yellow")

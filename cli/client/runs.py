@@ -52,6 +52,7 @@ def list_runs(
         list[Status] | None, typer.Option(help="Only runs with this status; may be repeated (default: all).")
     ] = None,
     stop_reason: Annotated[str | None, typer.Option(help="Only with this one, such as requires_approval.")] = None,
+    parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only runs that this run has started.")] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
@@ -60,6 +61,7 @@ def list_runs(
     with server_at(url) as server:
         agent_id = None if agent is None else agent_of(server, agent)["id"]
         wanted = {"agent_id": agent_id, "statuses": [one.value for one in status or []] or None}
+        wanted["parent_run_id"] = parent
         found = server.pages("/v1/runs", limit, stop_reason=stop_reason, conversation_id=conversation, **wanted)
         if not as_json:
             found = ({**one, "duration_s": _seconds(one)} for one in with_agents(server, found))

@@ -233,6 +233,20 @@ async def test_a_run_is_followed_to_its_end(holdfast: Holdfast, agent: str) -> N
     assert "assistant_message" in (await holdfast("logs", run["id"])).output
 
 
+async def test_a_run_shows_which_runs_it_has_started(url: str, holdfast: Holdfast) -> None:
+    asked = {"name": "manager", "model": "builtin/scripted", "include_base_tools": False, "tools": ["run_agent"]}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        manager = (await http.post("/v1/agents", json=asked)).json()["id"]
+    calls = [{"name": "run_agent", "arguments": {"agent": manager, "task": QUICK}}]
+    script = json.dumps({"turns": [{"calls": calls}, {"text": "It was good."}]})
+    done = await holdfast("run", manager, script)
+    assert done.status == 0
+    assert "[it has started run-" in done.output
+    *_, run = rows(await holdfast("runs", "list", "--agent", manager, "--json"))
+    [child] = rows(await holdfast("runs", "list", "--parent", run["id"], "--json"))
+    assert child["metadata"]["parent_run_id"] == run["id"]
+
+
 async def test_a_history_was_shown_backwards(url: str, holdfast: Holdfast, agent: str) -> None:
     """An agent's own newest messages are listed oldest first, a conversation's newest first."""
     begun = await holdfast("run", agent, said_by("one"), "--conversation", "new")
