@@ -59,7 +59,7 @@ _WORD_FOR: dict[int, str] = {
 
 
 Broken = Callable[[str, int], None]
-"""Is told that a connection cannot be used any more: why, and one of the codes above."""
+"""Called when a connection can no longer be used, with the reason and one of the codes above."""
 
 
 class _Message(msgspec.Struct):

@@ -345,6 +345,7 @@ NOT_REPEATED = {
         "what was claimed is due again when the claim is over",
     ),
     "CallbackStore.postpone": "a callback that was not put off is claimed again when its claim is over",
+    "ChildStore.wake_forgotten": "the next sweep does it again",
     "ChildStore.wake": "a wake that nobody heard of left a run without a job, which the next sweep finds",
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
