@@ -5,6 +5,7 @@ Pure. The store calls it inside the transaction that settles the run, with the m
 the next turn reads the repaired messages.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
@@ -36,7 +37,7 @@ from shared.domain.events import (
     UsageReported,
     child_key,
 )
-from shared.domain.ids import BlockId, IdMaker, MessageId, StepId
+from shared.domain.ids import AgentId, BlockId, IdMaker, MessageId, StepId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import (
     ApprovalResponse,
@@ -266,6 +267,8 @@ class ShownStep:
         """Injected messages that were shown."""
         self.decided_calls: set[str] = set()
         """Calls whose decisions were shown."""
+        self.started_agents: dict[str, set[AgentId]] = defaultdict(set)
+        """Agents of which calls have started runs, by the id of the call."""
         self.told_of_children: set[str] = set()
         """What was shown about children, by `child_key`."""
         self.lost_calls = 0
@@ -318,6 +321,8 @@ class ShownStep:
                 self.decided_calls.add(event.call_id)
             case ChildStarted() | ChildWaits():
                 self.told_of_children.add(child_key(event))
+                if isinstance(event, ChildStarted):
+                    self.started_agents[event.call_id].add(event.agent_id)
             case _:
                 return
 

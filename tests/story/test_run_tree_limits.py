@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from tests.kit.product import Product
-from tests.story.test_run_trees import children_of, done, giving, make, results, saying, script
+from tests.kit.wait_until import wait_until
+from tests.story.test_run_trees import begin, children_of, done, giving, make, results, saying, script
 
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    return {"run_token_budget": 1_500, "child_wait": 2.0, "builtin_models": True, "sweep_s": 0.3, "lease_s": 2.0}
+    return {"run_token_budget": 1_500, "child_wait": 4.0, "builtin_models": True, "sweep_s": 0.3, "lease_s": 2.0}
 
 
 async def test_each_run_of_a_tree_had_a_budget_of_its_own(product: Product) -> None:
@@ -31,7 +32,27 @@ async def test_a_call_waits_for_an_answer_as_long_as_the_operator_allows(product
     assert run["status"] == "completed"
     [result] = await results(product, top)
     assert result["status"] == "error"
-    assert "has not answered within 2 s" in result["tool_return"]
+    assert "has not answered within 4 s" in result["tool_return"]
     [child] = await children_of(product, run["id"])
     assert child["status"] == "running"
     await product.http.post(f"/v1/agents/{leaf}/messages/cancel", json={"run_ids": [child["id"]]})
+
+
+async def test_an_agent_whose_run_was_deleted_was_asked_again(product: Product) -> None:
+    top = await make(product, "top", "run_agent")
+    await make(product, "quick")
+    await make(product, "slow")
+    tasks = ("quick", script(saying("Quick."))), ("slow", script(saying("Slow.", first_delay_ms=1_000)))
+    run_id = await begin(product, top, giving(*tasks))
+
+    async def ended() -> str | None:
+        found = await children_of(product, run_id)
+        return next((run["id"] for run in found if run["status"] == "completed"), None)
+
+    quick = await wait_until(ended, description="the quick answer")
+    assert (await product.http.delete(f"/v1/runs/{quick}")).is_success
+    await product.ended(run_id)
+    first, second = await results(product, top)
+    assert "was deleted before its answer was read" in first["tool_return"]
+    assert second["tool_return"] == "Slow."
+    assert len(await children_of(product, run_id)) == 1

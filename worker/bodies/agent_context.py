@@ -1,6 +1,6 @@
 """A run of an agent: the run's handle, the agent with its tools, and the progress of its loop."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shared.concurrency import beside
 from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
 from shared.domain.events import ChildStarted, ChildWaits, Event, child_key
-from shared.domain.ids import BlockId
+from shared.domain.ids import AgentId, BlockId
 from shared.domain.messages import ApprovalResponse, Message, ToolCall, ToolReturns, text_to_count, weight
 from shared.domain.models import continues_answers
 from shared.domain.run_trees import CallWaits
@@ -183,6 +183,10 @@ class AgentContext:
     def emit(self, *events: Event) -> None:
         """See `RunHandle.emit`."""
         self.handle.emit(*events)
+
+    def started_agents(self, call: ToolCall) -> Collection[AgentId]:
+        """The agents of which this call has started a run, as far as the log shows it."""
+        return self.handle.shown.started_agents[call.id]
 
     def emit_once(self, event: ChildStarted | ChildWaits) -> None:
         """Shows an event about a child, unless an earlier owner of the run has shown it in this step."""

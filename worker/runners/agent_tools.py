@@ -49,6 +49,7 @@ CIRCLE = (
 TOO_DEEP = "this run was started by agents that wait for each other, {depth} levels deep, and may start no other"
 TOO_MANY = "the runs that one request may start through agents are used up (HOLDFAST_CHILD_RUNS={runs})"
 LATE = "the agent {name!r} has not answered within {seconds:g} s. Its run {run_id} goes on"
+DELETED = "the run of the agent {name!r} was deleted before its answer was read"
 WAITS_FOR_PERSON = "the agent {name!r} waits for a person, and takes no message until that person has decided"
 
 
@@ -131,6 +132,9 @@ class AgentToolRunner:
         attempt has not started. Raises `InvalidRequest` if the tree would become too large."""
         children, refused = await self.children.of_call(run.run, call.id), list[Reply]()
         missing = [agent for agent in asked.values() if all(child.agent_id != agent.id for child in children)]
+        # An agent is asked once, also if a client has deleted the run meanwhile.
+        deleted = [agent for agent in missing if agent.id in run.started_agents(call)]
+        missing = [agent for agent in missing if agent not in deleted]
         if missing:
             # One call of the run at a time, so that the count holds.
             async with run.writing():
@@ -138,6 +142,7 @@ class AgentToolRunner:
                 started = [await self._start(run, call, agent, name, parent, arguments) for agent in missing]
             children += [one for one in started if isinstance(one, Run)]
             refused = [one for one in started if isinstance(one, Reply)]
+        refused += [Reply(agent.id, [], DELETED.format(name=agent.name)) for agent in deleted]
         for child in children:
             parent_call = child.options.parent
             awaited = parent_call is None or parent_call.awaited

@@ -5,14 +5,14 @@ secrets, limits time and the length of results, and shows and stores the call. T
 started twice (`Tool.idempotent`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shared.domain.agents import Agent, Block
 from shared.domain.events import ChildStarted, ChildWaits
-from shared.domain.ids import BlockId
+from shared.domain.ids import AgentId, BlockId
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.domain.tool_catalog import JsonObject
@@ -54,6 +54,10 @@ class CallingRun(Protocol):
     @property
     def at(self) -> int:
         """The current time for an event, in Unix milliseconds."""
+        ...
+
+    def started_agents(self, call: ToolCall, /) -> Collection[AgentId]:
+        """Returns the agents of which this call has started a run, as far as `emit_once` has shown it."""
         ...
 
     def emit_once(self, event: ChildStarted | ChildWaits, /) -> None:
