@@ -97,14 +97,12 @@ async def test_tools_that_are_not_there_are_named_in_the_words_that_programs_loo
 
 async def test_tools_that_only_lettas_server_has_are_refused_with_what_to_do_instead(product: Product) -> None:
     """The refusal did not tell a tool that was never written from one that cannot be had here."""
-    names = ["send_message_to_agent_async", "grep_files", "no_such_tool"]
+    names = ["store_memories", "grep_files", "no_such_tool"]
     with pytest.raises(BadRequestError) as refused:
         await product.client.agents.create(model="openai/gpt-4o-mini", tools=names)
 
-    assert "Tools not found by name: {'send_message_to_agent_async', 'grep_files', 'no_such_tool'}" in str(
-        refused.value
-    )
-    assert "send_message_to_agent_async: agents do not write to each other here" in str(refused.value)
+    assert "Tools not found by name: {'store_memories', 'grep_files', 'no_such_tool'}" in str(refused.value)
+    assert "store_memories: there are no voice agents here" in str(refused.value)
     assert "grep_files: there are no files here" in str(refused.value)
 
 

@@ -69,6 +69,7 @@ IN_QUERIES: Mapping[str, tuple[str, ...]] = {
     "conversation_id": ("threads",),
     "key_id": ("api_keys",),
     "message_id": ("messages",),
+    "parent_run_id": ("runs",),
     "object_id": ("agents", "api_keys", "approvals", "runs"),
     "run_id": ("runs",),
     "tool_ids": ("tools",),
