@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.chaos.child_scripts import OF_AGENTS
+from bench.chaos.child_stories import ChildStories
 from bench.chaos.client import Client, Refused, Request
 from bench.chaos.ledger import Column, Ledger, Story, Thread
 from bench.chaos.mcp_stories import McpStories
 from bench.chaos.responses import ResponseStories
+from bench.chaos.sleeptime_stories import SleeptimeStories
 from bench.chaos.stories import Stories, Tell
 from bench.chaos.tools import FIELDS, source_of
 
@@ -21,6 +24,7 @@ AGENTS_OWN = frozenset(
         "in the way",
         "called back",
         "compaction",
+        "message, circle",
         "response, outputs",
         "response, approved",
         "response, chain",
@@ -41,6 +45,8 @@ class Crowd:
     stories: Stories
     responses: ResponseStories
     mcp: McpStories
+    children: ChildStories
+    sleeptime: SleeptimeStories
     dice: random.Random
     at_once: int
     threads: list[Thread] = field(default_factory=list[Thread])
@@ -53,9 +59,11 @@ class Crowd:
         for name, fields in FIELDS.items():
             made = await self._make("PUT", "/v1/tools/", {"source_code": source_of(name, log), **fields})
             tool_ids.append(made["id"])
-        tool_ids += await self.mcp.register()
+        await self.children.prepare(tool_ids, max(4, self.at_once // 3))
+        await self.sleeptime.prepare(tool_ids)
+        tool_ids = [*tool_ids, *await self.mcp.register()]
         for number in range(self.at_once + 2):
-            body = {"name": f"chaos-{number}", "model": "builtin/scripted", "tool_ids": tool_ids}
+            body = {"name": f"chaos-{number}", "model": "builtin/scripted", "tool_ids": tool_ids, "tools": OF_AGENTS}
             agent = await self._make("POST", "/v1/agents/", {**body, "include_base_tools": False})
             self.threads.append(Thread(self.client.project, agent["id"]))
             if number % 4 == 0:
@@ -64,7 +72,8 @@ class Crowd:
 
     async def tell_until(self, stop: asyncio.Event) -> None:
         """Begins stories until `stop` is set, and waits until all have ended or are overdue."""
-        kinds = {**self.stories.kinds(), **self.responses.kinds(), **self.mcp.kinds()}
+        told = self.stories, self.responses, self.mcp, self.children, self.sleeptime
+        kinds = {name: kind for stories in told for name, kind in stories.kinds().items()}
         names = list(kinds)
         weights = [weight for _, weight in kinds.values()]
         async with asyncio.TaskGroup() as group:
@@ -84,6 +93,11 @@ class Crowd:
                 self.ledger.broken(Column.STUCK, story.run_ids[-1] if story.run_ids else "-", detail)
             for task in set(tasks):
                 task.cancel()
+
+    @property
+    def histories(self) -> list[Thread]:
+        """All histories that clients can send messages to."""
+        return [*self.threads, *self.children.threads, *self.sleeptime.threads]
 
     @property
     def alive(self) -> int:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from bench.chaos.budget_checks import check_budgets
 from bench.chaos.callbacks import Callbacks
+from bench.chaos.child_checks import ChildChecks
+from bench.chaos.child_scripts import ChildScripts, Delegations
+from bench.chaos.child_stories import ChildStories
 from bench.chaos.client import Client, new_http
 from bench.chaos.conversation_checks import ConversationChecks
 from bench.chaos.counted_worker import launch_counted
@@ -41,6 +44,7 @@ from bench.chaos.run_checks import RunChecks
 from bench.chaos.schedule import draw_schedule
 from bench.chaos.scoreboard import Scoreboard
 from bench.chaos.scripts import Scripts
+from bench.chaos.sleeptime_stories import SleeptimeStories
 from bench.chaos.stories import Stories
 from bench.chaos.stream_checks import StreamChecks
 from bench.chaos.submitting import Submitting
@@ -120,7 +124,11 @@ class Performance:
                 responses = ResponseStories(client, ledger, witness, scripts, submitting, deciding, stories, dice)
                 [server] = [one for one in deployment.mcp_servers if one.project == project]
                 mcp = McpStories(client, ledger, scripts, submitting, stories, server, dice)
-                crowds.append(Crowd(client, ledger, stories, responses, mcp, dice, -(-self.at_once // len(PROJECTS))))
+                delegating = ChildScripts(scripts, Delegations(ledger), dice)
+                children = ChildStories(client, ledger, deployment.database, delegating, submitting, stories, dice)
+                sleeptime = SleeptimeStories(client, ledger, deployment.database, submitting, stories, dice)
+                told = stories, responses, mcp, children, sleeptime
+                crowds.append(Crowd(client, ledger, *told, dice, -(-self.at_once // len(PROJECTS))))
             say("making agents")
             for crowd in crowds:
                 await crowd.prepare(starts.path)
@@ -131,6 +139,8 @@ class Performance:
                 async with self._telling(crowds, hurry), speaking:
                     await upgrade_and_return(deployment)
                     await self._break(faults)
+                for crowd in crowds:
+                    await crowd.sleeptime.come_to_rest()
                 await self._come_to_rest(witness, crowds)
                 await callbacks.come_in()
             await callbacks.check()
@@ -156,12 +166,13 @@ class Performance:
             breaking.create_task(faults.play(schedule), name="play the schedule")
 
     async def _come_to_rest(self, witness: Witness, crowds: list[Crowd]) -> None:
-        """Waits until every run has ended. Runs that wait for a decision are cancelled."""
+        """Waits until every run has ended. Runs that wait for a decision are cancelled, but for those that must end
+        because the run that has started them was cancelled or has failed."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REST_S
         while loop.time() < deadline:
             statuses = await witness.look()
-            parked = [run_id for run_id, status in statuses.items() if status == "awaiting_approval"]
+            parked = await witness.kept_waiting()
             if all(status in TERMINAL for status in statuses.values()):
                 return
             for crowd in crowds:
@@ -180,8 +191,13 @@ class Performance:
         ledger, database = self.ledger, deployment.database
         clients = {crowd.client.project: crowd.client for crowd in crowds}
         say(f"checking {len(ledger.runs)} runs")
+        child_checks = ChildChecks([crowd.children for crowd in crowds], ledger, database)
+        await child_checks.adopt()
+        for crowd in crowds:
+            await crowd.sleeptime.check()
         run_checks = RunChecks(clients, ledger, witness, database)
         await run_checks.check()
+        await child_checks.check()
         tool_starts = check_tools(ledger, starts.starts())
         mcp_checks = McpChecks([crowd.mcp for crowd in crowds], ledger, database)
         await mcp_checks.check()
@@ -192,12 +208,14 @@ class Performance:
         say("reading every stream again")
         stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()
+        child_checks.check_streams()
         say("reading every response again")
         response_checks = ResponseChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await response_checks.check()
         say("going on with every conversation")
-        threads = [thread for crowd in crowds for thread in crowd.threads]
-        await ConversationChecks(clients, ledger, database).check(threads, kept=await response_checks.threads())
+        threads = [thread for crowd in crowds for thread in crowd.histories]
+        kept = [*await response_checks.threads(), *child_checks.threads()]
+        await ConversationChecks(clients, ledger, database).check(threads, kept=kept)
         await witness.look()
         if ledger.violations:
             say(f"evidence: {await write_evidence(ledger, database, self.directory)}")
@@ -212,6 +230,7 @@ class Performance:
             explicit_gaps=stream_checks.explicit_gaps,
             tool_starts=tool_starts,
             mcp_calls=mcp_checks.count,
+            children=len(child_checks.children),
         )
 
     async def _say_how_it_goes(self, crowds: list[Crowd]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -31,10 +32,12 @@ class Holding(NamedTuple):
     status: str
     attempts: int
     """Workers that have had it since it stored a step, including the current one."""
+    waits_until: datetime | None
+    """Until when it waits without a worker."""
 
     @property
     def is_running(self) -> bool:
-        return self.status == RunStatus.RUNNING
+        return self.status == RunStatus.RUNNING and self.waits_until is None
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,8 @@ class Recoveries:
     async def _look(self, run_ids: list[str]) -> dict[str, Holding]:
         if not run_ids:
             return {}
-        query = sa.select(runs.c.id, runs.c.fence, runs.c.status, runs.c.attempts_without_progress).where(
-            runs.c.id.in_(run_ids)
-        )
+        columns = runs.c.id, runs.c.fence, runs.c.status, runs.c.attempts_without_progress, runs.c.waits_until
+        query = sa.select(*columns).where(runs.c.id.in_(run_ids))
         async with self.database.read() as connection:
             return {run_id: Holding(*rest) for run_id, *rest in await connection.execute(query)}
 

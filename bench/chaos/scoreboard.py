@@ -35,6 +35,8 @@ class Scoreboard:
     tool_starts: int
     mcp_calls: int
     """Calls that reached an MCP server."""
+    children: int
+    """Runs that agents' calls have begun."""
 
     def is_clean(self, *, timed: bool) -> bool:
         """Returns whether all counts that must be zero are; if `timed`, also whether no recovery took too long."""
@@ -43,7 +45,7 @@ class Scoreboard:
     def lines(self) -> Iterable[str]:
         """Renders the whole result."""
         accepted = f"{len(self.ledger.runs)} runs accepted in {len(PROJECTS)} projects"
-        calls = f"{self.tool_starts} tools started, {self.mcp_calls} calls of MCP servers"
+        calls = f"{self.tool_starts} tools started, {self.mcp_calls} calls of MCP servers, {self.children} child runs"
         yield f"seed {self.seed}, {accepted}, {calls}, isolation: {self.tier}"
         yield from self._ends()
         yield from _counted("faults", Counter(happened.fault.kind.value for happened in self.faults.happened))
@@ -76,8 +78,8 @@ class Scoreboard:
         yield ""
         yield "must be zero"
         for column in Column:
-            yield f"  {column.value:40}{counted[column]:>6}"
-        yield f"  {'recovery later than the lease + 2 s':40}{len(self._too_slow()):>6}"
+            yield f"  {column.value:48}{counted[column]:>6}"
+        yield f"  {'recovery later than the lease + 2 s':48}{len(self._too_slow()):>6}"
         for violation in self.ledger.violations[:SHOWN]:
             yield f"! {violation.column.value}: {violation.run_id} ({violation.kind}): {violation.detail}"
         for one in self._too_slow()[:SHOWN]:

@@ -55,6 +55,19 @@ class Witness:
                 self.final[run_id] = (status, stop_reason)
         return {run_id: status for run_id, status, _ in rows}
 
+    async def kept_waiting(self) -> list[str]:
+        """Returns the runs that wait for a person, but for those whose parent was cancelled or has failed: the product
+        must end these."""
+        parent = runs.alias("parent")
+        is_ended = parent.c.status.in_((RunStatus.CANCELLED, RunStatus.FAILED))
+        query = (
+            sa.select(runs.c.id)
+            .outerjoin(parent, parent.c.id == runs.c.parent_run_id)
+            .where(runs.c.status == RunStatus.AWAITING_APPROVAL, sa.or_(parent.c.id.is_(None), ~is_ended))
+        )
+        async with self.deployment.database.read() as connection:
+            return list((await connection.execute(query)).scalars())
+
     async def status_of(self, run_id: str) -> str | None:
         """Returns the run's status in SQL; None if there is no such run."""
         async with self.deployment.database.read() as connection:
