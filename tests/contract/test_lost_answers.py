@@ -144,6 +144,11 @@ async def wait_for_an_ended_child(stores: Stores) -> Write:
     return lambda: stores.children.let_wait(run, tail, [SeenChild(child.id, False)], until=until, now=NOW)
 
 
+async def end_of_a_wait(stores: Stores) -> Write:
+    child = await stores.submitted(**child_of(await stores.claimed()))
+    return lambda: stores.children.give_up(child)
+
+
 def child_of(run: Run) -> dict[str, Any]:
     """The fields of a run that a call of this run has started."""
     parent = ParentCall(run_id=run.id, call_id="call-1", root_id=run.id, depth=1)
@@ -309,6 +314,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.record_events": [events_of_a_long_step],
     "CheckpointStore.record_intents": [intents, intents_behind_a_result],
     "CheckpointStore.record_results": [results_beside_calls],
+    "ChildStore.give_up": [end_of_a_wait],
     "ChildStore.let_wait": [wait_for_a_child, wait_for_an_ended_child],
     "CheckpointStore.take_new_fence": [new_fence],
     "DecisionStore.decide": [one_decision],

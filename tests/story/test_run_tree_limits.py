@@ -26,16 +26,32 @@ async def test_each_run_of_a_tree_had_a_budget_of_its_own(product: Product) -> N
 
 
 async def test_a_call_waits_for_an_answer_as_long_as_the_operator_allows(product: Product) -> None:
-    top, leaf = await make(product, "top", "run_agent"), await make(product, "leaf")
-    slow = script(saying("", first_delay_ms=60_000))
-    run = await done(product, top, giving((leaf, slow), then="I go on."))
+    """The next wait of the run ended only with the answer that nobody waited for any more."""
+    top, slow_one = await make(product, "top", "run_agent"), await make(product, "slow")
+    await make(product, "quick")
+    slow = {"agent": "slow", "task": script(saying("", first_delay_ms=600_000))}
+    quick = {"agent": "quick", "task": script(saying("Quick.", first_delay_ms=500))}
+    calls = [{"calls": [{"name": "run_agent", "arguments": arguments}]} for arguments in (slow, quick)]
+    run = await done(product, top, script(*calls, saying("I have one answer.")))
     assert run["status"] == "completed"
-    [result] = await results(product, top)
-    assert result["status"] == "error"
-    assert "has not answered within 4 s" in result["tool_return"]
-    [child] = await children_of(product, run["id"])
+    late, in_time = await results(product, top)
+    assert late["status"] == "error"
+    assert "has not answered within 4 s" in late["tool_return"]
+    assert in_time["tool_return"] == "Quick."
+    child = next(one for one in await children_of(product, run["id"]) if one["agent_id"] == slow_one)
     assert child["status"] == "running"
-    await product.http.post(f"/v1/agents/{leaf}/messages/cancel", json={"run_ids": [child["id"]]})
+    await product.http.post(f"/v1/agents/{slow_one}/messages/cancel", json={"run_ids": [child["id"]]})
+
+
+async def test_an_agent_that_got_another_name_was_not_found_again(product: Product) -> None:
+    top, leaf = await make(product, "top", "run_agent"), await make(product, "leaf")
+    run_id = await begin(product, top, giving(("leaf", script(saying("Here.", first_delay_ms=1_000)))))
+    await wait_until(lambda: children_of(product, run_id), description="the child")
+    await product.http.patch(f"/v1/agents/{leaf}", json={"name": "renamed"})
+    await make(product, "leaf")
+    await product.ended(run_id)
+    [result] = await results(product, top)
+    assert result["tool_return"] == "Here."
 
 
 async def test_an_agent_whose_run_was_deleted_was_asked_again(product: Product) -> None:

@@ -84,8 +84,11 @@ class AgentToolRunner:
         """Returns the answers, and raises `CallWaits` while one is missing. An agent that cannot be asked is an error
         result."""
         try:
-            asked = await self._asked(run, tool.name, arguments)
-            children, replies = await self._children(run, call, tool.name, asked, arguments)
+            children = await self.children.of_call(run.run, call.id)
+            # An agent may have another name by now, and its name another agent.
+            is_known = bool(children) and tool.name != ASKS_TAGGED_AGENTS
+            asked = {} if is_known else await self._asked(run, tool.name, arguments)
+            replies = await self._start_missing(run, call, tool.name, asked, arguments, children)
         except (InvalidRequest, NotFound) as error:
             return error_return(call, f"Error: {error.message}")
         if tool.name == TELLS_AGENT and children:
@@ -125,12 +128,18 @@ class AgentToolRunner:
         some = set(match_some)
         return [agent for agent in found if agent.id != run.agent.id and (not some or not some.isdisjoint(agent.tags))]
 
-    async def _children(
-        self, run: CallingRun, call: ToolCall, name: str, asked: dict[AgentId, Agent], arguments: dict[str, Any]
-    ) -> tuple[list[Run], list[Reply]]:
-        """Returns the runs of the call, and a reply for each agent that takes no message now. Starts what an earlier
-        attempt has not started. Raises `InvalidRequest` if the tree would become too large."""
-        children, refused = await self.children.of_call(run.run, call.id), list[Reply]()
+    async def _start_missing(
+        self,
+        run: CallingRun,
+        call: ToolCall,
+        name: str,
+        asked: dict[AgentId, Agent],
+        arguments: dict[str, Any],
+        children: list[Run],
+    ) -> list[Reply]:
+        """Starts what an earlier attempt has not started, and adds it to the children. Returns a reply for each agent
+        that takes no message now. Raises `InvalidRequest` if the tree would become too large."""
+        refused = list[Reply]()
         missing = [agent for agent in asked.values() if all(child.agent_id != agent.id for child in children)]
         # An agent is asked once, also if a client has deleted the run meanwhile.
         deleted = [agent for agent in missing if agent.id in run.started_agents(call)]
@@ -147,7 +156,7 @@ class AgentToolRunner:
             parent_call = child.options.parent
             awaited = parent_call is None or parent_call.awaited
             run.emit_once(ChildStarted(run.at, call.id, child.id, child.agent_id, awaited))
-        return children, refused
+        return refused
 
     async def _parent(self, run: CallingRun, call: ToolCall, more: int, *, awaited: bool) -> ParentCall:
         own = run.run.options.parent
@@ -190,6 +199,7 @@ class AgentToolRunner:
         name = asked[child.agent_id].name if child.agent_id in asked else child.agent_id
         if child.status in ACTIVE:
             if self._time_left(child) <= timedelta():
+                await self.children.give_up(child)
                 late = LATE.format(name=name, seconds=self.limits.wait.total_seconds(), run_id=child.id)
                 return Reply(child.agent_id, [], late)
             if child.status is RunStatus.AWAITING_APPROVAL:

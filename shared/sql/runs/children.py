@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import CancelRequested
@@ -24,6 +25,7 @@ from shared.sql.paging import made_of
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
 from shared.sql.runs.rows import RUN_COLUMNS, run_of, status_of, update_owned
+from shared.sql.tables import to_json
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
 """The first is literally the condition of the index `ix_runs_waits_for_runs`. It stays so until the next claim, which
@@ -100,6 +102,16 @@ class ChildStore:
             async with self._database.write() as connection:
                 dispatches.append(await _wake(connection, run_id, now))
         return [dispatch for dispatch in dispatches if dispatch is not None]
+
+    async def give_up(self, child: Run) -> None:
+        """Records that the call which has started the run no longer waits for its answer."""
+        parent = child.options.parent
+        if parent is None:
+            return
+        given_up = replace(child.options, parent=replace(parent, awaited=False))
+        values = {"awaited": False, "options": to_json(given_up)}
+        async with self._database.write() as connection:
+            await connection.execute(sa.update(runs).where(runs.c.id == child.id).values(values))
 
     async def left_behind(self, limit: int = AT_ONCE) -> list[Run]:
         """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet."""
