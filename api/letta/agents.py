@@ -1,4 +1,5 @@
-"""Agents on Letta's wire: the requests that make and change one. `KEPT` names what is kept and not acted on."""
+"""Agents on Letta's wire: requests that create and change agents, and the state that clients get. `KEPT` names the
+fields that the server only stores and returns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -65,10 +66,10 @@ KEPT = (
     "per_file_view_window_char_limit",
     "template_id",
 )
-"""Fields of the wire that live in `Agent.extra` under their own names."""
+"""Fields of the wire that `Agent.extra` stores under their own names."""
 
 NOTED = "not_acted_on"
-"""Key of `Agent.extra`: names of `SHAPES_NOTHING` that the agent was asked to have."""
+"""Key of `Agent.extra`: the names in `SHAPES_NOTHING` that a client has set."""
 
 SHAPES_NOTHING: Mapping[str, str] = {
     "folder_ids": "there are no folders and files here; archival memory keeps texts",
@@ -76,7 +77,7 @@ SHAPES_NOTHING: Mapping[str, str] = {
     "source_ids": "there are no folders and files here; archival memory keeps texts",
     "template": "there are no templates here",
 }
-"""Fields that Letta's server makes something of, and this one does not: why not."""
+"""Fields that have an effect on Letta's server and none on this one, each with the reason."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
 _MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
@@ -122,12 +123,12 @@ class ToolRule(BaseModel):
         return self
 
     def document(self) -> dict[str, Any]:
-        """The rule as it is stored and shown: with the fields that its author gave."""
+        """The rule as the server stores and shows it: with the fields that its author sent."""
         return {"prompt_template": None, **self.model_dump(exclude_unset=True)}
 
 
 class AgentFields(BaseModel):
-    """What a client says about an agent."""
+    """A client's fields of an agent."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -176,16 +177,16 @@ class AgentFields(BaseModel):
 
     @model_validator(mode="after")
     def _names_a_known_model(self) -> Self:
-        # The older config names its provider beside the model.
+        # The older config has its provider in a field of its own.
         self.handle()
         return self
 
     def handle(self) -> str | None:
-        """The model that is asked for, however it is said."""
+        """The model that the request names, in whichever field."""
         return self.model or (self.llm_config.full_handle() if self.llm_config else None)
 
     def options(self, before: ModelOptions, shown_for: str) -> ModelOptions:
-        """The model's options after what is said here. `shown_for` is the model whose settings the client has seen."""
+        """The model's options after the request. `shown_for` is the model whose settings the client has seen."""
         single = {
             "parallel_tool_calls": self.parallel_tool_calls,
             "temperature": self.temperature,
@@ -200,7 +201,7 @@ class AgentFields(BaseModel):
         return changed_options(before, config, without_defaults(settings, before, shown_for, self.handle()), single)
 
     def kept(self, before: dict[str, Any]) -> dict[str, Any]:
-        """What is only given back, after what is said here."""
+        """The fields that the server only stores and returns, after the request."""
         given = {name: getattr(self, name) for name in KEPT if name in self.model_fields_set}
         if self.compaction_settings is not None:
             given[COMPACTION] = changed_settings(before.get(COMPACTION), self.compaction_settings)
@@ -223,7 +224,8 @@ class AgentFields(BaseModel):
         return [name for name in SHAPES_NOTHING if (said[name] if name in self.model_fields_set else name in earlier)]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
-        """The agent after what is said here. A field that is left out, or null where it cannot be, stays.
+        """The agent after the request. A field stays if the request omits it, or sets it to null where null is not
+        allowed.
 
         `sees_secrets`: whether the client may see the values of the agent's secrets (`changed_secrets`).
         """
@@ -261,15 +263,15 @@ class AgentCreate(AgentFields):
 
     agent_type: str = "letta_v1_agent"
     tools: Names | None = None
-    """Names of tools, beside `tool_ids`."""
+    """Names of tools, in addition to `tool_ids`."""
     include_base_tools: bool | None = True
     include_base_tool_rules: bool | None = None
     include_multi_agent_tools: bool | None = None
     memory_blocks: Annotated[list[BlockCreate], Field(max_length=MOST_ENTRIES)] | None = None
     memory_variables: Annotated[dict[str, str], Few] | None = None
-    """What stands for `{{name}}` in the values of `memory_blocks`."""
+    """The values for each `{{name}}` in `memory_blocks`."""
     initial_message_sequence: Annotated[list[MessageIn], Field(max_length=1000)] | None = None
-    """The history's first messages; nobody answers them."""
+    """The history's first messages. The agent does not answer them."""
 
     @model_validator(mode="after")
     def _has_plain_first_messages(self) -> Self:
@@ -278,19 +280,19 @@ class AgentCreate(AgentFields):
         return self
 
     def filled_blocks(self) -> list[BlockCreate]:
-        """The new blocks with the variables filled in. Raises `InvalidRequest` for one that is too long then."""
+        """The new blocks with their variables replaced. Raises `InvalidRequest` if one then exceeds its limit."""
         return [filled_in(block, self.memory_variables or {}) for block in self.memory_blocks or ()]
 
     def base_tools(self) -> tuple[str, ...]:
-        """The names of the tools that an agent of this kind gets unless the request says no."""
+        """The names of the tools that an agent of this type gets unless the request declines them."""
         of_kind: tuple[str, ...] = ()
         if self.include_base_tools is not False:
             of_kind = default_base_tools(self.agent_type, enable_sleeptime=bool(self.enable_sleeptime))
         return (*of_kind, *MESSAGES_AGENTS) if self.include_multi_agent_tools else of_kind
 
     def base_rules(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """The rules that come with base tools of these names, as on the wire: unless the request says so, the newest
-        kind of agent has none with its usual tools, and neither have models that do better without."""
+        """The rules for base tools of these names, in the wire's form. If the request does not choose, the newest agent
+        type with its usual tools gets none, and neither do models that work better without rules."""
         wanted = self.include_base_tool_rules
         if wanted is None:
             is_usual = self.agent_type == "letta_v1_agent" and self.include_base_tools is not False
@@ -310,8 +312,8 @@ def new_agent(
     named_tools: Sequence[ToolId] = (),
     names: Sequence[str] = (),
 ) -> Agent:
-    """The agent that the request asks for, without its new blocks. `named_tools` are those that it names, and its base
-    tools; `names` are the names of all that it gets."""
+    """The agent that the request describes, without its new blocks. `named_tools` are the tools that the request names,
+    and the base tools; `names` are the names of all its tools."""
     agent_id = ids.agent()
     blank = Agent(
         id=agent_id,
@@ -332,12 +334,12 @@ def new_agent(
 
 
 def window_rules_of(extra: Mapping[str, Any]) -> WindowRules:
-    """The rules in `Agent.extra` for the context of each of the agent's runs."""
+    """The rules in `Agent.extra` for the context of each run of the agent."""
     return WindowRules(bool(extra.get(CLEARS_CONTEXT)), when_full(extra))
 
 
 def first_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> list[NewMessage]:
-    """The messages with which a history begins. What an assistant says in them counts as an answer."""
+    """The first messages of a history. Those of the assistant count as answers."""
     said = user_messages(list(given), ids, now)
     return [
         replace(message, body=AssistantMessage(text=text_of(message.body.content)))
@@ -347,24 +349,24 @@ def first_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> l
     ]
 
 
-# The state of an agent, as Letta's wire answers it.
+# The agent's state on Letta's wire.
 
 
 SECRETS = "agent.secrets"
-"""Value of `include` that asks for the secrets, with their values for a caller who may see them."""
+"""Value of `include` that requests the secrets; only a caller who may see their values gets these."""
 PENDING_APPROVAL = "agent.pending_approval"
-"""The other one. Everything else that can be included is always there."""
+"""The other value. The state always has everything else that can be included."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 class ShownSecret(NamedTuple):
-    """A secret as a client gets it: its name, and its value or an empty text."""
+    """A secret for a client: its name, and its value or an empty text."""
 
     name: str
     value: str = ""
     description: str | None = None
-    """Why the value is not there."""
+    """Why the value is missing."""
 
 
 def wire_agent(
@@ -374,7 +376,7 @@ def wire_agent(
     secrets: Sequence[ShownSecret] = (),
     pending_approval: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The wire's agent state. `pending_approval` is the wire's approval request message, where one waits."""
+    """The wire's agent state. `pending_approval` is the wire's approval request message if one waits."""
     agent, last = details.agent, details.last_run
     blocks = [wire_block(block) for block in details.blocks]
     variables = [_variable(agent, secret) for secret in secrets]
@@ -427,8 +429,8 @@ def wire_agent(
 
 
 def without_instructions(state: dict[str, Any]) -> dict[str, Any]:
-    """The state for a caller who talks with the agent and may not see what the project has written into it. Fields that
-    clients require are there, and empty."""
+    """The state for a caller who talks to the agent and may not see the project's texts in it. Fields that clients
+    require are empty."""
     return {
         **state,
         "system": "",
@@ -476,8 +478,8 @@ def _variable(agent: Agent, secret: ShownSecret) -> dict[str, Any]:
 
 
 def _notes_on(details: AgentDetails, environment: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each field of the agent that is kept and not acted on, with the field's name before it. A request
-    with one is answered with a `Warning` header, too, which clients drop."""
+    """A sentence for each field of the agent that has no effect, beginning with the field's name. The answer to such a
+    request also has a `Warning` header, but clients drop headers."""
     agent = details.agent
     if agent.extra.get(ENABLED) and details.group is None:
         yield "enable_sleeptime: the agent has no sleep-time agent; a PATCH with enable_sleeptime true makes one"

@@ -1,4 +1,5 @@
-"""The stream of a conversation on Letta's wire: the frames of every run, with a cursor, and notes between them."""
+"""The stream of a conversation on Letta's wire: the frames of every run, each with a cursor, and notes between the
+runs."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,14 +24,14 @@ from shared.domain.runs import Run
 from shared.domain.turns import Leg, RunGlance
 
 _SHOWN = FrameOptions(pings=False, compaction_messages=True)
-"""Without pings: nobody counts numbers here, because each frame has its cursor."""
+"""No pings: readers do not count numbers here, because each frame has a cursor."""
 
 _DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
 
 
 class LegFrames:
-    """One leg's log in the stream. It keeps no state, so a reader may begin anywhere."""
+    """Renders one leg's log for the stream. It has no state, so a reader may begin anywhere."""
 
     cut = None
     longest_silence_s = inf
@@ -41,11 +42,11 @@ class LegFrames:
 
     @property
     def shared_as(self) -> tuple[str, int, int]:
-        """All readers of a conversation see the same bytes."""
+        """All readers of a conversation get the same bytes."""
         return "conversation", self._leg.turn, self._leg.number
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
-        """The frames of some entries. The end of a leg is not the end of the stream."""
+        """The frames of some entries. The end of a leg does not end the stream."""
         shown = [frame for seq, entry in entries if (frame := self._frames.of(seq, entry)) is not None]
         return b"".join(self._bytes(frame) for frame in shown), False
 
@@ -55,7 +56,7 @@ class LegFrames:
         return b""
 
     def end_of(self, last: Seq) -> bytes:
-        """Nothing, for the same reason."""
+        """Nothing, because the stream goes on after the leg."""
         del last
         return b""
 
@@ -65,14 +66,14 @@ class LegFrames:
 
 
 class ConversationFrames:
-    """What a reader of a conversation is sent between the logs of its runs, and as frames of each log."""
+    """Renders a conversation for a reader: the logs of its runs, and the notes between them."""
 
     def of_log(self, leg: Leg) -> LegFrames:
-        """The view of a leg's log."""
+        """The renderer of a leg's log."""
         return LegFrames(leg)
 
     def began(self, leg: Leg, given: Sequence[NewMessage], decided: Sequence[Approval]) -> bytes:
-        """`run_started`, in the place of the first event of the run."""
+        """`run_started`, before the frames of the run."""
         data: dict[str, Any] = {
             "turn": leg.turn,
             "leg": leg.number,
@@ -83,9 +84,9 @@ class ConversationFrames:
         return _note_of_leg(leg, FIRST_SEQ, unix_ms(leg.run.created_at), "run_started", data)
 
     def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
-        """`run_ended`, in the place of the end of the run's stream."""
+        """`run_ended`, at the end of the run's log."""
         run = leg.run
-        # What has become of a parked run since is no matter of this frame: every reader is sent the same.
+        # The frame shows a parked run as parked even after a decision, so that every reader gets the same bytes.
         status = RunStatus.AWAITING_APPROVAL if asked else run.status
         reason = StopReason.PARKED if asked else run.stop_reason
         names = [{"id": one.id, "tool_call_id": one.tool_call_id, "tool_name": one.tool_name} for one in asked]
@@ -93,31 +94,31 @@ class ConversationFrames:
         return _note_of_leg(leg, seq, at, "run_ended", data)
 
     def resolved(self, leg: Leg, seq: Seq, asked: Sequence[Approval]) -> bytes:
-        """`approvals_resolved`, behind the end of a run that has waited."""
+        """`approvals_resolved`, after the end of a run that waited."""
         decided_at = [one.decided_at for one in asked if one.decided_at is not None]
         at = unix_ms(max(decided_at)) if decided_at else unix_ms(leg.run.created_at)
         data = {"decisions": [_wire_decided(one, leg.run) for one in asked]}
         return _note_of_leg(leg, seq, at, "approvals_resolved", data)
 
     def caught_up(self, cursor: ThreadCursor, present: Present) -> bytes:
-        """`caught_up`, which has no cursor of its own: it depends on when it is asked for."""
+        """`caught_up`. It has no cursor, because it depends on the time of the request."""
         running, queued, waiting = present.running, present.queued, present.waiting
         data = {"cursor": str(cursor), "running": running, "queued": queued, "waiting": waiting}
         return _data_bytes(_note(None, None, unix_ms(present.at), "caught_up", data))
 
     def over(self) -> bytes:
-        """The mark that the stream is over."""
+        """The mark of the stream's end."""
         return _DONE
 
 
 class RunChangeFrames:
-    """What a dashboard is sent: notes without cursors."""
+    """Renders run changes for a dashboard, without cursors."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def changed(self, run: RunGlance) -> bytes:
-        """`run_changed`: what the run does now."""
+        """`run_changed`: the run's present status."""
         data = {
             "agent_id": run.agent_id,
             "conversation_id": run.conversation_id,
@@ -127,11 +128,11 @@ class RunChangeFrames:
         return self._note(run.id, "run_changed", data)
 
     def caught_up(self, runs: int, *, is_whole: bool) -> bytes:
-        """`caught_up`, behind the runs that have not ended."""
+        """`caught_up`, after the runs that have not ended."""
         return self._note(None, "caught_up", {"active": runs, "is_whole": is_whole})
 
     def over(self) -> bytes:
-        """The mark that the stream is over."""
+        """The mark of the stream's end."""
         return _DONE
 
     def _note(self, run_id: RunId | None, event_type: str, data: dict[str, Any]) -> bytes:
@@ -144,7 +145,7 @@ def _wire_input(message: NewMessage, body: UserMessage) -> dict[str, Any]:
 
 
 def _wire_decided(approval: Approval, asked_by: Run | None = None) -> dict[str, Any]:
-    """A call as it was decided. `asked_by` is the run that asked: it may have ended without a decision."""
+    """A call and its decision. `asked_by` is the run that asked, which may have ended without a decision."""
     decision = approval.decision
     edited = None if decision is None else decision.edited_arguments
     data = {

@@ -1,4 +1,4 @@
-"""Events of a run's log as the frames of Letta's streams: a pure fold, which does no I/O."""
+"""Renders events of a run's log as frames of Letta's streams: a pure fold without I/O."""
 
 from datetime import UTC, datetime
 from math import inf
@@ -28,7 +28,7 @@ from shared.domain.log_writer import Entries
 from shared.domain.runs import RunError
 
 ALWAYS_SHOWN = frozenset({"stop_reason", "usage_statistics", "error_message", "event_message", "run_status"})
-"""Frames that `include_return_message_types` does not filter: a client needs them to know what became of its stream."""
+"""Frames that `include_return_message_types` does not filter: a client needs them to know how its stream ended."""
 
 
 class Frame(NamedTuple):
@@ -40,31 +40,31 @@ class Frame(NamedTuple):
 
 
 class FrameOptions(msgspec.Struct, frozen=True):
-    """What a reader wants to see."""
+    """A reader's choice of frames."""
 
     pings: bool = True
     status_events: bool = False
     message_types: frozenset[str] | None = None
     """Types of messages to show; None: all."""
     times: bool = False
-    """Each frame has `at_ms`, the Unix time of its event in ms: the wire's `date` has whole seconds."""
+    """Each frame has `at_ms`, the Unix time of its event in milliseconds: the wire's `date` has whole seconds."""
     compaction_messages: bool = False
-    """The reader knows the wire's own messages of a compaction."""
+    """The reader understands the wire's own messages of a compaction."""
 
 
 class Frames:
-    """Turns one run's events into what one reader sees."""
+    """Renders one run's events for one reader."""
 
     def __init__(self, run_id: RunId, options: FrameOptions) -> None:
         self._run_id = run_id
         self.options = options
 
     def of(self, seq: Seq, entry: bytes) -> Frame | None:
-        """The frame of a log entry; None when this reader does not want to see it."""
+        """The frame of a log entry; None if this reader does not want it."""
         return self.of_event(seq, events.decode(entry))
 
     def of_event(self, seq: Seq, event: events.Event | events.Unknown) -> Frame | None:
-        """The frame of an event; None when this reader does not want to see it."""
+        """The frame of an event; None if this reader does not want it."""
         if isinstance(event, events.Ended):
             return Frame(seq, None)
         body = self._body(seq, event)
@@ -75,7 +75,7 @@ class Frames:
         return Frame(seq, body, is_error=isinstance(event, events.Failed))
 
     def ping(self, seq: Seq, now: datetime) -> Frame:
-        """A sign of life in a silence; it repeats the number of the last frame."""
+        """A keep-alive frame, with the number of the last frame."""
         return Frame(seq, self._ping(seq, unix_ms(now)))
 
     def _is_wanted(self, message_type: str) -> bool:
@@ -114,8 +114,8 @@ class Frames:
             case (
                 events.Unknown() | events.Answered() | events.ToolStarted() | events.ToolEnded() | events.CallDecided()
             ):
-                # Written by a newer release, or for another dialect's readers: the frame is the same, so a reader sees
-                # the same bytes from every release. Its number must not be missing for those who count.
+                # A newer release, or another dialect, wrote this event. Every release sends the same ping for it, so
+                # all readers get the same bytes, and readers that count the numbers miss none.
                 return self._ping(seq, event.at)
             case events.Ended():
                 return None
@@ -170,7 +170,7 @@ class Frames:
 
     def _status(self, seq: Seq, event: events.StatusChanged) -> dict[str, Any]:
         if not self.options.status_events:
-            # Its number must not be missing for those who know nothing of status events: they know pings.
+            # Readers that do not know status events get a ping, so that they miss no number.
             return self._ping(seq, event.at)
         place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
         return {"message_type": "run_status", "status": event.status, "cause": event.cause, **place}
@@ -187,7 +187,7 @@ class Frames:
             case events.CompactionBegan():
                 if self.options.compaction_messages:
                     return self._compaction_began(seq, event)
-                # Its number must not be missing for the others.
+                # Other readers get a ping, so that they miss no number.
                 return self._ping(seq, event.at)
             case events.Compacted(text=text, stats=stats):
                 otid = part_otid(event.message_id, 0)
@@ -201,7 +201,7 @@ class Frames:
     def _added(
         self, message_type: str, seq: Seq, event: events.InputDelivered | events.Compacted, otid: str | None
     ) -> dict[str, Any]:
-        """The head of a message that nobody said in this run's answers."""
+        """The head of a message that is not part of the run's answers."""
         return envelope(
             message_type,
             message_id=event.message_id,
@@ -224,7 +224,7 @@ class Frames:
         seq: Seq,
         event: events.StepRestarted | events.LogContinued | events.Gap | events.ChildStarted | events.ChildWaits,
     ) -> dict[str, Any]:
-        """Letta's way to tell a developer of something that is no part of the conversation."""
+        """Letta's message type for information to developers, outside the conversation."""
         match event:
             case events.StepRestarted():
                 event_type = "step_restarted"
@@ -275,18 +275,18 @@ class Frames:
 _encoder = msgspec.json.Encoder()
 
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
-"""The end of a stream whose run goes on. A browser comes back after so many ms, with `Last-Event-ID`."""
+"""Ends a stream whose run goes on. A browser reconnects after this many milliseconds, with `Last-Event-ID`."""
 
 
 def event_bytes(frame: Frame) -> bytes:
-    """One frame with its number as the event's id, so that a browser resumes by itself."""
+    """The bytes of a frame. Its number is the event's id, so a browser resumes by itself."""
     data = b"[DONE]" if frame.body is None else _encoder.encode(frame.body)
     kind = b"event: error\n" if frame.is_error else b""
     return b"id: %d\n%bdata: %b\n\n" % (frame.seq, kind, data)
 
 
 class FrameStream:
-    """A run's stream on Letta's wire. It keeps no state, so a reader may begin anywhere."""
+    """A run's stream on Letta's wire. It has no state, so a reader may begin anywhere."""
 
     cut = COME_BACK
     longest_silence_s = inf
@@ -296,7 +296,7 @@ class FrameStream:
 
     @property
     def shared_as(self) -> FrameOptions:
-        """Readers with the same options see the same bytes."""
+        """Readers with the same options get the same bytes."""
         return self._frames.options
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
@@ -309,12 +309,12 @@ class FrameStream:
         return event_bytes(self._frames.ping(last, now)) if self._frames.options.pings else b""
 
     def end_of(self, last: Seq) -> bytes:
-        """The mark that the stream is over."""
+        """The mark of the stream's end."""
         return event_bytes(Frame(last, None))
 
 
 def usage_fields(usage: Any) -> dict[str, Any]:
-    """Tokens of a run, from a `UsageReported` or a `Usage`; the caller adds `run_ids`."""
+    """The tokens of a run, from a `UsageReported` or a `Usage`. The caller adds `run_ids`."""
     fields = {
         "message_type": "usage_statistics",
         "completion_tokens": usage.completion_tokens,
@@ -332,8 +332,8 @@ def usage_fields(usage: Any) -> dict[str, Any]:
 
 
 def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, Any]:
-    """The error object of the wire: in a stream, on a run, in a callback. Of a run that met calls that wait, with their
-    names; `waiting_run_id` is the run that waits for them."""
+    """The wire's error object, for streams, runs and callbacks. If waiting calls refused the run, it names these calls,
+    and `waiting_run_id` is the run that waits for them."""
     code = code_of(error.error_type)
     shown: dict[str, Any] = {
         "message_type": "error_message",

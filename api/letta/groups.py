@@ -1,4 +1,4 @@
-"""Sleep-time agents on Letta's wire: the groups that connect them with their agents, and what a new one is made of."""
+"""Sleep-time agents on Letta's wire: their groups, and the template of a new sleep-time agent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ NO_SUCH_MANAGER: dict[str, str] = {
     "swarm": _CHATS,
     "voice_sleeptime": "there are no voice agents here: make a sleeptime group",
 }
-"""Why groups with these managers are not made."""
+"""Why Holdfast refuses groups with these managers."""
 
 GroupAgentId = Annotated[AgentId, Field(pattern=f"^agent-{UUID4_PATTERN}$")]
 
@@ -56,10 +56,10 @@ class GroupManager(BaseModel):
     manager_type: ManagerType
     manager_agent_id: GroupAgentId | None = None
     sleeptime_agent_frequency: Annotated[int, Field(ge=0, le=MOST_TURNS)] | None = None
-    """The agents work after every n-th turn of the manager. Left out in a new group: after each; 0: never."""
+    """The agents work after every n-th turn of the manager. Omitted in a new group: after each turn; 0: never."""
 
     def refuse_others(self) -> None:
-        """Raises `Refused` for a manager that Holdfast does not have."""
+        """Raises `Refused` for a manager type that Holdfast does not have."""
         why = NO_SUCH_MANAGER.get(self.manager_type)
         if why is not None:
             said = f"NOT_IMPLEMENTED: manager_type {self.manager_type!r}: {why}"
@@ -77,7 +77,7 @@ class GroupCreate(BaseModel):
     hidden: bool | None = None
 
     def group(self, project_id: ProjectId, ids: IdMaker, now: datetime) -> Group:
-        """The group that is asked for. Raises `Refused` and `InvalidRequest`."""
+        """The group that the request describes. Raises `Refused` and `InvalidRequest`."""
         manager = self.manager_config
         manager.refuse_others()
         if manager.manager_agent_id is None:
@@ -108,7 +108,7 @@ class GroupUpdate(BaseModel):
     manager_config: GroupManager | None = None
 
     def apply(self, group: Group) -> Group:
-        """The group after the change. Raises `InvalidRequest` for another kind of manager."""
+        """The group after the change. Raises `InvalidRequest` for another manager type."""
         manager = self.manager_config
         if manager is not None and manager.manager_type != SLEEPTIME:
             raise InvalidRequest(
@@ -150,7 +150,7 @@ def wire_group(group: Group) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SleeperMaker:
-    """Knows what the sleep-time agents of a project are made of."""
+    """Prepares what a project's new sleep-time agents consist of."""
 
     base_tools: BaseToolSeeder
     tools: ToolStore
@@ -158,7 +158,7 @@ class SleeperMaker:
     ids: IdMaker
 
     async def maker(self, project_id: ProjectId) -> MakeSleeper:
-        """Makes sleep-time agents for agents of this project."""
+        """Returns a function that creates sleep-time agents for agents of this project."""
         await self.base_tools.fill(project_id)
         names = default_base_tools(SLEEPTIME_AGENT, enable_sleeptime=False)
         tool_ids = await self.tools.ids_by_name(project_id, (), if_there=names)
@@ -168,7 +168,7 @@ class SleeperMaker:
 def new_sleeper(
     agent: Agent, *, tool_ids: Sequence[ToolId], names: Sequence[str], ids: IdMaker, now: datetime
 ) -> Sleeper:
-    """The sleep-time agent for an agent: it asks the same model in the same way."""
+    """The sleep-time agent for an agent. It uses the same model with the same options."""
     sleeper = Agent(
         id=ids.agent(),
         project_id=agent.project_id,

@@ -1,5 +1,5 @@
-"""MCP servers on Letta's wire, in both of its generations: servers by their ids, with a `config`, and the older ones by
-their names."""
+"""MCP servers on Letta's wire, in both of its forms: the newer one names servers by id and has a `config`, the older
+one names them by name."""
 
 from typing import Annotated, Any
 
@@ -40,8 +40,7 @@ class ServerFields(BaseModel):
     env: Secrets | None = None
 
     def change_to(self, transport: Transport | None, name: str | None) -> ServerChange:
-        """What is said here, of a server of this transport and this name. Where nobody says the transport, a command is
-        for `stdio`, and a URL is for what is reached over HTTP."""
+        """The change that the fields describe. Without a transport, a command means `stdio`, and a URL means HTTP."""
         if transport is None and self.command is not None:
             transport = "stdio"
         said = self.model_fields_set
@@ -73,7 +72,7 @@ class McpServerCreate(BaseModel):
     config: ServerConfig
 
     def change(self) -> ServerChange:
-        """The server that it describes."""
+        """The server that the body describes."""
         return self.config.change_to(self.config.mcp_server_type, self.server_name)
 
 
@@ -86,7 +85,7 @@ class McpServerUpdate(BaseModel):
     config: ServerConfig = Field(default_factory=ServerConfig)
 
     def change(self) -> ServerChange:
-        """What it changes."""
+        """The change in the domain's terms."""
         return self.config.change_to(self.config.mcp_server_type, self.server_name)
 
 
@@ -97,7 +96,7 @@ class NamedServer(ServerFields):
     type: Transport | None = None
 
     def change(self) -> ServerChange:
-        """The server that it describes."""
+        """The server that the body describes."""
         return self.change_to(self.type, self.server_name)
 
 
@@ -110,7 +109,7 @@ class NamedServerUpdate(ServerFields):
     stdio_config: ServerFields | None = None
 
     def change(self) -> ServerChange:
-        """What it changes."""
+        """The change in the domain's terms."""
         fields = self if self.stdio_config is None else self.stdio_config
         if "token" in self.model_fields_set and "auth_token" not in self.model_fields_set:
             fields = fields.model_copy(update={"auth_token": self.token})
@@ -126,7 +125,7 @@ class McpToolRun(BaseModel):
 
 
 def _reached(server: McpServer) -> dict[str, Any]:
-    """Where the server is, with masks for its secrets."""
+    """The server's address and credentials, with masks for secrets."""
     if server.transport == "stdio":
         return {"command": server.command, "args": server.args, "env": masked_variables(server)}
     return {
@@ -151,7 +150,7 @@ def wire_server(server: McpServer) -> dict[str, Any]:
 
 
 def wire_sign_in(sign_in: SignIn) -> dict[str, Any]:
-    """What may be shown of a sign-in."""
+    """The public fields of a sign-in."""
     return {
         "state": sign_in.state,
         "authorization_server": sign_in.authorization_server,
@@ -167,7 +166,7 @@ def wire_named_server(server: McpServer) -> dict[str, Any]:
 
 
 def wire_changes(changes: ToolChanges) -> dict[str, Any]:
-    """What a refresh has changed, by the names of the project's tools. `skipped` is Holdfast's own."""
+    """The changes of a refresh, by the names of the project's tools. `skipped` is Holdfast's own field."""
     return {
         "added": [tool.name for tool in changes.added],
         "updated": [tool.name for tool in changes.updated],
@@ -199,7 +198,7 @@ def wire_remote_tool(tool: RemoteTool) -> dict[str, Any]:
 
 
 def wire_result(result: RemoteResult) -> dict[str, Any]:
-    """What a call came to. A tool that failed says why in the same field."""
+    """The result of a call. The error of a failed tool is in the same field."""
     return {
         "status": "error" if result.is_error else "success",
         "func_return": _with_images(result),
@@ -216,7 +215,7 @@ def wire_named_result(result: RemoteResult) -> dict[str, Any]:
 
 
 def _with_images(result: RemoteResult) -> str:
-    """The text of a result; images are counted, because this answer has no place for them."""
+    """The text of a result with the number of its images, because this form has no place for images."""
     if not result.images:
         return result.text
     said = f"[{len(result.images)} images, which only an agent's run is shown]"

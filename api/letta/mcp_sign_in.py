@@ -1,5 +1,4 @@
-"""Sign-ins at MCP servers on Letta's wire: the events of the stream that a client reads, and what the person's browser
-shows."""
+"""Sign-ins at MCP servers on Letta's wire: events for the client's stream, and the page in the person's browser."""
 
 from html import escape
 from typing import Any, assert_never
@@ -34,7 +33,7 @@ def _fields(event: SignInEvent) -> dict[str, Any]:
 
 
 def wire_finished(finished: Finished) -> dict[str, Any]:
-    """What became of a sign-in. The number of tools is Holdfast's own."""
+    """The outcome of a sign-in. The number of tools is Holdfast's own field."""
     server, tools = finished.server, finished.tools
     had = server.problem if tools is None else f"the project has {tools} of its tools"
     return {
@@ -46,7 +45,7 @@ def wire_finished(finished: Finished) -> dict[str, Any]:
 
 
 def sign_in_page(title: str, text: str) -> str:
-    """The same for a person. It loads nothing, and no script runs in it."""
+    """The outcome as a page for the person. It loads nothing, and browsers run no script in it."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>'
         f"<body><h1>{title}</h1><p>{escape(text)}.</p></body></html>"

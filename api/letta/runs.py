@@ -1,5 +1,5 @@
-"""Runs and steps on Letta's wire, and what a client asks of a run that exists: cancel it, or show its stream again.
-A run that waits for a person is `completed` there."""
+"""Runs and steps on Letta's wire, and the requests about existing runs: cancel a run, or resume its stream. A run that
+waits for a person has the status `completed` there."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
@@ -42,7 +42,7 @@ WIRE_STATUSES: dict[str, list[RunStatus]] = {
     "failed": [RunStatus.FAILED],
     "cancelled": [RunStatus.CANCELLED],
 }
-"""What a status of the wire means inside."""
+"""The domain's statuses for each status of the wire."""
 
 
 DIALECT = RunOptions().dialect
@@ -55,13 +55,13 @@ def wire_status(status: RunStatus) -> str:
 
 
 def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
-    """A run; `waiting` is what it waits for, if it is parked."""
+    """The wire's run. `waiting` has the waiting calls of a parked run."""
     request_config = {
         "use_assistant_message": True,
         "assistant_message_tool_name": "send_message",
         "assistant_message_tool_kwarg": "message",
         "include_return_message_types": run.options.shown_types,
-        # What another dialect keeps of its requests is in its own words.
+        # Another dialect stores its request in its own terms.
         **(run.options.echoed if run.options.dialect == DIALECT else {}),
     }
     return {
@@ -88,7 +88,7 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
 def wire_answer(
     run: Run, messages: Iterable[Message], *, with_input: bool = False, started: Sequence[RunId] = ()
 ) -> dict[str, Any]:
-    """What a run has brought: its messages, why it stopped, what it used, and which runs of sleep-time agents it has
+    """The result of a run: its messages, stop reason and usage, and the runs of sleep-time agents that it has
     started."""
     wanted = run.options.shown_types
     left_out = NOT_ANSWERS - {"summary_message"} if run.options.compaction_messages else NOT_ANSWERS
@@ -128,7 +128,7 @@ def wire_usage(usage: Usage) -> dict[str, Any]:
 
 
 def wire_receipt(run: Run) -> dict[str, Any]:
-    """What has become of a cancel: the truth at this moment."""
+    """The receipt of a cancel: the state of the run now."""
     request = run.cancel
     stopped = run.status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
     return {
@@ -145,7 +145,7 @@ def wire_receipt(run: Run) -> dict[str, Any]:
 
 
 def wire_step(step: Step) -> dict[str, Any]:
-    """A step."""
+    """The wire's step."""
     usage = step.usage
     provider, _, model = step.model.partition("/")
     return {
@@ -219,7 +219,7 @@ def _metadata(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
 
 
 def _place_in_tree(run: Run) -> dict[str, Any]:
-    """What the run waits for without a worker, and the call that has started it."""
+    """The wait of a run that no worker holds, and the call that started the run."""
     shown: dict[str, Any] = {}
     if run.waits_until is not None:
         shown["waiting"] = {"for": run.waits_for or "budget", "until": wire_time(run.waits_until)}
@@ -230,7 +230,7 @@ def _place_in_tree(run: Run) -> dict[str, Any]:
 
 
 def _decisions(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
-    """What the run waits for, or how it went on; and the run that it continues."""
+    """The calls that the run waits for or the run that continues it, and the run that it continues."""
     shown: dict[str, Any] = {}
     if run.continues is not None:
         shown["continues_run_id"] = run.continues
@@ -259,7 +259,7 @@ def _ms(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e6
 
 
-# Approvals on the wire. Letta has none of its own: the shapes are ours, in Letta's manner.
+# Approvals on the wire. Letta has none: the shapes are ours, in Letta's style.
 
 
 Waiting = Annotated[float, Field(gt=0, le=315_360_000, description="Seconds, up to ten years.")]
@@ -269,7 +269,7 @@ Text = Annotated[str, Field(max_length=1_000_000)]
 class DecisionIn(BaseModel):
     """The body of a decision on one tool call."""
 
-    # A misspelled `arguments` must not let the call run with those that the model wrote.
+    # If a client misspells `arguments`, the call must not run with the arguments of the model.
     model_config = ConfigDict(extra="forbid")
 
     decision: Literal["approve", "deny", "tool_return"]
@@ -301,7 +301,7 @@ class DecisionIn(BaseModel):
 
 
 def wire_approval(approval: Approval) -> dict[str, Any]:
-    """A tool call that waits, and how to decide it; or how it was decided."""
+    """A tool call that waits, and how to decide it; or its decision."""
     decision = approval.decision
     return {
         "id": approval.id,
@@ -334,7 +334,7 @@ def wire_decided(approval: Approval, run: Run | None) -> dict[str, Any]:
 
 
 def parsed_arguments(text: str) -> dict[str, Any] | None:
-    """The arguments as an object; None when the model did not write one."""
+    """The arguments as an object; None if the model did not write one."""
     try:
         return msgspec.json.decode(text.strip() or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -389,12 +389,12 @@ class CancelRequestIn(BaseModel):
     wait: Annotated[float | None, Field(ge=0, le=60, description="Seconds to wait for the run to stop.")] = None
 
     def cancel(self) -> Cancel:
-        """The same in our terms, but for the runs that it names."""
+        """The cancel in the domain's terms, without the runs that the request names."""
         return Cancel(self.reason, self.mode, self.wait)
 
 
 def _no_boolean(value: object) -> object:
-    """Pydantic takes true for 1, which would leave a frame out. Raises pydantic's error."""
+    """Pydantic converts true to 1, which would skip a frame. Raises pydantic's error."""
     if isinstance(value, bool):
         raise PydanticCustomError("int_type", "Input should be a valid integer")
     return value
@@ -459,8 +459,8 @@ class GenerateRequest(BaseModel):
         return self.system_prompt or DEFAULT_SYSTEM
 
     def generation(self) -> Generation:
-        """What is asked for beside the question. An object has all of its properties where the schema does not say
-        which, as on the wire."""
+        """The request beyond the question. As on the wire, an object must have all of its properties if the schema does
+        not name the required ones."""
         schema = self.response_schema
         if not schema:
             return Generation()
@@ -470,7 +470,8 @@ class GenerateRequest(BaseModel):
 
 
 def question_of(request: GenerateRequest, models: OfferedModels) -> Question:
-    """What the request asks. Raises `UnknownHandle`, or `InvalidRequest` as `OfferedModels.served` does."""
+    """The question in the domain's terms. Raises `UnknownHandle`, or `InvalidRequest` as `OfferedModels.served`
+    does."""
     return Question(request.prompt, request.system, _model(request.override_model, models), request.generation())
 
 
@@ -487,6 +488,6 @@ def _model(handle: str | None, models: OfferedModels) -> str | None:
 
 
 def wire_generated(run: Run, text: str, model: str) -> dict[str, Any]:
-    """The answer, and what it has used. `run_ids` names the run that asked: nothing else of the answer does."""
+    """The answer and its usage. `run_ids` names the run that asked: no other field does."""
     usage = {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": [run.id]}
     return {"content": text, "model": model, "usage": usage}

@@ -1,7 +1,7 @@
-"""What a request says and Holdfast does not act on, so that its sender can be told.
+"""Finds fields of a request that have no effect, so that the API can report them to the client.
 
-`NOT_ACTED_ON` names what Letta's wire has; what nobody knows is found by its absence from the request's model. A line
-goes when Holdfast acts on the field. docs/api.md shows the table, and a test compares the two.
+`NOT_ACTED_ON` lists fields of Letta's wire. Other fields are unknown if the request's model does not have them. Delete
+a row once Holdfast uses its field. docs/api.md shows the table, and a test compares the two.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from api.letta.tools import ToolFields
 
 
 class Unused(NamedTuple):
-    """Fields of one kind of body, and what becomes of them."""
+    """Fields of one kind of body, and their treatment."""
 
     body: str
     models: tuple[type[BaseModel], ...]
@@ -67,12 +67,12 @@ NOT_ACTED_ON = (
 )  # fmt: skip
 
 MAX_ITEMS = 100
-"""So many items of a list are looked at."""
+"""The search examines at most this many items of a list."""
 
 
 class Known(NamedTuple):
-    """What a model knows of a body: the fields that are acted on, by all names that a client may call them, those that
-    are not, and why."""
+    """A model's knowledge of a body: the effective fields under all their names, those among them that are models, and
+    the fields without effect, each with the reason."""
 
     fields: frozenset[str]
     nested: Mapping[str, type[BaseModel]]
@@ -81,7 +81,8 @@ class Known(NamedTuple):
 
 @lru_cache(maxsize=100)
 def known_of(model: type[BaseModel]) -> Known:
-    """The fields of a request's model that are acted on, and those that are models themselves."""
+    """Returns the fields of a request's model that have an effect, those that are models themselves, and those without
+    effect."""
     unused = {
         name: line.because
         for line in NOT_ACTED_ON
@@ -101,27 +102,28 @@ def known_of(model: type[BaseModel]) -> Known:
 
 
 class Unacted(NamedTuple):
-    """A field of a body that is not acted on."""
+    """A field of a body without effect."""
 
     loc: tuple[str | int, ...]
     known: Known
-    """What is acted on in its place."""
+    """What the model has at this place."""
 
     def __str__(self) -> str:
         return "".join("[]" if isinstance(one, int) else f".{one}" for one in self.loc).removeprefix(".")
 
 
 def unused_fields(model: type[BaseModel], given: Mapping[str, Any]) -> Iterator[str]:
-    """The fields of a body that are not acted on, as `memory_blocks[].hidden`. What asks for nothing is passed over."""
+    """Yields the fields without effect, for example `memory_blocks[].hidden`. Skips empty values, which request
+    nothing."""
     return map(str, unacted(model, given))
 
 
 def unacted(
     model: type[BaseModel], given: Mapping[str, Any], *, strict: bool = False, loc: tuple[str | int, ...] = ()
 ) -> Iterator[Unacted]:
-    """The same with their places. `strict`: a field that nobody knows counts even where it asks for nothing."""
+    """As `unused_fields`, with the places. `strict`: reports an unknown field even if its value is empty."""
     known = known_of(model)
-    # A rule of a tool has fields that only its type knows.
+    # Tool rules have fields that only their type knows.
     is_open = model.model_config.get("extra") == "allow" and model is not ModelSettingsFields
     for name, value in given.items():
         if not value and (not strict or name in known.unused):
@@ -144,7 +146,7 @@ def _unacted_inside(
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a field's annotation names, however they are wrapped."""
+    """Yields the models in a field's annotation, also inside unions, lists and `Annotated`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif get_origin(annotation) in (Union, UnionType, Annotated, list):

@@ -1,5 +1,5 @@
-"""Empty lists of objects that Letta's servers have and Holdfast does not. A program that only reads them works; one
-that wants to create such an object gets an error."""
+"""Empty lists of objects that Letta's servers have and Holdfast does not. A program that only reads them works. A
+program that creates such an object gets an error."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 async def any_filter(
     _page: NewestFirst, name: str | None = None, cursor: str | None = None, is_open: bool = False
 ) -> None:
-    """Query parameters of a list, for pages or filters, which make no difference to an empty one."""
+    """Query parameters for pages and filters, which do not change an empty list."""
 
 
 router = APIRouter(prefix="/v1", tags=["absent"], dependencies=[Depends(any_filter)], route_class=LateRoute)

@@ -1,4 +1,4 @@
-"""Agents: their state, their tools and which calls wait for a person, their memory blocks by label, their archives."""
+"""Routes of agents: their state, tools, approval gates, memory blocks by label, and archives."""
 
 import asyncio
 from functools import partial

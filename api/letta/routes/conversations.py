@@ -1,4 +1,5 @@
-"""Conversations, further histories of an agent: their messages, streams, cancels, and the context that a model sees."""
+"""Routes of conversations, which are further histories of an agent: messages, streams, cancels, and the context that a
+model gets."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -160,7 +161,7 @@ async def _answer(conversation_store: ConversationStore, conversation: Conversat
 messages_router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"], route_class=LateRoute)
 
 FAR_ENOUGH = 20
-"""Newest runs among which the one is looked for whose stream can be resumed; the others are compactions."""
+"""The route looks among this many newest runs for one whose stream can be resumed; the others are compactions."""
 
 
 @messages_router.post("/messages", response_model=None)
@@ -178,7 +179,7 @@ async def send_messages(
     The same otids give the same run's stream again.
     """
     thread = await threads.find(project_id, conversation_id, request.agent_id)
-    # An agent's default history that is addressed as a conversation refuses a second run as well.
+    # A client may address an agent's default history as a conversation. That refuses a second run as well.
     return await answer_service.send(thread, request, SendOptions(headers, if_busy="reject"))
 
 
@@ -286,7 +287,7 @@ async def _run_to_resume(
 contexts_router = APIRouter(prefix="/v1", tags=["conversations"], route_class=LateRoute)
 
 CHARACTERS_OF_A_COPY = 500
-"""As many characters become JSON in the time that a message is copied."""
+"""Rendering this many characters as JSON takes as long as copying one message."""
 
 OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{UUID4_PATTERN}$")]
 
@@ -339,7 +340,7 @@ async def _compacted(
         return run
     summary = await compacting.summary(run)
     if summary is None or summary.stats is None:
-        return await json_answer(wire_compaction("", 1, 1))  # the history had nothing but the instructions
+        return await json_answer(wire_compaction("", 1, 1))  # the history had only the instructions
     stats = summary.stats
     return await json_answer(wire_compaction(summary.text, stats.messages_before, stats.messages_after))
 

@@ -1,5 +1,5 @@
-"""Sleep-time groups: an agent and those who think about its turns in the background. Messages of a group are those of
-the agent that manages it."""
+"""Routes of sleep-time groups: an agent, and the agents that think about its turns in the background. A group's
+messages are those of the agent that manages it."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""MCP servers of a project and their tools, under their ids and, for older programs, under their names."""
+"""Routes of a project's MCP servers and their tools: by id, and by name for older programs."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any

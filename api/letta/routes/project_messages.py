@@ -1,4 +1,4 @@
-"""The messages of all agents of a project: listing, reading one by its id, searching for words."""
+"""Routes of the messages of all agents of a project: list them, read one by its id, and search for words."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The streams of what all runs of a project, or of one agent, do: for dashboards."""
+"""Streams for dashboards: the status of all runs of a project or an agent."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Runs and their steps: find and read them, resume streams, inject messages, cancel, leave feedback on a step."""
+"""Routes of runs and their steps: list and read them, resume streams, inject messages, cancel, and leave feedback."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -80,7 +80,7 @@ StreamServiceDep = Annotated[StreamService, served(StreamService)]
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=DirectRoute)
 
 CHARACTERS_OF_A_STEP = 2000
-"""As many characters become JSON in the time that a step's spans, or its figures, take."""
+"""Rendering this many characters as JSON takes as long as rendering the spans or the metrics of one step."""
 
 WireStatus = Literal["created", "running", "completed", "failed", "cancelled"]
 
@@ -102,7 +102,7 @@ async def _run_filter(
             "agent_id is missing: conversation_id 'default' is the own history of the agent named",
             field="query.agent_id",
         )
-    # A conversation's id is that of its thread, and an agent's own history has the agent's.
+    # A conversation's thread has the conversation's id. The thread of an agent's own history has the agent's id.
     named = agent_id if conversation_id == DEFAULT else conversation_id
     wanted = [*(agent_ids or []), *([agent_id] if agent_id else [])]
     inside = [status for name in statuses or [] for status in WIRE_STATUSES[name]]
@@ -121,14 +121,14 @@ async def _run_filter(
 
 
 def _does_instead(run: Run) -> str:
-    """What a run does that answers no messages."""
+    """The activity of a run that answers no messages."""
     if run.options.compaction is not None:
         return "compacts its history"
     return "asks a model one question" if run.options.generation is not None else "makes one call of a tool"
 
 
 async def _answers(approval_store: ApprovalStore, found: Sequence[Run]) -> list[dict[str, Any]]:
-    """The wire's runs, the parked ones with what they wait for."""
+    """The wire's runs; parked ones have the calls that they wait for."""
     waiting = await approval_store.waiting_of_runs(found)
     return [wire_run(run, waiting.get(run.id)) for run in found]
 
@@ -392,7 +392,7 @@ async def list_steps(
     are none, and a `Warning` header says so."""
     found = await step_store.list(project_id, page, wanted)
     if wanted.run_id is not None and not found:
-        with suppress(NotFound):  # a filter that nothing matches is an empty list
+        with suppress(NotFound):  # a filter without a match gives an empty list
             warn_if_pruned(response, await run_store.get(project_id, wanted.run_id))
     return [wire_step(step) for step in found]
 
