@@ -1,4 +1,4 @@
-"""Agents as tools: their names, how they are listed, and what a call of one brings."""
+"""Agents as tools: their names, their list, and the arguments and conversation of a call."""
 
 import re
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from shared.sql.paging import Page
 TOOLS_OF_A_PAGE = 100
 LONGEST_DESCRIPTION = 2_000
 LIST_KEPT_MS = 10_000
-"""Milliseconds for which a client need not ask again which agents there are."""
+"""Milliseconds for which a client may keep the list of agents."""
 
 _LONGEST_WORDS = 27
 _DIGITS = 12
-"""Hexadecimal digits of an agent's id in the name of its tool. Programs put a server's name before it, and models'
-providers take 64 characters."""
+"""Hexadecimal digits of an agent's id in the name of its tool. Programs prefix the server's name, and model providers
+allow 64 characters."""
 _NAME = re.compile(rf"(?:[A-Za-z0-9_-]{{1,{_LONGEST_WORDS}}}_)?([0-9a-f]{{{_DIGITS}}})")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]+")
 
@@ -63,22 +63,22 @@ class Arguments(BaseModel):
 
 
 def tool_name(agent: Agent) -> str:
-    """The name of the agent's tool: its words are the agent's, and its digits say which agent it is. So it is found
-    again after the agent was renamed."""
+    """The name of the agent's tool: words of the agent's name, and digits of its id. The digits find the agent even
+    after it was renamed."""
     words = _NOT_IN_NAMES.sub("_", agent.name).strip("_")[:_LONGEST_WORDS].strip("_")
     digits = agent.id.removeprefix("agent-").replace("-", "")[:_DIGITS]
     return f"{words}_{digits}" if words else digits
 
 
 def wire_tool(agent: Agent) -> dict[str, Any]:
-    """The agent as a tool."""
+    """The agent in the form of a tool."""
     said = (agent.description or "").strip() or f"Sends a message to the agent {agent.name} and returns its answer."
     return {
         "name": tool_name(agent),
         "title": agent.name,
         "description": said if len(said) <= LONGEST_DESCRIPTION else f"{said[: LONGEST_DESCRIPTION - 1]}…",
         "inputSchema": SCHEMA,
-        # What an agent does depends on its own tools, so nothing good is promised.
+        # An agent's effects depend on its own tools, so the hints promise nothing.
         "annotations": {
             "title": agent.name,
             "readOnlyHint": False,
@@ -91,7 +91,7 @@ def wire_tool(agent: Agent) -> dict[str, Any]:
 
 
 def arguments_of(asked: Asked) -> Arguments:
-    """The arguments of a call. Raises `ValueError`, which says what is wrong with them."""
+    """Parses the arguments of a call. Raises `ValueError`, whose text explains the problem."""
     try:
         arguments = Arguments.model_validate(asked.params.get("arguments") or {})
     except ValidationError as error:
@@ -115,7 +115,7 @@ class AgentTools:
     ids: IdMaker
 
     async def listed(self, caller: Caller, cursor: str | None) -> dict[str, Any]:
-        """A page of the caller's tools, oldest agent first. Raises `RpcError` for what is no cursor."""
+        """Returns a page of the caller's tools, oldest agent first. Raises `RpcError` for an invalid cursor."""
         if cursor is not None and not is_id(cursor, "agent"):
             raise RpcError(INVALID_PARAMS, "params.cursor is no cursor of this server: begin the list again")
         page = Page(limit=TOOLS_OF_A_PAGE + 1, after=cursor, ascending=True)
@@ -125,17 +125,17 @@ class AgentTools:
         return {"tools": list(map(wire_tool, shown)), **further}
 
     async def find(self, caller: Caller, name: str) -> Agent:
-        """The agent of a tool's name. Raises `RpcError` for one that the caller does not have."""
+        """Returns the agent with this tool name. Raises `RpcError` if the caller has no such agent."""
         digits = _NAME.fullmatch(name)
         found = [] if digits is None else await self._with_digits(caller, digits[1])
-        # Two agents with equal digits are told apart by their words.
+        # If several agents have the same digits, the words decide.
         agent = found[0] if len(found) == 1 else next((one for one in found if tool_name(one) == name), None)
         if agent is None:
             raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]!r}. tools/list has the tools of this key")
         return agent
 
     async def thread(self, agent: Agent, named: str | None) -> AgentThread:
-        """The history of an agent that a call names. Raises `ValueError` for one that the agent does not have."""
+        """Returns the history that a call names. Raises `ValueError` if the agent does not have it."""
         if named is None:
             return AgentThread(agent)
         if named == NEW:

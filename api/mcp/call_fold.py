@@ -1,6 +1,6 @@
-"""What has become of a call: a fold of its run's log, and the results and notifications that it makes.
+"""Folds the log of a call's run into the call's results and notifications.
 
-Pure: every process that reads the log gives the same answer.
+It does no I/O, so every process that reads the log gives the same answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ BETWEEN_TEXTS = "\n\n"
 LONGEST_PROGRESS = 200
 LONGEST_QUESTION = 2_000
 LONGEST_SILENCE_S = 15.0
-"""Seconds. The official clients wait for longer, and proxies in between for 30 or more."""
+"""Seconds. The official clients wait longer, and proxies between allow 30 or more."""
 
 _CUT_SHORT: Mapping[str, str] = {
     events.StopReason.STEPS_USED_UP: "The agent stopped because it has used up its steps.",
@@ -45,15 +45,15 @@ class _Piece(NamedTuple):
 
 
 class CallFold:
-    """Takes the log of a call's run."""
+    """Folds the log of a call's run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._step: StepId | None = None
         self._pieces: list[_Piece] = []
-        """Of the last step that has said something."""
+        """The pieces of the last step with text."""
         self._earlier = ""
-        """The text of the step before it: the last one may be taken back."""
+        """The text of the step before: a restart may void the last one."""
         self._asked: list[tuple[Seq, MessageId, ToolCall]] = []
         self._names: dict[str, str] = {}
         self._stop_reason: str = events.StopReason.ANSWERED
@@ -62,7 +62,7 @@ class CallFold:
         self.is_over = False
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> str:
-        """Takes the next event. Returns what is new in it for who waits; empty for most."""
+        """Applies the next event. Returns the news in it for a waiting client; empty for most events."""
         match event:
             case events.TextChunk() if event.text:
                 return self._said(seq, event)
@@ -85,7 +85,7 @@ class CallFold:
 
     @property
     def text(self) -> str:
-        """The agent's last words."""
+        """The agent's last text."""
         texts: dict[tuple[MessageId, int], list[str]] = {}
         for piece in self._pieces:
             texts.setdefault((piece.message_id, piece.part), []).append(piece.text)
@@ -93,7 +93,7 @@ class CallFold:
 
     @property
     def waiting(self) -> list[ToolCall]:
-        """The calls of tools that a person has to decide."""
+        """The tool calls that a person has to decide."""
         return [call for _, _, call in self._asked] if self._stop_reason == events.StopReason.PARKED else []
 
     @property
@@ -102,7 +102,7 @@ class CallFold:
         return self._stop_reason == events.StopReason.CANCELLED
 
     def result(self) -> dict[str, Any]:
-        """The result of the call, once everything was taken: a person has nothing to decide, or the client cannot ask
+        """Returns the call's result once the whole log is applied: no call waits for a person, or the client cannot ask
         one."""
         text = BETWEEN_TEXTS.join(filter(None, (self.text, _CUT_SHORT.get(self._stop_reason))))
         return call_result(self._run, text, problem=self._problem(), status=self._status(), waiting=self.waiting)
@@ -163,7 +163,7 @@ def _is_void(seq: Seq, message_id: MessageId, told: events.StepRestarted | event
 def call_result(
     run: Run, text: str, *, problem: str = "", status: str, waiting: Iterable[ToolCall] = ()
 ) -> dict[str, Any]:
-    """A call's result: the agent's text, or what is wrong, for the model that has called it."""
+    """Returns a call's result for the calling model: the agent's text, the problem, or both."""
     asked = [call.name for call in waiting]
     said = [text] if text else []
     if problem:
@@ -187,8 +187,8 @@ def call_result(
 
 
 def input_required(run: Run, waiting: Iterable[ToolCall]) -> dict[str, Any]:
-    """The result of a call of which a person has to decide something first: the client asks, and sends the request
-    again with what was decided. The state is the run's id, which opens nothing that its sender may not see anyway."""
+    """Returns the result of a call that needs a person's decision. The client asks the person, and sends the request
+    again with the decisions. The state is the run's id, which gives its sender no further access."""
     return {
         "resultType": "input_required",
         "inputRequests": input_requests(waiting),
@@ -198,7 +198,7 @@ def input_required(run: Run, waiting: Iterable[ToolCall]) -> dict[str, Any]:
 
 
 def input_requests(waiting: Iterable[ToolCall]) -> dict[str, Any]:
-    """The forms in which a person decides calls, by the ids of the calls."""
+    """Returns the forms in which a person decides calls, by the ids of the calls."""
     return {call.id: _form(call) for call in waiting}
 
 
@@ -223,8 +223,8 @@ def _form(call: ToolCall) -> dict[str, Any]:
 
 
 class CallStream:
-    """A call's stream: notifications of its progress, if its client wants them, and its result. What is new depends on
-    what came before, so each reader has a fold of its own."""
+    """A call's stream: progress notifications, if the client wants them, and the result. The news of an event depends
+    on earlier events, so each reader has its own fold."""
 
     shared_as = None
     longest_silence_s = LONGEST_SILENCE_S
@@ -238,13 +238,13 @@ class CallStream:
 
     @property
     def cut(self) -> bytes:
-        """An error, as this stream cannot be resumed."""
+        """An error, because this stream cannot be resumed."""
         said = f"This server is ending, and the run goes on: see GET /v1/runs/{self._run.id} and its messages"
         data = {"code": ErrorCode.SERVER_ENDING, "hint": ErrorCode.SERVER_ENDING.hint, "run_id": self._run.id}
         return sse(error_bytes(self._id, INTERNAL_ERROR, said, data))
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
-        """The messages of some entries, and whether the last one ends the stream."""
+        """The messages for some entries, and whether the last one ends the stream."""
         shown: list[bytes] = []
         for seq, entry in entries:
             new = self._fold.take(seq, decode(entry))
@@ -255,20 +255,20 @@ class CallStream:
         return b"".join(shown), self._fold.is_over
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """Nothing: a comment is a sign of life as well."""
+        """Nothing: a comment keeps the connection alive, too."""
         return b""
 
     def end_of(self, _last: Seq) -> bytes:
-        """The result, also of a run whose log had no end, as that of a run that was deleted meanwhile."""
+        """The result, also if the log has no end because the run was deleted."""
         return sse(result_bytes(self._id, ended_call(self._run, self._fold, can_ask=self._can_ask)))
 
     def _progress(self, seq: Seq, new: str) -> bytes:
         message = new if len(new) <= LONGEST_PROGRESS else f"{new[: LONGEST_PROGRESS - 1]}…"
-        # An entry's number grows, as progress has to; how many there will be nobody knows.
+        # Progress must grow, and an entry's number does. The total is unknown.
         params = {"progressToken": self._token, "progress": seq, "message": message}
         return sse(notification_bytes("notifications/progress", params))
 
 
 def ended_call(run: Run, fold: CallFold, *, can_ask: bool) -> dict[str, Any]:
-    """What a call is answered when its run's log has ended."""
+    """Returns the answer to a call whose run's log has ended."""
     return input_required(run, fold.waiting) if fold.waiting and can_ask else fold.result()

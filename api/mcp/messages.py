@@ -1,8 +1,8 @@
-"""Messages of the protocol: what a client asks, and how it is answered or refused.
+"""Messages of the protocol: clients' requests, results and errors.
 
-Two eras of the protocol come to one address. From 2026-07-28 on, each request says its version and what its client can
-do. Before, a client began with a handshake; this server stores nothing of it, so each request of such a client stands
-alone as well.
+One address serves two eras of the protocol. From 2026-07-28 on, each request contains its version and its client's
+capabilities. Earlier clients begin with a handshake. This server stores nothing of a handshake, so their requests are
+independent of each other as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ SERVER_INFO: Final = {"name": "holdfast", "title": "Holdfast", "version": VERSIO
 _SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
-"""The extension by which a call is answered with a task."""
+"""The extension that answers a call with a task."""
 
 RUN_ID: Final = "holdfast/runId"
-"""The run of a call, in the `_meta` of its answer."""
+"""The id of a call's run, in the `_meta` of its answer."""
 RECEIPT: Final = "holdfast/receipt"
 IDEMPOTENCY_KEY: Final = "holdfast/idempotencyKey"
-"""A client's name for its call, in the request's `_meta`. A call that is sent again under it gives the first run."""
+"""A client's name for its call, in the request's `_meta`. A repeated call with the same name gets the first run."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -43,7 +43,7 @@ RequestId = str | int
 
 
 class RpcError(Exception):
-    """A request that cannot be answered, in the protocol's own words."""
+    """The protocol's error for a request."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -51,9 +51,9 @@ class RpcError(Exception):
         self.message = message
         self.data = data
         self.status = status
-        """Of the HTTP answer. None: the one that the protocol has for the code."""
+        """The HTTP status. None: the protocol's status for the code."""
         self.request_id: RequestId | None = None
-        """The request that it answers, where that was read."""
+        """The id of the refused request, if it was read."""
         self.is_modern = True
         """As in `Asked`."""
 
@@ -66,13 +66,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     params: Mapping[str, Any]
     is_modern: bool
-    """It is of 2026-07-28 or later."""
+    """The request is of 2026-07-28 or later."""
     capabilities: Mapping[str, Any]
-    """What its client can do. A client from before 2026-07-28 says it once, in the handshake; then this is empty."""
+    """The client's capabilities. Empty for a client from before 2026-07-28, which sends them only in the handshake."""
     session: str | None
-    """The name that the handshake gave this client, which it sends with each request."""
+    """The name that the handshake gave this client. The client sends it with each request."""
     takes_streams: bool
-    """Its client reads server-sent events."""
+    """The client accepts server-sent events."""
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -81,24 +81,24 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_tasks(self) -> bool:
-        """Whether its client understands an answer that is a task."""
+        """Whether the client understands a task as the answer."""
         return self.is_modern and TASKS in (as_object(self.capabilities.get("extensions")) or {})
 
     @property
     def can_ask_people(self) -> bool:
-        """Whether its client shows forms to a person."""
+        """Whether the client shows forms to a person."""
         forms = as_object(self.capabilities.get("elicitation"))
         return self.is_modern and forms is not None and (not forms or "form" in forms)
 
     @property
     def progress_token(self) -> RequestId | None:
-        """The client wants to hear how the request gets on, under this name."""
+        """The client's name for progress notifications about the request; None if it wants none."""
         token = self.meta.get("progressToken")
         return token if isinstance(token, (str, int)) and not isinstance(token, bool) else None
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A notification of a client, which gets no answer."""
+    """A notification of a client. It gets no answer."""
 
     method: str
     params: Mapping[str, Any]
@@ -106,22 +106,22 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Rules(Protocol):
-    """The protocol's rules: which versions there are, what each has, and what a request must look like."""
+    """The protocol's rules: its versions, their methods, and the form of requests."""
 
     def read(self, raw: Sequence[tuple[str, str]], body: bytes) -> Asked | Told:
-        """The message in an HTTP request with these headers. Raises `RpcError`."""
+        """Reads the message in an HTTP request with these headers. Raises `RpcError`."""
         ...
 
     def negotiated(self, asked: Asked) -> str:
-        """The version that a handshake ends with: the client's, or the newest one that has handshakes."""
+        """Returns the version that a handshake agrees on: the client's, or the newest one with handshakes."""
         ...
 
     def versions(self) -> list[str]:
-        """Every version that is served, oldest first."""
+        """Returns every version that the server supports, oldest first."""
         ...
 
     def status_of(self, code: int, *, is_modern: bool) -> int:
-        """The HTTP status of an error. Before 2026-07-28 a request that was read is answered with 200."""
+        """Returns the HTTP status of an error. Before 2026-07-28 it is 200 for a request that was read."""
         ...
 
 
@@ -129,24 +129,24 @@ _encoder = msgspec.json.Encoder()
 
 
 def result_bytes(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
-    """The answer to a request."""
+    """Encodes the result of a request."""
     meta = {_SERVER_INFO_KEY: SERVER_INFO, **result.get("_meta", {})}
     return _encoder.encode({"jsonrpc": "2.0", "id": request_id, "result": {**result, "_meta": meta}})
 
 
 def error_body(request_id: RequestId | None, code: int, message: str, data: Any = None) -> dict[str, Any]:
-    """The refusal of a request."""
+    """The error of a request."""
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 
 def error_bytes(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
-    """The same as bytes."""
+    """Encodes the error of a request."""
     return _encoder.encode(error_body(request_id, code, message, data))
 
 
 def notification_bytes(method: str, params: Mapping[str, Any]) -> bytes:
-    """A message of this server that gets no answer."""
+    """Encodes a notification of this server."""
     return _encoder.encode({"jsonrpc": "2.0", "method": method, "params": params})
 
 
@@ -156,7 +156,7 @@ def sse(message: bytes) -> bytes:
 
 
 def answer(request_id: RequestId, result: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """The HTTP answer with a result."""
+    """The HTTP response with a result."""
     return Response(result_bytes(request_id, result), media_type=JSON, headers=headers)
 
 
@@ -164,17 +164,17 @@ _OF_STATUS = {400: INVALID_REQUEST, 404: INVALID_PARAMS, 405: INVALID_REQUEST, 4
 
 
 def mcp_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
-    """The status and the body with which this address refuses. The protocol has few codes; `data` has ours."""
+    """The status and the body of a refusal at this address. The protocol has few codes; `data` contains ours."""
     status = 400 if refusal.status == 422 else refusal.status
     code = _OF_STATUS.get(status, INTERNAL_ERROR if status >= 500 else INVALID_REQUEST)
     if refusal.flaws and refusal.flaws[0]["loc"][0] == "body":
-        # The body was refused before anything looked for a request in it.
+        # A check refused the body before the API looked for a request in it.
         code = PARSE_ERROR
     return status, error_body(None, code, refusal.message, data_of(refusal))
 
 
 def data_of(refusal: Refusal) -> dict[str, Any]:
-    """What a program decides by, beside the protocol's code."""
+    """The details for programs, beyond the protocol's code."""
     waiting = {} if refusal.waiting is None else wire_waiting(refusal.waiting)
     hint = refusal.hint or waiting.get("resolve") or refusal.code.hint
     data: dict[str, Any] = {"code": refusal.code, "hint": hint, **waiting}

@@ -1,8 +1,9 @@
-"""Reads HTTP requests by the rules of the official package, which is imported late: it takes a second to import.
+"""Reads HTTP requests by the rules of the official package. Importing the package takes a second, so other modules
+import this one late.
 
-The package says which versions there are, which methods and parameters each has, and which headers must agree with the
-body. Its server is not used: that has tasks and channels of its own for each request, streams that know nothing of a
-process that ends, and no way to answer from a run's log. `docs/architecture.md` has the comparison.
+The package knows the versions, the methods and parameters of each, and the headers that must agree with the body.
+Holdfast does not use its server: that starts tasks and channels of its own for each request, its streams do not handle
+the end of a process, and it cannot answer from a run's log. `docs/architecture.md` has the comparison.
 """
 
 import json
@@ -38,10 +39,10 @@ from api.mcp.messages import (
 )
 
 UNSAID_VERSION = "2025-03-26"
-"""Of a request without the header: the protocol had none then."""
+"""The version of a request without the header, which this version did not have."""
 
 LONGEST_NAME = 200
-"""Characters of ids and tokens, which answers and notifications repeat."""
+"""Characters of ids and tokens. Answers and notifications repeat these."""
 
 OF_TASKS = ("tasks/get", "tasks/update", "tasks/cancel")
 SERVED = frozenset({"initialize", "ping", "server/discover", "tools/list", "tools/call", *OF_TASKS})
@@ -50,7 +51,7 @@ _SHOWN_FLAWS = 5
 
 
 class OfficialRules:
-    """The rules (`messages.Rules`)."""
+    """Implements `messages.Rules` with the official package."""
 
     def read(self, raw: Sequence[tuple[str, str]], body: bytes) -> Asked | Told:
         """See `Rules`."""
@@ -179,7 +180,7 @@ def _refuse_twice(raw: Sequence[tuple[str, str]]) -> None:
 
 
 def _refuse_long(name: RequestId, place: str) -> None:
-    # Python does not write a number of thousands of digits as text.
+    # Python refuses to convert a number with thousands of digits to text.
     length = len(name) if isinstance(name, str) else name.bit_length() / 3
     if length > LONGEST_NAME:
         raise RpcError(INVALID_REQUEST, f"{place} is too long: {LONGEST_NAME} characters are allowed")

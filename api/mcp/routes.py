@@ -1,4 +1,4 @@
-"""The address of the protocol: one path, to which each message is posted."""
+"""The route of the protocol: one path, to which clients post each message."""
 
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ BODY: dict[str, Any] = {
         },
     }
 }
-"""What the document says of a body. The official package's rules read it."""
+"""The request body in OpenAPI. The official package's rules read the body itself."""
 
 
 TAKEN: dict[int | str, dict[str, Any]] = {202: {"description": "A notification was taken."}}

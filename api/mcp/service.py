@@ -1,7 +1,8 @@
-"""Answers requests of the protocol. Every request stands alone: any process answers it, and none keeps anything of it.
+"""Answers requests of the protocol. Every request is independent: any process can answer it, and no process keeps state
+of it.
 
-What the server knows of a call is its run. A run goes on when its client hangs up, as everywhere else; a client that
-wants it to stop says so.
+The server's only record of a call is its run. A run goes on when its client disconnects, as in every dialect, unless
+the client requests otherwise.
 """
 
 import asyncio
@@ -76,12 +77,12 @@ class Posted(NamedTuple):
     headers: Sequence[tuple[str, str]]
     body: bytes
     ends_with_client: bool
-    """The run of its call is cancelled if its client closes the connection."""
+    """The server cancels the call's run if the client closes the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class McpService:
-    """Answers what comes to the protocol's address."""
+    """Answers the messages that clients post."""
 
     rules: "LateRules"
     tools: AgentTools
@@ -94,7 +95,7 @@ class McpService:
     ids: IdMaker
 
     async def answer(self, caller: Caller, headers: SubmissionHeaders, posted: Posted) -> Response:
-        """The answer to one message."""
+        """Answers one message."""
         rules = await self.rules.ready()
         try:
             message = rules.read(posted.headers, posted.body)
@@ -114,7 +115,8 @@ class McpService:
     async def _answer_request(self, rules: Rules, caller: Caller, asked: Asked) -> Response:
         if asked.method == "initialize":
             result = {"protocolVersion": rules.negotiated(asked), **_about({"tools": {}})}
-            # Nothing is stored under the name. It tells this client's requests from those of others with its key.
+            # The server does not store the session's name. It distinguishes this client's requests from those of others
+            # with the same key.
             return answer(asked.id, result, {SESSION_HEADER: self.ids.mcp_session()})
         plain: Mapping[str, Callable[[], Awaitable[dict[str, Any]]]] = {
             "ping": _nothing,
@@ -145,12 +147,12 @@ class McpService:
             else:
                 first = await self._resumed(caller, asked, agent, state)
             run = await self.tasks.newest(first)
-            # A call that was sent again, or goes on, has submitted nothing, and may take long.
+            # A repeated or resumed call has not released its permit by submitting, and it may take long.
             release_permit()
             if run.status is RunStatus.AWAITING_APPROVAL and asked.can_ask_people and not asked.takes_tasks:
                 return answer(asked.id, input_required(run, calls_of(await self.tasks.waiting(run))))
         except (ValueError, InvalidRequest, Conflict) as error:
-            # The calling model can do better; an error of the protocol would not reach it.
+            # The calling model can correct this. It would not see an error of the protocol.
             return answer(asked.id, _failed(error))
         except HoldfastError as error:
             return _refused(asked, error)
@@ -158,7 +160,7 @@ class McpService:
             task = {"resultType": "task", **self.tasks.seed(first, run), "_meta": {RUN_ID: run.id}}
             return answer(asked.id, task)
         if asked.takes_streams:
-            # Before 2026-07-28 a closed connection means nothing, by the protocol's own word.
+            # Before 2026-07-28 the protocol gives a closed connection no meaning.
             leave = partial(self._leave, run) if ends_with_client and asked.is_modern else None
             return self.streaming.stream(run, Seq(0), CallStream(run, asked), on_leave=leave)
         return await self._whole(asked, run)
@@ -167,7 +169,7 @@ class McpService:
         await self.tasks.cancel(run, HUNG_UP, wait_s=0.0)
 
     async def _whole(self, asked: Asked, run: Run) -> Response:
-        """The answer for a client that reads no streams."""
+        """Answers a client that reads no streams."""
         ended = await self.waiter.ended(run)
         if ended is None:
             return _answered(asked, elsewhere(run))
@@ -179,7 +181,7 @@ class McpService:
         self.input_limits.refuse_long_text(arguments.message, "message")
         keys, scope = self._keys(caller, headers, asked)
         if scope is not None:
-            # Before a conversation is begun for it.
+            # This check comes first, because a repeated call must not begin another conversation.
             seen = await self.submissions.runs.of_keys(caller.project_id, scope, keys)
             if seen is not None:
                 return seen
@@ -187,7 +189,7 @@ class McpService:
         return await self.submissions.submit(self._command(thread, arguments.message, headers, keys, scope))
 
     async def _resumed(self, caller: Caller, asked: Asked, agent: Agent, state: object) -> Run:
-        """The run of a call that a person was asked about, after what the person has said."""
+        """Applies a person's decisions, and returns the run of the call that asked for them."""
         run = await self.tasks.find(caller, state)
         if run.agent_id != agent.id:
             raise RpcError(INVALID_PARAMS, "requestState is of a call of another tool")
@@ -195,7 +197,7 @@ class McpService:
         return await self.tasks.runs.get(run.project_id, run.id)
 
     def _keys(self, caller: Caller, headers: SubmissionHeaders, asked: Asked) -> tuple[SubmissionKeys, ThreadId | None]:
-        """How the call is recognised when it is sent again, and where. None: not at all."""
+        """Returns the keys and the scope that identify a repeated call. The scope is None if the call has no name."""
         named = asked.meta.get(IDEMPOTENCY_KEY)
         if named is not None and not (isinstance(named, str) and 0 < len(named) <= LONGEST_KEY):
             raise ValueError(f"_meta[{IDEMPOTENCY_KEY!r}] must be a text of at most {LONGEST_KEY} characters")
@@ -248,7 +250,7 @@ class McpService:
         return cancelled_answer(await self.tasks.cancel(run, "tasks/cancel"))
 
     async def _hear(self, caller: Caller, told: Told) -> None:
-        """Acts on a notification. All but one need nothing to be done."""
+        """Acts on a notification. All but one need no action."""
         name = _name_in_session(told.session, told.params.get("requestId"))
         if told.method != "notifications/cancelled" or name is None:
             return
@@ -262,7 +264,7 @@ class McpService:
                 said = reason[:LONGEST_REASON] if isinstance(reason, str) else told.method
                 await self.tasks.cancel(run, said, wait_s=0.0)
         except HoldfastError as error:
-            # Nobody reads the answer to a notification.
+            # The client gets no answer to a notification, so only the log has the error.
             log.warning("mcp_cancel_failed", reason=str(error))
 
     async def _of_name(self, caller: Caller, name: str) -> Run | None:
@@ -270,7 +272,7 @@ class McpService:
         try:
             found = await self.submissions.runs.of_keys(caller.project_id, _scope(caller, name), keys)
         except NameTaken as taken:
-            # The content of the call is not said again.
+            # A cancel does not repeat the call's content, so the content cannot match.
             found = await self.tasks.find(caller, taken.run_id)
         except NotFound:
             found = None
@@ -278,13 +280,13 @@ class McpService:
 
 
 class LateRules:
-    """The official package's rules, imported when the first client speaks the protocol: it takes a second."""
+    """Imports the official package's rules at the first message: that takes a second."""
 
     def __init__(self) -> None:
         self._rules: Rules | None = None
 
     async def ready(self) -> Rules:
-        """The rules. The first time they come from a thread, so that nobody else waits."""
+        """Returns the rules. A thread imports them, so that the event loop goes on."""
         if self._rules is None:
             self._rules = await asyncio.to_thread(_imported)
         return self._rules
@@ -328,14 +330,15 @@ def _check_level(caller: Caller, asked: Asked) -> None:
 
 
 def _name_in_session(session: str | None, request_id: object) -> str | None:
-    """The name of a request of a client with a handshake, which numbers its requests. None: it has none."""
+    """Returns the name of a request in a session, whose client numbers its requests. None: the request has no session
+    or no id."""
     if session is None or isinstance(request_id, bool) or not isinstance(request_id, (str, int)):
         return None
     return f"mcp:{session}:{json.dumps(request_id)}"
 
 
 def _scope(caller: Caller, name: str) -> ThreadId:
-    """Where a call of this name is found again: among those of the same key."""
+    """Returns the scope of a call's name: the caller's project and key."""
     return ThreadId("mcp:" + hashlib.sha256("\n".join([caller.project_id, caller.key_id, name]).encode()).hexdigest())
 
 
@@ -351,7 +354,7 @@ def _refused(asked: Asked, error: HoldfastError) -> Response:
 
 
 def _answered(asked: Asked, refused: Response) -> Response:
-    """A refusal of ours in the words of the protocol, for this request."""
+    """Renders a refusal as the protocol's answer to this request."""
     if not isinstance(refused, RefusalAnswer):
         return refused
     refusal = refused.refusal

@@ -1,7 +1,7 @@
-"""Runs as tasks: a call whose client takes tasks is answered at once, and the client asks how it gets on.
+"""Runs as tasks. A client that supports tasks gets a task as the immediate answer to a call, and polls it.
 
-A task's id is its run's id, so any process answers for it, and nothing is kept for it. A decision closes the parked run
-and starts its continuation; the task goes on under its first run's id.
+A task's id is its run's id, so any process answers for it, and none stores anything for it. A decision closes the
+parked run and starts its continuation; the task keeps the id of its first run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from shared.sql.runs.run_store import RunStore
 
 DIALECT = "mcp"
 POLL_MS = 1_000
-"""Milliseconds after which a client is to ask again."""
+"""Milliseconds that a client should wait between two polls."""
 
 DAY_MS = 86_400_000
 BY = "mcp"
@@ -40,7 +40,7 @@ LONGEST_REASON = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskService:
-    """Answers for tasks."""
+    """Reads, decides and cancels tasks."""
 
     runs: RunStore
     reader: RunReader
@@ -48,11 +48,11 @@ class TaskService:
     traces: SubmissionTraces
     cancels: CancelService
     retain_days: int
-    """Days after its end for which a run's log is kept; 0: for ever."""
+    """Days for which the log of an ended run is kept; 0: for ever."""
     clock: Clock
 
     async def find(self, caller: Caller, task_id: object) -> Run:
-        """The run of a task. Raises `RpcError` for one that the caller does not have."""
+        """Returns the run of a task. Raises `RpcError` if the caller has no such task."""
         run = None
         if isinstance(task_id, str) and is_id(task_id, "run"):
             with suppress(NotFound):
@@ -63,13 +63,13 @@ class TaskService:
         return run
 
     async def newest(self, run: Run) -> Run:
-        """The run that a run has come to by decisions."""
+        """Returns the last continuation of a run, or the run itself."""
         while run.continued_by is not None:
             run = await self.runs.get(run.project_id, run.continued_by)
         return run
 
     async def get(self, first: Run) -> dict[str, Any]:
-        """A task as it is now."""
+        """Returns the present state of a task."""
         run = await self.newest(first)
         told = {"resultType": "complete", **self.seed(first, run), "_meta": {RUN_ID: run.id}}
         if run.pruned_at is not None:
@@ -89,7 +89,7 @@ class TaskService:
                 assert_never(run.status)
 
     def seed(self, first: Run, run: Run) -> dict[str, Any]:
-        """What every answer about a task has. `run` is the one that it has come to."""
+        """The common fields of answers about a task. `run` is the task's newest run."""
         return {
             "taskId": first.id,
             "status": _STATUSES[run.status],
@@ -101,7 +101,7 @@ class TaskService:
         }
 
     async def folded(self, run: Run) -> CallFold:
-        """What an ended run has come to."""
+        """Folds the log of an ended run."""
         fold = CallFold(run)
         async for entries in self.reader.present(run):
             for seq, entry in entries:
@@ -109,12 +109,12 @@ class TaskService:
         return fold
 
     async def waiting(self, run: Run) -> list[Approval]:
-        """The calls of a parked run that nobody has decided yet."""
+        """Returns the undecided calls of a parked run."""
         return [one for one in await self.decisions.approvals.of_run(run) if one.decision is None]
 
     async def decide(self, run: Run, responses: Mapping[str, Any]) -> None:
-        """Decides what a client has asked its person. Passes over answers to what does not wait (any more), and forms
-        that the person has closed. Raises `RpcError` for an answer that is none."""
+        """Stores the decisions that a client got from its person. Ignores answers to calls that do not wait, and forms
+        that the person closed. Raises `RpcError` for a malformed answer."""
         decisions = {call_id: decision_of(call_id, said) for call_id, said in responses.items()}
         if run.status is not RunStatus.AWAITING_APPROVAL:
             return
@@ -124,7 +124,7 @@ class TaskService:
                 await self._decide(asked, decision)
 
     async def cancel(self, first: Run, reason: str | None, *, wait_s: float | None = None) -> Run:
-        """Cancels a task's run, and returns it as it is then."""
+        """Cancels a task's run, and returns the run as it is then."""
         run = await self.newest(first)
         return await self.cancels.cancel_one(run.project_id, run.id, Cancel(reason=reason, wait_s=wait_s))
 
@@ -133,18 +133,18 @@ class TaskService:
         try:
             decided = await self.decisions.decide(asked, decision, by=BY)
         except (Conflict, NotFound):
-            return  # somebody else has decided it, or cancelled the run, in this moment
+            return  # another caller decided it or cancelled the run first
         if decided.run is not None:
             self.traces.decided(decided.run, began_at)
 
 
 def calls_of(asked: Sequence[Approval]) -> list[ToolCall]:
-    """The calls that wait."""
+    """The calls of these approvals."""
     return [ToolCall(one.tool_call_id, one.tool_name, one.arguments) for one in asked]
 
 
 def decision_of(call_id: str, said: object) -> Decision | None:
-    """What a person has answered in a form. None: they have closed it. Raises `RpcError`."""
+    """Returns the decision in a person's form. None: the person closed the form. Raises `RpcError`."""
     answer = as_object(said) or {}
     content = as_object(answer.get("content")) or {}
     match answer.get("action"):
@@ -166,7 +166,7 @@ def decision_of(call_id: str, said: object) -> Decision | None:
 
 
 def receipt(run: Run) -> dict[str, Any]:
-    """What has become of a cancel: the truth at this moment."""
+    """The receipt of a cancel: the state of the run now."""
     request, stopped = run.cancel, run.status in TERMINAL
     return {
         "run_id": run.id,
@@ -180,7 +180,7 @@ def receipt(run: Run) -> dict[str, Any]:
 
 
 def cancelled_answer(run: Run) -> dict[str, Any]:
-    """The answer to the cancel of a task: empty, as the protocol has it, beside the receipt."""
+    """The answer to the cancel of a task: empty, as the protocol demands, with the receipt in `_meta`."""
     return {"resultType": "complete", "_meta": {RUN_ID: run.id, RECEIPT: receipt(run)}}
 
 
@@ -189,7 +189,7 @@ _STATUSES: Mapping[RunStatus, str] = {
     RunStatus.RUNNING: "working",
     RunStatus.AWAITING_APPROVAL: "input_required",
     RunStatus.COMPLETED: "completed",
-    # The protocol's `failed` is for calls that have no result; a run that failed has one, which says why.
+    # The protocol's `failed` means that a call has no result. A failed run has one, which contains the error.
     RunStatus.FAILED: "completed",
     RunStatus.CANCELLED: "cancelled",
 }
