@@ -63,7 +63,7 @@ class ServerChange:
     env: Texts | UnsetType | None = UNSET
 
     def applied(self, before: McpServer) -> McpServer:
-        """The server after the change, with the new secrets unencrypted. Raises `InvalidRequest`."""
+        """Returns the server after the change, with the new secrets unencrypted. Raises `InvalidRequest`."""
         transport = self.transport or before.transport
         secrets = self._secrets(before.secrets)
         if not self._keeps_sign_in():
@@ -81,7 +81,7 @@ class ServerChange:
             secrets=mine,
         )
         if _place(before) != _place(after):
-            # A token of a sign-in goes nowhere but where it was granted for.
+            # The API sends a token only to the address that it was granted for.
             mine.pop(THE_GRANT, None)
         if THE_TOKEN in mine or (THE_GRANT in before.secrets and THE_GRANT not in mine):
             after = replace(after, sign_in=None)
@@ -89,7 +89,8 @@ class ServerChange:
         return after
 
     def _keeps_sign_in(self) -> bool:
-        """Whether a sign-in stays: its token is shown as a token is, and a client may send the mask back."""
+        """Whether the stored sign-in stays. Answers mask its token like any other, so a client may send the mask
+        back."""
         return isinstance(self.token, UnsetType) or (self.token is not None and _is_mask(self.token))
 
     def _secrets(self, stored: Texts) -> dict[str, str]:
@@ -117,7 +118,7 @@ class ServerChange:
 
 
 def _merged(stored: Texts, kind: str, given: Texts | UnsetType | None, field: str) -> dict[str, str]:
-    """The secrets of one kind after a client has sent `given`."""
+    """Returns the secrets of one kind after the change to `given`."""
     before = {name.removeprefix(kind): value for name, value in stored.items() if name.startswith(kind)}
     if isinstance(given, UnsetType):
         after = before
@@ -154,7 +155,7 @@ def _place(server: McpServer) -> tuple[str, ...]:
 
 
 def masked_token(server: McpServer) -> str | None:
-    """The mask, if the server has a token, its own or a sign-in's."""
+    """The mask if the server has a token, be it a client's or a sign-in's."""
     return MASK if THE_TOKEN in server.secrets or THE_GRANT in server.secrets else None
 
 
@@ -180,7 +181,7 @@ def _masked(server: McpServer, kind: str) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class TakenServer:
-    """A server, and the changes to its tools. `changes` is None if the server could not be reached; `server.problem`
+    """A server, and the changes to its tools. `changes` is None if the API could not reach the server; `server.problem`
     has the reason."""
 
     server: McpServer
@@ -189,8 +190,8 @@ class TakenServer:
 
 @contextmanager
 def _asking(server: McpServer) -> Generator[None]:
-    """Turns what a client raises into one error, which Letta's SDKs do not answer with the same request: the first one
-    may have had its effect."""
+    """Converts errors of the client to one error that Letta's SDKs do not retry: the first request may have had its
+    effect."""
     try:
         yield
     except (InvalidRequest, Unavailable) as error:
@@ -228,8 +229,8 @@ class McpServers:
     """Time limit of one call, in seconds."""
 
     async def create(self, project_id: ProjectId, wanted: ServerChange) -> TakenServer:
-        """Stores a server and takes its tools over. It is stored, too, when it cannot be reached: its tools come with
-        the next refresh. Raises `InvalidRequest` and `Conflict`."""
+        """Stores a server and imports its tools. A server that cannot be reached is stored, too, and a later refresh
+        imports its tools. Raises `InvalidRequest` and `Conflict`."""
         server = await self.store.create(self.sealed(self.made(project_id, wanted)))
         return await self.taken(server)
 
@@ -251,8 +252,8 @@ class McpServers:
         return await self.store.update(project_id, server_id, changed, now=self.clock.now())
 
     async def refresh(self, project_id: ProjectId, server_id: McpServerId) -> ToolChanges:
-        """Takes over what the server lists now. Raises `NotFound`, and `McpServerUnavailable` or `McpSignInNeeded` when
-        it was not reached: the project's tools stay as they are then."""
+        """Imports the tools that the server lists now. Raises `NotFound`. Raises `McpServerUnavailable` or
+        `McpSignInNeeded` if the server cannot be reached, and leaves the project's tools as they are."""
         taken = await self.taken(await self.store.get(project_id, server_id))
         if taken.changes is None:
             sign_in = taken.server.sign_in
@@ -283,17 +284,17 @@ class McpServers:
         return server
 
     async def listed(self, server: McpServer) -> list[RemoteTool]:
-        """What the server lists now. Raises `McpServerUnavailable` and `McpSignInNeeded`."""
+        """Returns the tools that the server lists now. Raises `McpServerUnavailable` and `McpSignInNeeded`."""
         with _asking(server):
             return _bounded(server, await self.signed_in.asked(server, self.client.list_tools))
 
     async def try_out(self, project_id: ProjectId, wanted: ServerChange) -> list[RemoteTool]:
-        """What a server lists that is not stored. Raises `InvalidRequest`, `McpServerUnavailable` and
+        """Returns the tools of a server that is not stored. Raises `InvalidRequest`, `McpServerUnavailable` and
         `McpSignInNeeded`."""
         return await self.listed_once(self.made(project_id, wanted))
 
     async def listed_once(self, server: McpServer) -> list[RemoteTool]:
-        """What a server lists that is not stored, so that nothing is noted of it."""
+        """Returns the tools of a server that is not stored, and stores nothing about it."""
         with _asking(server):
             return _bounded(server, await self.client.list_tools(target_of(server, self.secret_keys)))
 
@@ -319,7 +320,7 @@ class McpServers:
         if source is None:
             raise NotFound(f"Tool {tool.id} is run by no MCP server")
         server = await self.store.get(tool.project_id, source.server_id)
-        # Nobody is asked, whatever the tool's approvals say, so the log says before it whose key it was.
+        # The call needs no approval, even if the tool demands one, so the audit log names the key before the call.
         await self.audit.add(tool.project_id, "tool.called", tool.id)
 
         def call(target: McpTarget) -> Awaitable[RemoteResult]:
@@ -338,7 +339,7 @@ class McpServers:
         return [server for server in await self.store.list(project_id) if server.id in ids] if ids else []
 
     async def taken(self, server: McpServer) -> TakenServer:
-        """Takes over what the server lists now, or notes why that was not possible."""
+        """Imports the tools that the server lists now, or stores why that failed."""
         try:
             listed = await self.listed(server)
         except (McpServerUnavailable, McpSignInNeeded) as error:
@@ -362,7 +363,7 @@ class McpServers:
         )
 
     def made(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
-        """The server that a request describes, before it is stored and encrypted. Raises `InvalidRequest`."""
+        """Returns the server that a request describes, with its secrets unencrypted. Raises `InvalidRequest`."""
         now = self.clock.now()
         blank = McpServer(
             id=self.ids.mcp_server(),
@@ -377,7 +378,7 @@ class McpServers:
         return server
 
     def sealed(self, server: McpServer) -> McpServer:
-        """The server with its secrets encrypted, as it is stored."""
+        """Returns the server with its secrets encrypted."""
         return replace(server, secrets=self.secret_keys.seal_all(server.id, server.secrets))
 
     def _refuse_flaws(self, server: McpServer) -> None:
@@ -391,5 +392,5 @@ class McpServers:
         flaw = flaw_of_url(server.url) if server.url else "is missing"
         if flaw is not None:
             raise InvalidRequest(f"server_url: {flaw}", field="server_url")
-        with suppress(UnreadableSecret):  # a stored one, which was checked before
+        with suppress(UnreadableSecret):  # a stored secret, which an earlier request checked
             target_of(server, self.secret_keys)

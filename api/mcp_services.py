@@ -1,4 +1,4 @@
-"""Makes what the API asks MCP servers with, and what callers do with them."""
+"""Constructs the MCP clients of an API process, and the services that use them."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +19,7 @@ from shared.sql.definitions.tools import ToolStore
 
 
 class McpParts(NamedTuple):
-    """What MCP servers and their authorization servers are asked with."""
+    """Clients of MCP servers and of their authorization servers."""
 
     client: McpClient
     authorization: AuthorizationServers
@@ -27,7 +27,7 @@ class McpParts(NamedTuple):
 
 
 class McpServices(NamedTuple):
-    """What callers do with MCP servers."""
+    """Services for callers who use MCP servers."""
 
     mcp_servers: McpServers
     mcp_sign_ins: McpSignIns
@@ -35,7 +35,7 @@ class McpServices(NamedTuple):
 
 @asynccontextmanager
 async def mcp_parts(process: ProcessContext, network: NetworkRules) -> AsyncGenerator[McpParts]:
-    """The clients, for as long as the block lasts. `process` acts for callers."""
+    """Opens the clients for the block. `process` acts for callers."""
     client = McpClient(network, AllowedCommands.parse(process.settings.mcp_commands))
     authorization = AuthorizationServers(network)
     methods = (McpServerStore.claim_renewal, McpServerStore.settle_renewal)
@@ -48,7 +48,8 @@ async def mcp_parts(process: ProcessContext, network: NetworkRules) -> AsyncGene
 
 
 def mcp_services(process: ProcessContext, everybodys: ProcessContext, parts: McpParts) -> McpServices:
-    """`process` acts for callers; `everybodys` is the same process, for a browser that does not say whose it is."""
+    """Constructs the services. `process` acts for callers. `everybodys` is the same process for all projects: a browser
+    that returns from a sign-in names none."""
     settings = process.settings
     servers = McpServers(
         store=McpServerStore(process.database),

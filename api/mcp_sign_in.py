@@ -1,7 +1,7 @@
-"""Sign-ins at MCP servers (OAuth): begun by a caller, finished by the browser of a person, at any process of the API.
+"""Sign-ins at MCP servers (OAuth). A caller begins a sign-in, and a person's browser finishes it, at any API process.
 
-What belongs together is stored in between: encrypted, for one return of a browser, for minutes. A browser that comes
-back has no key of ours. It acts for the project and the key that began the sign-in, and can do nothing but finish it.
+The database stores a begun sign-in for minutes, encrypted, and for one return of a browser. A browser that returns has
+no API key. It acts for the project and the key that began the sign-in, and can only finish it.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from shared.sql.access.audit import ASKER, Asker, asked_by
 from shared.sql.definitions.mcp_sign_ins import McpSignInStore
 
 EXPIRES = timedelta(minutes=10)
-"""The time that a person has."""
+"""The time limit for the person."""
 LOOK_S = 0.5
 QUIET_S = 10.0
-"""Seconds between two signs of life while a person is waited for."""
+"""Seconds between two keep-alive events while a person signs in."""
 LONGEST_STATE = 200
 LONGEST_CODE = 10_000
 
@@ -39,34 +39,34 @@ _STAYS = "begin it again"
 
 
 class Attempt(NamedTuple):
-    """A connection is tried."""
+    """The API is connecting to the server."""
 
     server: McpServer
 
 
 class Needed(NamedTuple):
-    """The server asks for a sign-in."""
+    """The server demands a sign-in."""
 
 
 class Opened(NamedTuple):
-    """A person is to open this in a browser."""
+    """The person must open this URL in a browser."""
 
     url: str
     session_id: McpSignInId
 
 
 class Pause(NamedTuple):
-    """Nothing has happened yet."""
+    """Nothing new has happened."""
 
 
 class Reached(NamedTuple):
-    """The server serves."""
+    """The server lists its tools."""
 
     tools: Sequence[RemoteTool]
 
 
 class Failed(NamedTuple):
-    """It ends without a sign-in."""
+    """The connection has failed, or the sign-in did."""
 
     reason: str
 
@@ -75,7 +75,7 @@ SignInEvent = Attempt | Needed | Opened | Pause | Reached | Failed
 
 
 class BrowserReturn(NamedTuple):
-    """What a browser brings back from an authorization server."""
+    """The parameters that a browser brings from an authorization server."""
 
     state: str = ""
     code: str = ""
@@ -84,11 +84,12 @@ class BrowserReturn(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What became of a sign-in, for the person at the browser."""
+    """The outcome of a sign-in, for the person at the browser."""
 
     server: McpServer
     tools: int | None
-    """How many of its tools the project has now. None: they could not be read, and the server's `problem` says why."""
+    """The number of the server's tools in the project now. None: the API could not list them, and the server's
+    `problem` has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +99,18 @@ class McpSignIns:
     servers: McpServers
     store: McpSignInStore
     everybodys: McpSignInStore
-    """The same, for all projects: a browser does not say whose it is."""
+    """The store for all projects: a browser does not name its project."""
     authorization: AuthorizationServers
     public_url: str
-    """Where browsers reach the API. Empty: where the request has reached it."""
+    """The URL at which browsers reach the API. Empty: the one that the request used."""
 
     def unstored(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
-        """The server that a request describes. Raises `InvalidRequest`."""
+        """Returns the server that a request describes, with its secrets encrypted. Raises `InvalidRequest`."""
         return self.servers.sealed(self.servers.made(project_id, wanted))
 
     async def connect(self, server: McpServer, asked_at: str, *, is_stored: bool) -> AsyncGenerator[SignInEvent]:
-        """Tries a server, and has a person sign in at it if it asks for that. `asked_at` is where the request has
-        reached the API. A server that is not stored is stored when a person has signed in."""
+        """Connects to a server. If it demands a sign-in, asks a person for one and waits for it. `asked_at` is the URL
+        at which the request reached the API. A server that is not stored is stored after the sign-in."""
         yield Attempt(server)
         try:
             tools = await self._listed(server, is_stored=is_stored)
@@ -131,8 +132,8 @@ class McpSignIns:
             yield Failed(error.message)
 
     async def finish(self, returned: BrowserReturn) -> Finished:
-        """Finishes the sign-in of a browser that has come back: once, whatever the result. Raises `InvalidRequest`
-        with a sentence for the person."""
+        """Finishes the sign-in of a browser that has returned. A sign-in can be finished only once, whatever the
+        result. Raises `InvalidRequest` with a sentence for the person."""
         is_sane = 0 < len(returned.state) <= LONGEST_STATE and len(returned.code) <= LONGEST_CODE
         now = self.servers.clock.now()
         session = await self.everybodys.take(_hash_of(returned.state), now) if is_sane else None
@@ -156,7 +157,7 @@ class McpSignIns:
         return await self.servers.listed_once(server)
 
     async def _begun(self, server: McpServer, asked_at: str, *, is_stored: bool) -> Opened:
-        """Begins a sign-in, and stores it. Raises `InvalidRequest` and `McpServerUnavailable`."""
+        """Stores a new sign-in. Raises `InvalidRequest` and `McpServerUnavailable`."""
         keys, now = self.servers.secret_keys, self.servers.clock.now()
         redirect_uri = f"{self.public_url or asked_at}/v1/tools/mcp/oauth/callback"
         try:
@@ -184,7 +185,7 @@ class McpSignIns:
         return Opened(begun.url, session_id)
 
     async def _end_of(self, server: McpServer, session_id: McpSignInId) -> AsyncGenerator[SignInEvent]:
-        """Waits for the browser, wherever it comes to."""
+        """Waits until a browser finishes the sign-in, at whichever API process."""
         clock = self.servers.clock
         told_at = clock.monotonic()
         while True:
@@ -205,7 +206,7 @@ class McpSignIns:
             await asyncio.sleep(LOOK_S)
 
     async def _redeemed(self, session: SignInSession, returned: BrowserReturn) -> McpServer:
-        """Exchanges the code, and stores what was granted. Raises `InvalidRequest`, `NotFound` and `Conflict`."""
+        """Exchanges the code, and stores the grant. Raises `InvalidRequest`, `NotFound` and `Conflict`."""
         keys = self.servers.secret_keys
         try:
             text = keys.open(session.id, _PENDING, session.sealed)
@@ -244,7 +245,7 @@ class McpSignIns:
 
 
 def _refuse_return(request: SignInRequest, returned: BrowserReturn) -> None:
-    """Raises `InvalidRequest` for what brings no code, or comes from another authorization server (RFC 9207)."""
+    """Raises `InvalidRequest` if the browser brings no code, or comes from another authorization server (RFC 9207)."""
     if returned.error:
         said = returned.error if returned.error.isprintable() and len(returned.error) <= 60 else "an error"
         raise InvalidRequest(f"Nobody is signed in: the authorization server says {said!r}")
@@ -260,7 +261,7 @@ def _nobody(server: McpServer, error: Exception) -> str:
 
 
 def _asker() -> dict[str, str]:
-    """Who begins it, as the audit log will name them."""
+    """The caller who begins the sign-in, for the audit log."""
     asker = ASKER.get()
     if asker is None:
         return {"key_id": "", "key_name": ""}

@@ -1,11 +1,11 @@
-"""What is asked of the authorization server of an MCP server: who it is, a registration, and tokens (OAuth 2.1).
+"""Talks to the authorization server of an MCP server: discovers it, registers a client, and gets tokens (OAuth 2.1).
 
-The official package finds the authorization server and registers at it. It means one process to do the whole of a
-sign-in, with the person's browser in the middle; here the browser may come back to any process. So the package is
-stopped where it knows the address for the browser, and the code that comes back is redeemed by a request of our own.
-Nothing that a server says in an error is repeated but the codes that OAuth defines.
+The official package discovers the authorization server and registers there. It expects one process to do a whole
+sign-in, including the person's time in the browser. Here the browser may return to any process. So this module stops
+the package once it knows the URL for the browser, and exchanges the returned code itself. Of a server's errors it
+repeats only the codes that OAuth defines.
 
-This module imports the protocol's package, which costs a second, so it is imported at the first sign-in or renewal.
+Importing the protocol's package takes a second, so other modules import this one at the first sign-in or renewal.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from shared.mcp.targets import LONGEST_HEADER
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import Unreachable
 
-# The package logs what servers send, with values of tenants in it; callers get what matters of it as errors.
+# The package logs the servers' messages, which contain tenants' data. Callers get the important part as an error.
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 
 ANSWER_BYTES = 256_000
-"""Of one answer of an authorization server."""
+"""The limit for one answer of an authorization server."""
 MOST_REQUESTS = 20
-"""Of one sign-in: a dozen places may have to be looked at to find the authorization server."""
+"""The limit for one sign-in: the package may have to try a dozen URLs to find the authorization server."""
 STEP_S = 10.0
 MOST_LIFETIME_S = 10 * 365 * 86400
 
@@ -49,7 +49,7 @@ _PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 
 
 class _Redirected(Exception):
-    """The package knows the address for the browser."""
+    """The package has computed the URL for the browser."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -57,7 +57,7 @@ class _Redirected(Exception):
 
 
 class _Registration:
-    """Keeps the registration for the package, and nothing else."""
+    """Keeps the registration for the package, and no tokens."""
 
     def __init__(self, client: OAuthClientInformationFull | None) -> None:
         self.client = client
@@ -66,7 +66,7 @@ class _Registration:
         return None
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Tokens are redeemed elsewhere."""
+        """Does nothing: `Authorization.redeem` gets the tokens."""
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         return self.client
@@ -76,8 +76,8 @@ class _Registration:
 
 
 class _AuthorizationHttp(httpx2.AsyncBaseTransport):
-    """Sends the requests of one sign-in, and takes bounded answers. `challenged` is the MCP server's URL: whatever it
-    answers counts as the 401 with which a sign-in begins."""
+    """Sends the requests of one sign-in, and limits the answers. `challenged` is the MCP server's URL. Its first answer
+    counts as the 401 with which the package begins a sign-in, whatever its status."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, challenged: str | None = None) -> None:
         self._inner = inner
@@ -110,19 +110,19 @@ class _AuthorizationHttp(httpx2.AsyncBaseTransport):
         return httpx2.Response(response.status_code, headers=kept, content=content, request=request)
 
     async def aclose(self) -> None:
-        """`inner` serves others, too."""
+        """Does nothing, because other sign-ins use `inner`, too."""
 
 
 class Authorization:
-    """Asks authorization servers through `http`, each time within so many seconds."""
+    """Sends requests to authorization servers through `http`, each operation within `within_s` seconds."""
 
     def __init__(self, http: httpx2.AsyncBaseTransport, within_s: float) -> None:
         self._http = http
         self._within_s = within_s
 
     async def begin(self, target: McpTarget, redirect_uri: str, known: Grant | None) -> Begun:
-        """Finds the authorization server of an MCP server, registers there unless `known` is a registration for this
-        redirect URI, and returns what a person is to open. Raises `SignInFailed` and `SignInRefused`."""
+        """Finds the authorization server of an MCP server, and registers there unless `known` has a registration for
+        this redirect URI. Returns the URL for the person. Raises `SignInFailed` and `SignInRefused`."""
         storage = _Registration(_still_registered(known, redirect_uri))
         provider = _provider(target.url, redirect_uri, storage)
         own = {name: value for name, value in target.headers.items() if name.lower() != "authorization"}
@@ -141,7 +141,7 @@ class Authorization:
         raise SignInFailed("it asks for no sign-in")
 
     async def redeem(self, request: SignInRequest, code: str, now: datetime) -> Grant:
-        """Exchanges the code that a person's browser has brought. Raises `SignInFailed` and `SignInRefused`."""
+        """Exchanges the code from a person's browser. Raises `SignInFailed` and `SignInRefused`."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": request.redirect_uri}
         blank = Grant(
             scope=request.scope,
@@ -154,15 +154,15 @@ class Authorization:
         return await self._granted(blank, form | {"code_verifier": request.verifier}, now)
 
     async def renew(self, grant: Grant, now: datetime) -> Grant:
-        """Exchanges the refresh token. Raises `SignInRefused` when a person has to sign in again, and `SignInFailed`
-        when the authorization server does not answer as it should."""
+        """Exchanges the refresh token. Raises `SignInRefused` if a person must sign in again, and `SignInFailed` if the
+        authorization server gives no usable answer."""
         if not grant.refresh_token:
             raise SignInRefused("the access token has ended, and no refresh token was granted")
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
         return await self._granted(grant, form, now)
 
     async def _granted(self, before: Grant, form: Mapping[str, str], now: datetime) -> Grant:
-        """Asks the token endpoint once, and returns the grant after it."""
+        """Sends one request to the token endpoint, and returns the new grant."""
         client = OAuthClientInformationFull.model_validate(before.client)
         context = _provider(before.token_endpoint, before.redirect_uri, _Registration(client)).context
         context.client_info = client
@@ -176,7 +176,7 @@ class Authorization:
         return msgspec.structs.replace(
             before,
             access_token=token.access_token,
-            # Who does not rotate refresh tokens leaves it out, and the old one stays.
+            # A server that does not rotate refresh tokens omits it, and the old one stays valid.
             refresh_token=token.refresh_token or before.refresh_token,
             expires_at=_end_of(token, now),
             scope=token.scope or before.scope,
@@ -189,7 +189,7 @@ def _begun(context: OAuthContext, url: str, redirect_uri: str) -> Begun:
         raise SignInFailed("its authorization server gave no registration")
     if metadata is not None and "S256" not in (metadata.code_challenge_methods_supported or ["S256"]):
         raise SignInFailed("its authorization server does not know PKCE with S256, without which a code is not safe")
-    # The package keeps its verifier to itself, so the address gets one of ours.
+    # The package does not expose its verifier, so this replaces the challenge in the URL with one of ours.
     proof, state = PKCEParameters.generate(), secrets.token_urlsafe(32)
     address = httpx2.URL(url).copy_set_param("state", state).copy_set_param("code_challenge", proof.code_challenge)
     parts = urlsplit(context.server_url)
@@ -232,7 +232,7 @@ def _end_of(token: OAuthToken, now: datetime) -> datetime | None:
 
 
 def _code_in(content: bytes) -> str:
-    """The error by OAuth's own word, if the content has one."""
+    """Returns OAuth's error code; empty if the content has none."""
     try:
         said = msgspec.json.decode(content, type=dict[str, Any]).get("error")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -241,11 +241,11 @@ def _code_in(content: bytes) -> str:
 
 
 def _still_registered(known: Grant | None, redirect_uri: str) -> OAuthClientInformationFull | None:
-    """The registration, if the authorization server sends browsers to this URI by it."""
+    """Returns the registration if it is valid for this redirect URI."""
     if known is None or known.redirect_uri != redirect_uri:
         return None
     client = OAuthClientInformationFull.model_validate(known.client)
-    # A secret that ends is registered anew; 0 means that it does not.
+    # If the client's secret expires, the client registers again. 0 means that it does not expire.
     return None if client.client_secret_expires_at else client
 
 
@@ -278,7 +278,7 @@ def _client(transport: _AuthorizationHttp) -> httpx2.AsyncClient:
 
 @asynccontextmanager
 async def _asking(within_s: float) -> AsyncGenerator[None]:
-    """Raises `SignInFailed` for whatever the package and the network raise within the block."""
+    """Converts the errors of the package and the network within the block to `SignInFailed`."""
     try:
         async with asyncio.timeout(within_s):
             yield
@@ -295,7 +295,7 @@ async def _asking(within_s: float) -> AsyncGenerator[None]:
 
 
 def _refuse(error: OAuthFlowError) -> NoReturn:
-    """The package's sentences quote what servers send; which step has failed is enough to know."""
+    """Raises an error that names the failed step. The package's own text quotes the servers."""
     said = str(error)
     if "egistration" in type(error).__name__ or "egistration" in said:
         raise SignInRefused(

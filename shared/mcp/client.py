@@ -1,8 +1,8 @@
-"""Asks MCP servers for their tools, and has them called: the only way to such a server.
+"""Lists and calls the tools of MCP servers. All requests to such a server go through this module.
 
-Connections are kept per server for a while and shared by those who ask. A call is sent at most once, whatever happens
-to its connection; only a server that has forgotten the session, and so has done nothing, gets it again. An error says
-which server it is about, what is wrong with it, and what is known of the call.
+Callers share a connection per server, which stays open for a while. A call is sent at most once, whatever happens to
+its connection. Only a server that has lost the session, and so has done nothing, gets the call again. An error names
+the server, the problem, and whether the call may have had its effect.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ Connect = Callable[[McpTarget, CheckedTransport, Bounds], ServerConnection]
 
 
 class McpClient:
-    """The connections of one process. Its owner closes it once."""
+    """The connections of one process. The owner closes it once."""
 
     def __init__(
         self, network: NetworkRules, commands: AllowedCommands = NO_COMMANDS, *, bounds: Bounds = BOUNDS
@@ -78,10 +78,10 @@ class McpClient:
         return len(self._owners)
 
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
-        """Returns the tools that the server has now. Those that cannot be used are left out, and logged.
+        """Returns the tools that the server has now. Unusable ones are left out, and logged.
 
         Raises `Unavailable` if the server does not answer, `McpSignInNeeded` if it does not accept the credentials, and
-        `InvalidRequest` if what else it is asked by, or what it lists, must be changed.
+        `InvalidRequest` if the server's other settings, or its list, must be changed.
         """
         deadline = Deadline.after(self._bounds.list_s)
         try:
@@ -95,10 +95,9 @@ class McpClient:
     async def call_tool(
         self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float
     ) -> RemoteResult:
-        """Has a tool called, at most once, within `timeout_s` seconds. A tool's own error is a result.
+        """Calls a tool at most once, within `timeout_s` seconds. A tool's own error is a result.
 
-        Raises the errors that `list_tools` raises; their text says whether the tool may have done
-        its work.
+        Raises the errors that `list_tools` raises. Their text says whether the tool may have done its work.
         """
         deadline = Deadline.after(timeout_s)
         try:
@@ -122,9 +121,8 @@ class McpClient:
             log.error("mcp_connections_not_closed", connections=len(waiting))
 
     async def _asked(self, target: McpTarget, ask: Callable[[ServerConnection], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Returns what the server answers to one request. A server that has forgotten the connection's session, as one
-        does that was started anew, has done nothing: it is asked once more, by a new connection. Raises
-        `ServerFailure`."""
+        """Returns the server's answer to one request. A server that was restarted has lost the connection's session and
+        done nothing, so it gets the request once more, by a new connection. Raises `ServerFailure`."""
         connect = await _connector()
         try:
             with self._connected(target, connect) as connection:
@@ -137,7 +135,7 @@ class McpClient:
 
     @contextmanager
     def _connected(self, target: McpTarget, connect: Connect) -> Generator[ServerConnection]:
-        """A connection for the block: an open one, or a new one. Raises `InvalidRequest` for a command that is not
+        """Yields an open connection, or a new one, for the block. Raises `InvalidRequest` for a command that is not
         allowed, and `Unavailable` if there are too many connections."""
         if target.transport == "stdio":
             self._commands.refuse_others(target.command, target.args, target.env)
@@ -168,7 +166,7 @@ class McpClient:
             del self._connections[key]
 
     def _make_room(self) -> None:
-        """Closes the connection that has been idle for longest, if the limit is reached."""
+        """Closes the connection that has been idle the longest if the limit is reached."""
         most = self._bounds.most_connections
         kept = [connection for connection in self._owners.values() if not connection.is_retired]
         idle = [connection for connection in kept if not connection.users]

@@ -39,12 +39,12 @@ class Bounds:
 
     connect_s: float = 20.0
     list_s: float = 30.0
-    """For a whole list of tools, including the connection."""
+    """For a whole list of tools, including the time to connect."""
     idle_s: float = 60.0
-    """How long a connection is kept that nobody uses."""
+    """Time after which an unused connection is closed."""
     kept_s: float = 1.0
-    """How long an HTTP connection waits for the next request. Servers keep theirs for longer: a call that met their
-    close on its way would be lost, and nobody could say whether it was made."""
+    """How long an HTTP connection waits for the next request. Servers keep theirs longer. If a server closed a
+    connection while a call was on its way, the client could not know whether the tool was called."""
     close_s: float = 5.0
     most_connections: int = 100
     """Per process, for all servers together."""
@@ -58,8 +58,8 @@ BOUNDS = Bounds()
 
 
 class SignInRefused(Exception):
-    """The authorization server does not grant what it was asked for: a person has to sign in, or to sign in again."""
+    """The authorization server refuses a token. A person must sign in, or sign in again."""
 
 
 class SignInFailed(Exception):
-    """The authorization server gave no answer that can be used. Another time it may."""
+    """The authorization server gave no usable answer. A later attempt may succeed."""

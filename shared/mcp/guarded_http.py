@@ -25,30 +25,30 @@ LOST = -39_004
 """The request may have reached the server, and there is no readable answer."""
 
 FORBIDDEN = -39_005
-"""The request was not sent, because its address may not be asked."""
+"""The network rules forbid the address, so the request was not sent."""
 
 UNAUTHORIZED = -39_006
-"""The server has refused the request because nobody, or nobody that it knows, has signed in, and has done nothing."""
+"""The server does not accept the credentials, and has not acted."""
 
 OWN_ERRORS = frozenset({NOT_SENT, REFUSED, SESSION_GONE, LOST, FORBIDDEN, UNAUTHORIZED})
 
 ANSWER_BYTES = 4_000_000
-"""Of one answer, with all events of its stream."""
+"""The limit for one answer, with all events of its stream."""
 CHANNEL_BYTES = 100_000_000
-"""Of an older server's only stream of answers, from one request to the next."""
+"""The limit for an older server's only stream of answers, from one request to the next."""
 ERROR_BYTES = 64_000
-"""Of the body beside an HTTP status that says an error."""
+"""The limit for the body of an error status."""
 STEP_S = 10.0
 """Seconds to connect, to send, and to answer a message that needs no result."""
 CHANNEL_ENDED = "it has ended the stream of its answers"
 MOST_RESUMPTIONS = 100
-"""How often the streams of one connection may be resumed."""
+"""The limit for resumptions of the streams of one connection."""
 
 _SESSION = "mcp-session-id"
 _RESUMES = "last-event-id"
 _EVENTS = "text/event-stream"
 _NOT_DONE = frozenset(range(400, 500)) - {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT}
-"""Statuses by which a server says that it did nothing."""
+"""Statuses that mean the server has not acted."""
 _WORD_FOR: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "it does not accept the credentials: sign in at it, or correct its token or headers",
     HTTPStatus.FORBIDDEN: "the credentials do not allow it: correct the server's token or headers",
@@ -95,7 +95,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self._requests = 0
 
     def settle(self) -> None:
-        """Ends the setup of the connection: from now on a redirected message is not sent again."""
+        """Ends the setup of the connection. From now on the client does not repeat a redirected message."""
         self._is_settled = True
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -120,8 +120,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def _may_listen(self, request: httpx2.Request) -> bool:
-        """Whether a GET opens the only stream of answers, or resumes the stream of one. The client does not listen to
-        unsolicited messages: it reads lists of tools again, and needs nothing else."""
+        """Whether a GET opens the only stream of answers, or resumes the stream of one answer. The client needs no
+        other stream: it reads lists of tools again, and ignores unsolicited messages."""
         if self._has_event_channel:
             return True
         self._resumptions += 1
@@ -152,7 +152,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if self._has_event_channel and response.status_code >= HTTPStatus.BAD_REQUEST:
             await response.aclose()
             return _status_refusal(request, response.status_code)
-        # The immediate response of a first-version server is no answer to the message: that comes on the single stream.
+        # A first-version server answers the message on the single stream. This immediate response is not that answer.
         if self._has_event_channel or message is None or message.id is None:
             return self._counted(request, response)
         if response.status_code >= HTTPStatus.BAD_REQUEST:
@@ -162,8 +162,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return self._counted(request, response)
 
     async def _redirected(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response | _Refusal:
-        """A redirect that the package follows: within the server, and only while the connection is being set up.
-        Afterwards every message goes directly to the new place."""
+        """Returns a redirect that the package may follow: within the server, and only during the setup. Later messages
+        go directly to the new URL."""
         try:
             location = request.url.join(response.headers["location"])
         except (httpx2.InvalidURL, UnicodeError):
@@ -189,9 +189,10 @@ _UPGRADE = (("http", None), ("https", None))
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """The content of an answer, up to its bound. The package tells the caller what `SSEError` says.
+    """Limits the content of an answer. The package passes the text of an `SSEError` on to the caller.
 
-    `requests`: how many requests were sent so far, if it is the one stream of answers. The count begins anew with each.
+    `requests`: for the single stream of answers, returns how many requests were sent so far. Each request resets the
+    count.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class _CountedStream(httpx2.AsyncByteStream):
             if self._broken is not None:
                 self._broken(_told(error), NOT_SENT)
             raise
-        # No answer can come any more, and the package does not say so before the next request fails.
+        # No further answer can come. Without this the package would notice only when the next request fails.
         if self._is_channel and self._broken is not None:
             self._broken(CHANNEL_ENDED, NOT_SENT)
 
@@ -232,7 +233,7 @@ class _CountedStream(httpx2.AsyncByteStream):
 
 
 async def _answer(message: _Message, response: httpx2.Response) -> httpx2.Response | _Refusal:
-    """An answer in JSON with the content that was read, if it is the answer to this message."""
+    """Returns a JSON answer with its content if it belongs to this message."""
     content = await _read(response, ANSWER_BYTES)
     if content is None:
         return _Refusal(LOST, f"its answer has more than {ANSWER_BYTES} bytes")
@@ -246,12 +247,12 @@ async def _answer(message: _Message, response: httpx2.Response) -> httpx2.Respon
 
 
 async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response | _Refusal:
-    """The error that the server sent as JSON-RPC, or else the one that its status implies."""
+    """Returns the server's JSON-RPC error, or else an error for its status."""
     content = await _read(response, ERROR_BYTES) or b""
     status = response.status_code
     if status == HTTPStatus.UNAUTHORIZED:
         return _status_refusal(request, status)
-    # Servers say so by 404, or by 400 and a sentence.
+    # A server reports a lost session by 404, or by 400 and a sentence.
     if _SESSION in request.headers and status == HTTPStatus.BAD_REQUEST and b"session" in content.lower():
         return _status_refusal(request, HTTPStatus.NOT_FOUND)
     try:

@@ -1,9 +1,8 @@
-"""Asks MCP servers with the tokens that people's sign-ins have granted, and renews these.
+"""Sends requests to MCP servers with the tokens of people's sign-ins, and renews these tokens.
 
-The process that needs a token renews it: the API or a worker. A refresh token may be good for one use, and a second use
-may end the whole sign-in. So a renewal is claimed in the database before it is asked for, and the others wait for its
-outcome.
-A renewal that was asked for is finished and stored even if nobody waits for it any more.
+The process that needs a token renews it: the API or a worker. A refresh token may be valid for one use, and a second
+use may end the whole sign-in. So a process claims the renewal in the database before it sends it, and other processes
+wait for the outcome. A renewal that was sent is finished and stored even if no caller waits for it any more.
 """
 
 import asyncio
@@ -28,21 +27,21 @@ from shared.secret_keys import SecretKeys
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 EARLY = timedelta(seconds=10)
-"""So long before its end a token is renewed."""
+"""How long before its expiry a token is renewed."""
 ANSWER_S = 15.0
-"""Seconds for an authorization server, all of its requests included."""
+"""Seconds for all requests to an authorization server together."""
 CLAIM = timedelta(seconds=60)
-"""How long others wait at most for a process that has claimed a renewal and was lost. It asks within `ANSWER_S` of its
-claim, or not at all."""
+"""The longest wait of other processes if the claiming process dies. That process sends its renewal within `ANSWER_S` of
+its claim, or not at all."""
 LOOK_S = 0.25
-"""Seconds between two looks whether another process has renewed."""
+"""Seconds between two checks whether another process has renewed."""
 
 Answer = TypeVar("Answer")
 Change = Callable[[McpServer], McpServer]
 
 
 class GrantStore(Protocol):
-    """Where servers are stored."""
+    """The part of the servers' store that this module uses."""
 
     async def get(self, project_id: ProjectId, server_id: McpServerId) -> McpServer:
         """Returns a server of this project. Raises `NotFound`."""
@@ -57,18 +56,18 @@ class GrantStore(Protocol):
     async def claim_renewal(
         self, server: McpServer, holder: str, *, now: datetime, until: datetime
     ) -> McpServer | None:
-        """Claims the renewal of a server's token until a moment, and returns the server as it is stored then. None:
-        another holder has claimed it. Raises `NotFound`."""
+        """Claims the renewal of a server's token until `until`, and returns the server as stored. None: another holder
+        has the claim. Raises `NotFound`."""
         ...
 
     async def settle_renewal(self, server: McpServer, holder: str, change: Change, *, now: datetime) -> McpServer:
-        """Changes the stored server and gives the claim back, if the holder still has it. Returns the server as stored.
+        """Changes the stored server and releases the claim, if the holder still has it. Returns the server as stored.
         Raises `NotFound`."""
         ...
 
 
 class Authorization(Protocol):
-    """A `shared.mcp.authorization.Authorization`, by what is asked of it here."""
+    """The interface of `shared.mcp.authorization.Authorization`."""
 
     async def begin(self, target: McpTarget, redirect_uri: str, known: Grant | None) -> Begun: ...
 
@@ -78,7 +77,7 @@ class Authorization(Protocol):
 
 
 class AuthorizationServers:
-    """What authorization servers are asked with, made when the first one is. Its maker closes it once."""
+    """Provides the client of authorization servers, which it makes at the first use. The owner closes it once."""
 
     def __init__(self, network: NetworkRules, *, within_s: float = ANSWER_S) -> None:
         self._network = network
@@ -110,12 +109,12 @@ class _Claim(NamedTuple):
 
     holder: str
     stale: str
-    """The access token that is to be replaced."""
+    """The access token to replace."""
     at: float
 
 
 class SignedIn:
-    """The tokens of servers, for one process. Its maker closes it once."""
+    """The tokens of servers, for one process. The owner closes it once."""
 
     def __init__(
         self,
@@ -133,11 +132,11 @@ class SignedIn:
         self._renewals: dict[tuple[McpServerId, str], asyncio.Task[McpServer]] = {}
 
     async def asked(self, server: McpServer, ask: Callable[[McpTarget], Awaitable[Answer]]) -> Answer:
-        """Returns what `ask` does with the server's address, headers and a token that is good now. A request that the
-        server has refused for its token, and so has not served, is made again with a new one, once.
+        """Calls `ask` with the server's address, headers and a valid token, and returns its result. If the server
+        refuses the token, and so has not acted, renews the token and calls `ask` once more.
 
-        Raises what `ask` does, `UnreadableSecret`, `InvalidRequest` for a header that cannot be sent, `Unavailable`
-        when a token could not be renewed now, and `McpSignInNeeded`, which is noted with the server.
+        Raises the errors of `ask`, `UnreadableSecret`, `InvalidRequest` for a header that cannot be sent, and
+        `Unavailable` if the token could not be renewed now. Raises `McpSignInNeeded`, and stores that with the server.
         """
         server = await self._current(server)
         try:
@@ -156,14 +155,14 @@ class SignedIn:
             raise
 
     async def aclose(self) -> None:
-        """Waits for the renewals that were asked for: their tokens would be lost."""
+        """Waits for renewals under way, because their new tokens would be lost."""
         if self._renewals:
             _, late = await asyncio.wait(self._renewals.values(), timeout=2 * ANSWER_S)
             for task in late:
                 task.cancel()
 
     async def _current(self, server: McpServer) -> McpServer:
-        """The server with a token that has not ended."""
+        """Returns the server with a token that has not expired."""
         grant = grant_of(server, self._secret_keys)
         if grant is None:
             return server
@@ -185,7 +184,7 @@ class SignedIn:
             )
 
     async def _renewed(self, server: McpServer, stale: str) -> McpServer:
-        """The server with another token than this one, or signed out."""
+        """Returns the server with a token other than `stale`, or signed out."""
         key = server.id, stale
         task = self._renewals.get(key)
         if task is None:
@@ -198,7 +197,7 @@ class SignedIn:
     def _forget(self, key: tuple[McpServerId, str], task: asyncio.Task[McpServer]) -> None:
         del self._renewals[key]
         if not task.cancelled():
-            task.exception()  # it is taken note of: those who wait have it, and there may be none
+            task.exception()  # marks the error as retrieved: the waiting callers get it, if there are any
 
     async def _renew(self, server: McpServer, stale: str) -> McpServer:
         authorization = await self._servers.ready()
@@ -217,12 +216,12 @@ class SignedIn:
                 return stored
 
     async def _claimed(self, authorization: Authorization, server: McpServer, claim: _Claim) -> McpServer:
-        """Renews the token, as the only one of all processes."""
+        """Renews the token under the claim. No other process does so meanwhile."""
         stale = claim.stale
         grant = grant_of(server, self._secret_keys)
 
         async def settled(change: Change) -> McpServer:
-            # A person may have signed in meanwhile, or changed the server: that stays.
+            # Keeps a new sign-in, or another change of the server, that was stored meanwhile.
             def careful(before: McpServer) -> McpServer:
                 return before if self._is_other(before, stale) else change(before)
 
@@ -231,7 +230,7 @@ class SignedIn:
         if grant is None or self._is_other(server, stale):
             return await settled(_unchanged)
         if self._clock.monotonic() - claim.at > ANSWER_S:
-            # This process stood still, and the claim may end while it asks.
+            # This process was suspended, and the claim may expire before the renewal ends.
             await settled(_unchanged)
             raise Unavailable(f"The MCP server {server.name!r} was not asked: this process was too slow")
         try:
@@ -251,7 +250,8 @@ class SignedIn:
         return grant is None or grant.access_token != stale
 
     async def _note(self, server: McpServer) -> None:
-        """Notes that the server asks for a sign-in, unless a client gave it a token: that one is to be corrected."""
+        """Stores that the server demands a sign-in, unless it has a client's own token, which the client must
+        correct."""
         if THE_TOKEN in server.secrets:
             return
         now = self._clock.now()
@@ -261,7 +261,7 @@ class SignedIn:
                 return before
             return replace(before, sign_in=_needed(before, now))
 
-        # The error says what is known, with or without the note.
+        # The caller gets the error even if this write fails.
         with suppress(NotFound, Unavailable):
             await self._store.update(server.project_id, server.id, noted, now=now, action="")
 
@@ -277,7 +277,7 @@ def _needed(server: McpServer, now: datetime) -> SignIn:
 
 
 def _signed_out(grant: Grant, now: datetime, secret_keys: SecretKeys, server: McpServer) -> McpServer:
-    """The server without tokens. The registration stays for the next sign-in."""
+    """Returns the server without tokens. The registration stays for the next sign-in."""
     blank = replace(grant, access_token="", refresh_token=None, expires_at=None)
     return with_grant(server, blank, _needed(server, now), secret_keys)
 
@@ -288,7 +288,7 @@ def _with_new_tokens(grant: Grant, now: datetime, secret_keys: SecretKeys, serve
 
 
 def signed_in(grant: Grant, since: datetime) -> SignIn:
-    """What may be shown of a grant."""
+    """The public fields of a grant."""
     return SignIn(
         state="signed_in",
         authorization_server=grant.authorization_server,

@@ -33,8 +33,8 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 async def stdio_streams(target: McpTarget, broken: Callable[[str], None]) -> AsyncGenerator[Streams]:
     """Runs the target's command for the block, in its own process group, and kills the group at the end.
 
-    Of this process's variables it gets only PATH. `broken` is called, with the reason, when the process ends or writes
-    an unreadable message. Raises `OSError` if the command cannot be started.
+    The command inherits only PATH from this process's variables. `broken` is called, with the reason, when the process
+    ends or writes an unreadable message. Raises `OSError` if the command cannot be started.
     """
     # A pipe of our own, which we can close: a child of the process may keep the other end open for ever.
     read_end, write_end = os.pipe()

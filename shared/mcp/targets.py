@@ -26,7 +26,7 @@ _OURS = re.compile(
 )
 """Headers that the protocol itself sets."""
 _SAID_ANYWAY = frozenset({"accept", "content-type"})
-"""Those of them that many programs give. They are stored and shown, and the protocol's own are sent."""
+"""Those of them that many programs set. Holdfast stores and shows them, but sends the protocol's own."""
 
 
 def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
@@ -55,13 +55,13 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
 
 
 def grant_of(server: McpServer, secret_keys: SecretKeys) -> Grant | None:
-    """Returns what a sign-in at the server has granted. Raises `UnreadableSecret`."""
+    """Returns the grant of a sign-in at the server, if it has one. Raises `UnreadableSecret`."""
     stored = server.secrets.get(THE_GRANT)
     return None if stored is None else _decoded(secret_keys.open(server.id, THE_GRANT, stored))
 
 
 def with_grant(server: McpServer, grant: Grant, sign_in: SignIn, secret_keys: SecretKeys) -> McpServer:
-    """Returns the server with what a sign-in has granted, in place of its token."""
+    """Returns the server with a sign-in's grant in place of its token."""
     sealed = secret_keys.seal(server.id, THE_GRANT, msgspec.json.encode(grant).decode())
     kept = {name: value for name, value in server.secrets.items() if name != THE_TOKEN}
     return replace(server, auth_header=None, secrets={**kept, THE_GRANT: sealed}, sign_in=sign_in)
@@ -98,7 +98,7 @@ def _refuse_header_names(names: Iterable[str]) -> None:
 
 
 def _credentials(header: str, token: str) -> str:
-    """Clients send a token with its scheme or without. Only `Authorization` has schemes."""
+    """Adds the scheme if the client omitted it. Only `Authorization` has schemes."""
     return token if header.lower() != _AUTHORIZATION.lower() or " " in token else f"Bearer {token}"
 
 
