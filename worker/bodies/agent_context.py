@@ -33,7 +33,7 @@ from worker.tools.outcomes import ToolSandbox
 
 Result = TypeVar("Result")
 
-# The services that only runs of agents share: the agents, the models, the tools.
+# The services that only runs of agents use: the agents, the models, the tools.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +106,17 @@ class AgentProgress:
     seen_memory: dict[BlockId, int] = field(default_factory=dict[BlockId, int])
     """Versions of the blocks that the model had seen when it gave the current answer."""
     instructions: Instructions | None = None
-    """The latest ones, as a cache."""
+    """The latest instructions, as a cache."""
     next_calls: KnownCalls | None = None
-    """The latest ones, as a cache."""
+    """The latest allowed calls, as a cache."""
     turn: TurnSoFar = NOTHING_YET
-    """The state that the tool rules are evaluated on."""
+    """The state for which the tool rules are evaluated."""
     decided_call_ids: frozenset[str] | None = None
     """Ids of the decided calls of the run's thread. None if they are not read yet."""
     calls_made: int = 0
     """Calls of the agent's own tools that the run has made or refused, with stored results."""
     refused_calls: frozenset[str] = frozenset()
-    """Ids of the current answer's calls that are more than the run may make."""
+    """Ids of the current answer's calls beyond the run's limit."""
     waits: list[CallWaits] = field(default_factory=list[CallWaits])
     """The calls of the current answer that wait for other runs."""
     has_run_folder: bool = False
@@ -185,7 +185,7 @@ class AgentContext:
         self.handle.emit(*events)
 
     def started_agents(self, call: ToolCall) -> Collection[AgentId]:
-        """The agents of which this call has started a run, as far as the log shows it."""
+        """The agents of which this call has started a run, as far as the run's log shows it."""
         return self.handle.shown.started_agents[call.id]
 
     def emit_once(self, event: ChildStarted | ChildWaits) -> None:
@@ -227,27 +227,27 @@ class AgentContext:
 
     @property
     def must_choose(self) -> bool:
-        """Whether the run's own choice of tools demands a call of the next answer: of its first one, and of one more if
-        the first was told that it had to make a call."""
+        """Whether the run's own choice of tools demands a call in the next answer: in the run's first answer, and in
+        the one after a reminder."""
         choice, steps, turn = self.run.options.tool_choice, self.handle.progress.step_count, self.progress.turn
         if choice is None or choice.mode != "required":
             return False
         return steps == 0 or (steps == 1 and turn.answered and not turn.called)
 
     def permits(self, name: str) -> bool:
-        """Returns whether the run's own choice of tools permits calls of this tool."""
+        """Whether the run's own choice of tools permits calls of this tool."""
         choice = self.run.options.tool_choice
         return choice is None or choice.permits(name)
 
     @property
     def may_call_no_more(self) -> bool:
-        """Whether the run has made as many calls of the agent's own tools as it may."""
+        """Whether the run has reached its limit of calls of the agent's own tools."""
         most = self.run.options.max_tool_calls
         return most is not None and self.progress.calls_made >= most
 
     def count_calls(self, calls: Sequence[ToolCall]) -> None:
-        """Refuses the calls of an answer that are more than the run may make, by their order: so the next owner refuses
-        the same ones. Calls by which the agent speaks are none."""
+        """Refuses the calls of an answer beyond the run's limit, by their order, so that another owner refuses the same
+        ones. Calls by which the agent speaks do not count."""
         most = self.run.options.max_tool_calls
         if most is not None:
             counted = [call.id for call in calls if call.speech is None]
@@ -275,8 +275,8 @@ class AgentContext:
 
     @property
     def continues_answers(self) -> bool:
-        """Whether the model can continue an answer that another worker has begun to show. It cannot if a tool speaks
-        the answer, which is no text to the model, or if answers are shown as a whole."""
+        """Whether the model can continue an answer that another worker has begun to show. It cannot if the agent speaks
+        by a tool, because that answer is no text to the model, or if the run shows whole answers only."""
         if not self.run.options.stream_tokens or self.speaks_by(SPEAKS):
             return False
         return continues_answers(self.model, reasons=self.options.reasoning)
@@ -302,7 +302,7 @@ class AgentContext:
         return await self.handle.history()
 
     async def read_equipment(self) -> None:
-        """Reads the agent's current tools, rules, gates and memory: people, other agents and its own tools change them
+        """Reads the agent's current tools, rules, gates and memory, which people, other agents and its own tools change
         during the run. Raises `NotFound` if the agent is deleted, and `UnreadableSecret`."""
         services, run = self.services, self.run
         now = await self.whole(lambda: services.agents.equipped(run.project_id, run.agent_id))
@@ -342,8 +342,7 @@ async def load_context(services: AgentServices, handle: RunHandle) -> AgentConte
         equipment.renew(equipped, services.secret_keys, services.runners)
     progress = AgentProgress(blocks=equipped.blocks)
     if agent.tool_rules or run.continues is not None or run.step_count:
-        # A continuation, or a run whose worker died, has called tools before, and the agent may get rules during the
-        # run.
+        # A continuation, or a run whose worker died, has called tools before. The agent may get rules during the run.
         earlier = await services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
         progress.calls_made = _calls_made(earlier, run)
@@ -353,8 +352,8 @@ async def load_context(services: AgentServices, handle: RunHandle) -> AgentConte
 
 
 def _calls_made(turn: Sequence[Message], run: Run) -> int:
-    """Returns the number of calls that the run has made or refused, as its turn tells it: not those that a person has
-    denied, or that the client made."""
+    """Returns the number of calls in the turn that the run has made or refused, without those that a person denied or
+    the client made."""
     decisions = [
         one for message in turn if isinstance(message.body, ApprovalResponse) for one in message.body.decisions
     ]
@@ -369,11 +368,11 @@ def _calls_made(turn: Sequence[Message], run: Run) -> int:
 
 
 Work = Callable[[AgentContext], Awaitable[Outcome | Parked | AwaitsRuns]]
-"""Does the work of a run."""
+"""Executes a run of an agent."""
 
 
 class AgentBody(Body):
-    """The body of runs of an agent; `work` does their work."""
+    """The body of runs of an agent. `work` executes one run."""
 
     def __init__(self, services: AgentServices, work: Work) -> None:
         self._services = services

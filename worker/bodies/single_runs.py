@@ -1,4 +1,4 @@
-"""Runs that answer no message: one request to a model, or one tool call."""
+"""Executes runs without messages: one request to a model, or one tool call."""
 
 from functools import partial
 from typing import Any
@@ -26,8 +26,8 @@ from worker.runners.tool_runner import error_return
 
 
 async def run_tool(context: AgentContext) -> Outcome | AwaitsRuns:
-    """Makes the call, at most once unless the tool may be called again. Its result is stored when the run is settled,
-    but for the effect of a base tool, which is stored with its result at once. Raises what interrupts a run."""
+    """Makes the run's call, at most once unless the tool may be called again. The settlement stores the result, but a
+    base tool stores its effect with the result at once. Raises what interrupts a run."""
     handle = context.handle
     message_id, call = asked_call(await handle.input())
     if call.id not in await handle.calls.started():
@@ -51,11 +51,12 @@ async def _result(context: AgentContext, call: ToolCall, tool: Tool | None) -> T
 
 # Executes a run that asks a model one question, without the agent's memory, tools and history.
 #
-# The answer is shown as a whole, in the run's log, and is stored nowhere else. So a next owner of the run asks once
-# more, and says that what was shown before is void.
+# The run's log shows the answer as a whole, and nothing else stores it. So the next owner of the run asks again, and
+# marks the shown answer as void.
 #
-# An answer that has to fit a schema is asked for as the call of a tool, which nearly every model can be made to give.
-# The others are told of the tool, and may write the object as text. Either is checked here, as no provider promises it.
+# If the answer must fit a schema, the run offers the model a tool with that schema, and nearly every model can be
+# forced to call it. Other models may write the object as text instead. The run checks both, because no provider
+# guarantees a fit.
 
 
 DESCRIPTION = (
@@ -65,8 +66,8 @@ DESCRIPTION = (
 
 
 async def generate(context: AgentContext) -> Outcome:
-    """Asks the model, and shows the answer. Raises `ModelError`, also if the answer does not fit, and what interrupts a
-    run."""
+    """Asks the model, and shows the answer. Raises `ModelError`, also if the answer does not fit the schema, and what
+    interrupts a run."""
     schema = _schema_of(context)
     call = await _call(context, schema)
     step = context.new_step()
@@ -117,7 +118,7 @@ async def _fitting(answer: PlainAnswer, schema: dict[str, Any]) -> str:
 
 
 def _object_in(text: str) -> str:
-    """What an answer without a call has written in its fences, or the whole of it."""
+    """Returns the fenced part of an answer without a call, or the whole answer."""
     if text.startswith("{"):
         return text
     _, fence, behind = text.partition("```")

@@ -34,10 +34,10 @@ NOT_CALLED = "Error: the answer was cut off ({reason}) before it was whole. The 
 
 
 async def run_steps(context: AgentContext) -> Outcome | Parked | AwaitsRuns:
-    """Runs the steps of a claimed run to its end, or until it must wait for a person or for other runs.
+    """Runs the steps of a claimed run until it ends, or must wait for a person or for other runs.
 
-    It continues from the end of the history: calls without results, an answer that was stored just before its worker
-    died, or a question. Raises `ModelError`, and what interrupts a run.
+    The history's end determines the first action: it has calls without results, an answer that was stored just before
+    its worker died, or a question. Raises `ModelError`, and what interrupts a run.
     """
     progress = context.handle.progress
     history, has_input = await context.first_history()
@@ -69,7 +69,7 @@ async def run_steps(context: AgentContext) -> Outcome | Parked | AwaitsRuns:
 
 
 async def _end_of_open_calls(context: AgentContext, open_: OpenCalls) -> Outcome | AwaitsRuns | None:
-    """Makes the calls that are open at the end of the history. Returns how the run ends, if they end it."""
+    """Makes the open calls at the end of the history. Returns the run's end or wait, if they lead to one."""
     with context.observation.step(max(context.handle.progress.step_count, 1), goes_on=True) as observed:
         waiting = await finish_open_calls(context, open_)
         observed.outcome = _left_as(waiting)
@@ -131,8 +131,8 @@ def _ends_turn(context: AgentContext, called: Sequence[str]) -> bool:
 
 
 def _has_spoken(context: AgentContext, called: Sequence[str]) -> bool:
-    """Returns whether an agent of an older kind has called its speaking tool without a rule for what follows: some
-    models get no base rules. Programs expect that such an agent continues only if it asks for it."""
+    """Returns whether an agent of an older kind has called its speaking tool without a rule for what follows, as some
+    models get no base rules. Programs expect that such an agent continues only if it requests that."""
     if context.agent.agent_type == NEWEST_KIND or SPEAKS not in called:
         return False
     return all(rule["tool_name"] != SPEAKS for rule in context.agent.tool_rules)
@@ -157,8 +157,8 @@ async def _goes_on(context: AgentContext, answer: Answer) -> bool:
 
 
 def _has_not_chosen(context: AgentContext) -> bool:
-    """Returns whether the model has to be told once that the run's own choice of tools demands a call. Raises
-    `ModelError` if it was told and has answered without a call again."""
+    """Returns whether the model needs a reminder that the run's own choice of tools demands a call. Raises `ModelError`
+    if it has answered without a call even after a reminder."""
     choice, steps, turn = context.run.options.tool_choice, context.handle.progress.step_count, context.progress.turn
     if choice is None or choice.mode != "required":
         return False

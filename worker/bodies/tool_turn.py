@@ -50,7 +50,7 @@ new in a continuation, and if another worker continues the run."""
 async def call_tool(
     context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
 ) -> ToolReturn:
-    """`result_of`, reported to observers."""
+    """`result_of`, with a report to the observers."""
     with context.observation.tool_call(call, context.handle.progress.step_id) as observed:
         result = await result_of(context, call, tool, arguments, beginning=beginning)
         observed.returns(result)
@@ -60,10 +60,10 @@ async def call_tool(
 async def result_of(
     context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
 ) -> ToolReturn:
-    """Returns the result of a call whose intent is stored, with `beginning` before it. `arguments` is JSON, and
-    replaces the call's own arguments.
+    """Returns `beginning` and the result of a call whose intent is stored. `arguments` is JSON, and replaces the call's
+    own arguments.
 
-    A tool is not started with arguments that do not fit its schema: the result explains the error.
+    A tool is not started with arguments that do not fit its schema. The result then explains the error.
     """
     runner = context.services.runners.of(tool)
     checked = await check_arguments(arguments, runner.arguments(tool))
@@ -82,7 +82,7 @@ async def result_of(
 async def _made(
     context: AgentContext, runner: ToolRunner, call: ToolCall, tool: Tool, checked: dict[str, Any]
 ) -> ToolReturn:
-    """Returns the result of the runner's call, as it may be shown and stored."""
+    """Returns the result of the runner's call, in the form to show and store."""
     traits = runner.traits
     lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
     result = await _within_its_time(runner.call(context, call, tool, checked), call, traits.timeout_s)
@@ -127,13 +127,13 @@ def within_limit(result: ToolReturn, most: int) -> ToolReturn:
     shorter = replace(result, text=without_middle(result.text, most, OVER_LIMIT))
     if result.parts is None:
         return shorter
-    # The model is shown the parts: their text is cut as well, and images are no text.
+    # The model gets the parts, so their text is shortened as well. Images are no text.
     text = TextContent(without_middle(text_of(result.parts), most, OVER_LIMIT))
     return replace(shorter, parts=[text, *(part for part in result.parts if not isinstance(part, TextContent))])
 
 
 async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
-    """Returns whether this call is this owner's first that uses the folder, and earlier calls have used another
+    """Returns whether this is this owner's first call that uses the folder, and earlier calls have used another
     folder."""
     if context.progress.has_run_folder:
         return False
@@ -146,7 +146,7 @@ async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
     started = await context.handle.calls.started()
     for message in turn:
         if isinstance(message.body, ToolReturns):
-            # Without output, no tool ran here, unless the outcome is unknown.
+            # A result without output shows that no tool ran here, unless the outcome is unknown.
             ran = [one for one in message.body.returns if one.stdout is not None or one.is_unknown]
             if any(one.tool_name in users for one in ran):
                 return True
@@ -219,11 +219,11 @@ CHANGED_TOOL = (
 )
 
 LONGEST_RESULTS = 16_000_000
-"""The most characters of the results of one answer together, because they are shown, stored and sent as one. Several
-times the largest window."""
+"""The limit in characters for the results of one answer together, because the worker shows, stores and sends them
+together. It is several times the largest window."""
 
 LEAST_OF_A_RESULT = 1_000
-"""The characters that each result keeps in any case."""
+"""The characters that each result keeps even beyond `LONGEST_RESULTS`."""
 
 NO_ROOM = "[… {characters} characters are left out here: the results of one answer have too many together …]"
 
@@ -255,7 +255,7 @@ async def run_tools(context: AgentContext, message: NewMessage, calls: Sequence[
 
 
 async def _wait(context: AgentContext) -> AwaitsRuns:
-    """Stores the results so far, and lets the run wait until one of the runs has changed for which a call waits."""
+    """Stores the results so far. The run then waits until one of the awaited runs changes."""
     await context.handle.calls.store_results()
     waits = context.progress.waits
     seen = [child for one in waits for child in one.seen]
@@ -263,8 +263,8 @@ async def _wait(context: AgentContext) -> AwaitsRuns:
 
 
 async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> AwaitsRuns | None:
-    """Completes calls that a decision has allowed, that a lost worker left open, or that have waited for other runs.
-    Returns the wait of the run if one of them waits.
+    """Completes calls that a person allowed, that a lost worker left open, or that have waited for other runs. Returns
+    the wait of the run if one of them waits.
 
     The model gets "outcome unknown" for a call whose tool was started and may not be started twice.
     """
@@ -286,7 +286,7 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> AwaitsRu
         tool, decision = context.tools.get(call.name), decisions.get(call.id)
         stored = started.get(call.id)
         if stored is not None and (tool is None or not context.services.runners.of(tool).traits.finds_its_result):
-            # Any other tool is called again: it finds its own stored result and its change of the memory.
+            # A tool whose runner finds the stored effect is called again.
             context.handle.progress.returns[call.id] = stored
             continue
         may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
@@ -319,7 +319,7 @@ async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Ma
         if decision is None or decision.kind != "approval" or call.id in shown:
             continue
         edited = decision.edited_arguments if decision.approve else None
-        # A run in another thread may have decided these calls anew: the request names who was first.
+        # A run in another thread may have decided these calls again. The approval names the first of the two.
         is_first = approval is not None and approval.continued_by == context.run.id
         context.emit(
             CallDecided(
@@ -355,8 +355,8 @@ async def _store_returns(
 
 
 async def _earlier_step(context: AgentContext) -> Step | None:
-    """Returns the step of calls that an earlier owner left open or that a decision has allowed, with the times of the
-    calls made here. None if the calls belong to a step of this owner, or the step is deleted."""
+    """Returns the step of calls that an earlier owner left open or a person allowed, with the times of the calls made
+    here. None if this owner made the step, or the step is deleted."""
     steps, run, step_id = context.services.steps, context.run, context.handle.progress.step_id
     if context.handle.progress.in_hand is not None or step_id is None:
         return None
@@ -378,8 +378,8 @@ def _may_run_together(context: AgentContext, calls: Sequence[ToolCall]) -> bool:
 
 
 async def _run_beside(context: AgentContext, call: ToolCall, calls: Sequence[ToolCall]) -> None:
-    """Makes one of several calls. Stores its result while others continue; the last results are stored with the
-    step."""
+    """Makes one of several calls, and stores its result while others are running. The step's checkpoint stores the last
+    results."""
     await _run_into(context, call)
     if len(context.handle.progress.returns) < len(calls):
         await context.handle.calls.store_results()
@@ -415,7 +415,8 @@ async def _run(context: AgentContext, call: ToolCall, decision: Decision | None)
     edited = decision.edited_arguments if decision is not None else None
     arguments = call.arguments if edited is None else edited
     if not call.needs_approval:
-        # A person has seen the arguments as the rules fill them in: `answer_draft.py`.
+        # For a call with an approval, `answer_draft.py` has filled in the rules' arguments, so that the person sees
+        # them.
         arguments = filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
     beginning = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
     return await call_tool(context, call, tool, arguments, beginning=beginning)
@@ -429,7 +430,7 @@ def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decisi
     if call.name not in allowed:
         offered = ", ".join(sorted(allowed)) or "none"
         return f"Error: the tool rules do not allow a call of {call.name!r} now. Allowed: {offered}."
-    # Before the run's first answer, calls are of the run that it continues, which had a choice of its own.
+    # Calls before the run's first answer belong to the run that it continues, which had its own choice of tools.
     if context.handle.progress.step_count and not context.permits(call.name):
         return NOT_CHOSEN.format(call.name)
     is_approved = decision is not None and decision.approve

@@ -1,7 +1,7 @@
-"""Makes the calls by which an agent sends messages to other agents, and gives them tasks.
+"""Makes the calls by which an agent sends messages and tasks to other agents.
 
-A call starts a run of the other agent, under a key that is made of the call: a call that is made again, after a crash
-or a wait, finds it. Its result is the answer of that run.
+A call starts a run of the other agent under a key that is derived from the call. If the worker makes the call again,
+after a crash or a wait, it finds that run. The call's result is the answer of the run.
 """
 
 from collections.abc import Sequence
@@ -34,10 +34,10 @@ from shared.sql.runs.run_store import ANYWHERE, Place
 from worker.runners.tool_runner import CallingRun, RunnerTraits, error_return
 
 FOUND_AGAIN = RunnerTraits(sees_secrets=False, timeout_s=None)
-"""Holdfast's own code. A run that waits is bounded by `TreeLimits.wait`."""
+"""The calls run Holdfast's own code. `TreeLimits.wait` limits the time of a run that waits."""
 
 NO_RESPONSE = "<no response>"
-"""The reply of an agent that has said nothing. Programs look for it."""
+"""The reply of an agent without an answer. Programs look for this text."""
 
 AWAITS = "[Message from the agent {name!r} (id {id}). Your answer is delivered to it.] {message}"
 EXPECTS_NOTHING = "[Message from the agent {name!r} (id {id}). It expects no answer.] {message}"
@@ -54,7 +54,7 @@ WAITS_FOR_PERSON = "the agent {name!r} waits for a person, and takes no message 
 
 
 class Reply(NamedTuple):
-    """What an agent has answered, or why there is no answer."""
+    """An agent's answer, or the reason why there is none."""
 
     agent_id: AgentId
     texts: list[str]
@@ -77,15 +77,15 @@ class AgentToolRunner:
     traits: RunnerTraits = FOUND_AGAIN
 
     def arguments(self, tool: Tool) -> JsonObject:
-        """Returns the tool's own schema: the one that a project has stored may be older."""
+        """Returns the current schema of the tool, because a project may have stored an older one."""
         return base_tool_arguments(tool)
 
     async def call(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolReturn:
-        """Returns the answers, and raises `CallWaits` while one is missing. An agent that cannot be asked is an error
-        result."""
+        """Returns the answers. Raises `CallWaits` while one is missing. If an agent cannot be asked, the result is an
+        error."""
         try:
             children = await self.children.of_call(run.run, call.id)
-            # An agent may have another name by now, and its name another agent.
+            # An agent may have been renamed since, and another agent may have its old name.
             is_known = bool(children) and tool.name != ASKS_TAGGED_AGENTS
             asked = {} if is_known else await self._asked(run, tool.name, arguments)
             replies = await self._start_missing(run, call, tool.name, asked, arguments, children)
@@ -101,7 +101,7 @@ class AgentToolRunner:
         return _result(call, tool.name, replies)
 
     async def _asked(self, run: CallingRun, name: str, arguments: dict[str, Any]) -> dict[AgentId, Agent]:
-        """Returns the agents that a call is for. Raises `NotFound` and `InvalidRequest`."""
+        """Returns the agents that a call addresses. Raises `NotFound` and `InvalidRequest`."""
         if name == ASKS_TAGGED_AGENTS:
             found = await self._tagged(run, arguments["match_all"], arguments["match_some"])
         else:
@@ -137,15 +137,15 @@ class AgentToolRunner:
         arguments: dict[str, Any],
         children: list[Run],
     ) -> list[Reply]:
-        """Starts what an earlier attempt has not started, and adds it to the children. Returns a reply for each agent
-        that takes no message now. Raises `InvalidRequest` if the tree would become too large."""
+        """Starts the runs that an earlier attempt has not started, and adds them to the children. Returns a reply for
+        each agent that accepts no message now. Raises `InvalidRequest` if the tree would become too large."""
         refused = list[Reply]()
         missing = [agent for agent in asked.values() if all(child.agent_id != agent.id for child in children)]
-        # An agent is asked once, also if a client has deleted the run meanwhile.
+        # The call asks an agent once, even if a client has deleted the agent's run meanwhile.
         deleted = [agent for agent in missing if agent.id in run.started_agents(call)]
         missing = [agent for agent in missing if agent not in deleted]
         if missing:
-            # One call of the run at a time, so that the count holds.
+            # One call of the run at a time counts and starts, so that the tree stays within its limit.
             async with run.writing():
                 parent = await self._parent(run, call, len(missing), awaited=name != TELLS_AGENT)
                 started = [await self._start(run, call, agent, name, parent, arguments) for agent in missing]
@@ -182,7 +182,7 @@ class AgentToolRunner:
     async def _start(
         self, run: CallingRun, call: ToolCall, agent: Agent, name: str, parent: ParentCall, arguments: dict[str, Any]
     ) -> Run | Reply:
-        """Starts a run of the agent. Returns a reply if the agent takes no message now."""
+        """Starts a run of the agent. Returns a reply if the agent accepts no message now."""
         child = replace(self._run(run, agent, name, parent), priority=run.run.priority)
         if name == RUNS_AGENT:
             message, place = UserMessage(arguments["task"]), Place(begins=True)
@@ -195,7 +195,7 @@ class AgentToolRunner:
             return Reply(agent.id, [], WAITS_FOR_PERSON.format(name=agent.name))
 
     async def _reply(self, run: CallingRun, call: ToolCall, child: Run, asked: dict[AgentId, Agent]) -> Reply | None:
-        """Returns the answer of a child; None while there is none."""
+        """Returns the answer of a child; None if it has not answered yet."""
         name = asked[child.agent_id].name if child.agent_id in asked else child.agent_id
         if child.status in ACTIVE:
             if self._time_left(child) <= timedelta():
@@ -212,13 +212,13 @@ class AgentToolRunner:
         return Reply(child.agent_id, [], f"the run {child.id} of the agent {name!r} {_ended(child)}{why}")
 
     async def _taken_back(self, run: CallingRun, child: Run, name: str) -> Reply | None:
-        """Cancels a child that would wait for this run, while this run waits for it."""
+        """Cancels a child that can begin only after this run, which would wait for the child."""
         if not await self.children.waits_for_itself(run.run, [child]):
             return None
         try:
             await self.orphans.cancel(child, cause="user", mode=CancelMode.ROLLBACK, denial_reason="")
         except LifecycleError:
-            return None  # a worker has begun it: the circle is open
+            return None  # a worker has begun the child, so it does not wait for this run
         return Reply(child.agent_id, [], CIRCLE.format(name=name))
 
     async def _show_wait(self, run: CallingRun, call: ToolCall, child: Run) -> None:
@@ -238,7 +238,7 @@ class AgentToolRunner:
         return self.limits.wait - (self.clock.now() - child.created_at)
 
     async def _texts(self, child: Run) -> list[str]:
-        """Returns what the agent has said in the turn, in order."""
+        """Returns the agent's texts in the turn, in order."""
         said = [one.body for one in await self.messages.list_of_turn(child) if isinstance(one.body, AssistantMessage)]
         texts = [text for body in said for text in (body.text, *(call.speech for call in body.tool_calls)) if text]
         return texts or [NO_RESPONSE]
@@ -254,7 +254,7 @@ def _ended(child: Run) -> str:
 
 
 def _result(call: ToolCall, name: str, replies: Sequence[Reply]) -> ToolReturn:
-    """Returns the replies in the form that programs know: how Python prints a dictionary, or a list of them."""
+    """Returns the replies in the form that programs expect: as Python prints a dictionary, or a list of them."""
     if name == ASKS_TAGGED_AGENTS:
         listed = [_listed(reply.agent_id, reply.texts, reply.error) for reply in sorted(replies)]
         return replace(_returned(call, str(listed)), is_text=False)

@@ -78,15 +78,15 @@ class RunnerTraits:
     """What the caller does around a runner's calls. The defaults suit a third party's server."""
 
     sees_secrets: bool = True
-    """A call may see the agent's secrets, because it runs code, or asks a server, that is not Holdfast's. They are
-    decrypted for it, and removed from its result."""
+    """A call may see the agent's secrets, because it runs foreign code or asks a foreign server. The worker decrypts
+    them for the call, and removes them from the result."""
     finds_its_result: bool = False
-    """A call that is repeated after its worker was lost finds its effect, which was stored with its result. For any
-    other runner, the stored result counts."""
+    """If a call is repeated after its worker was lost, the runner finds the effect, which was stored with the result.
+    For any other runner, the stored result counts."""
     limits_results: bool = False
     """The runner enforces `Tool.return_char_limit` itself. If not, the caller cuts its results."""
     asks_always: bool = False
-    """A person decides on each call, whatever its agent and its tool are set to: the operator demands it."""
+    """A person decides on each call, whatever the agent and the tool say, because the operator demands it."""
     timeout_s: float | None = 60.0
     """Seconds after which the caller cancels a call and returns an error result. None if the runner ends its calls
     itself."""
@@ -105,24 +105,24 @@ class ToolRunner(Protocol):
     async def call(
         self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
     ) -> "ToolReturn | ForeignOutcome":
-        """Makes a call whose intent is stored. A cancel of the run cancels it: it then ends what it has started, and
-        re-raises the cancellation. Raises `CallWaits` if the result is that of other runs: the call is then made again,
-        so its tool must be `idempotent`."""
+        """Makes a call whose intent is stored. A cancel of the run cancels the call, which then ends the work it has
+        started and re-raises the cancellation. Raises `CallWaits` if the result depends on other runs. The worker then
+        makes the call again later, so its tool must be `idempotent`."""
         ...
 
 
 class ForeignOutcome(NamedTuple):
-    """The outcome of foreign code or a foreign server, before it becomes a result: in JSON, for example, a secret would
-    be escaped and no longer found."""
+    """The outcome of foreign code or a foreign server, before it becomes a result. The caller removes secrets at this
+    stage, because JSON, for example, would escape them so that they are not found."""
 
     outcome: ToolOutcome
     returned: Callable[[ToolOutcome], ToolReturn]
-    """Makes the result from the outcome, once the secrets are removed."""
+    """Makes the result from the outcome without secrets."""
 
 
 @dataclass(frozen=True)
 class RunnerRow:
-    """A runner, and the tools that it is for."""
+    """A runner, and the tools that it serves."""
 
     runner: ToolRunner
     types: str = ""
@@ -136,7 +136,7 @@ class RunnerRow:
 
 
 class ToolRunners:
-    """The runners of a worker. The first row that fits a tool has its runner."""
+    """The runners of a worker. A tool gets the runner of the first row that fits."""
 
     def __init__(self, *rows: RunnerRow) -> None:
         self._rows = rows
