@@ -1,7 +1,8 @@
-"""Cancels of orphaned runs: one that never began, one that waits for a person, one whose worker is gone.
+"""Cancels orphaned runs: runs that never began, that wait for a person, or whose worker is gone.
 
-The API cancels them for its clients; the sweeper and the expiry of approvals cancel those that no API process came to
-end. All use the same guarded settle: if a worker claims the run at the same time, one of the two is refused.
+The API cancels them for its clients. The sweeper cancels those that no API process has ended, and the expiry of
+approvals cancels parked runs. All use the same guarded settle: if a worker claims the run at the same time, one of the
+two is refused.
 
 `adopt_log` hands the log of such a run to its next owner.
 """
@@ -42,7 +43,7 @@ class AdoptedLog(NamedTuple):
     """A log whose remaining events are all in SQL."""
 
     follows: Seq
-    """The number after which the new owner's first event comes. Events after it that readers may have seen are void."""
+    """The number before the new owner's first event. Later events that readers may have seen are void."""
     is_whole: bool
     """Redis still has the log's end, so readers have seen nothing after `follows`."""
 
@@ -50,10 +51,10 @@ class AdoptedLog(NamedTuple):
 async def adopt_log(
     run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime, *, stores_first: bool = False
 ) -> AdoptedLog:
-    """Shuts earlier owners out of a run's log, and stores what they have shown and SQL lacks. With `stores_first`, SQL
-    has an event before readers see it, so the log is whole.
+    """Fences earlier owners off a run's log, and stores the events that they have shown and SQL lacks. With
+    `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
 
-    A repetition does no harm. Raises `LeaseLost` when a newer owner has the log, `StaleFence` when one has the run, and
+    A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if one has the run, and
     `Unavailable`.
     """
     last = await event_log.open(run.id, run.fence)
@@ -73,7 +74,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 async def _nothing(_: Run) -> None:
-    """What follows the end of a run where no runs have children."""
+    """The default action after a run's end, where runs have no children."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,8 @@ class OrphanedRuns:
     async def cancel(self, run: Run, *, cause: Cause, mode: CancelMode, denial_reason: str) -> Run:
         """Settles the run as cancelled. Returns the settled run.
 
-        Raises `StaleFence` or `IllegalTransition` when another process was faster: look at the run again.
+        Raises `StaleFence` or `IllegalTransition` if another process was faster. The caller must then read the run
+        again.
         """
         shown, tail = ShownStep(), LogTail(first_seq_of(Fence(1)), ())
         if run.status is RunStatus.RUNNING:
@@ -129,8 +131,8 @@ class OrphanedRuns:
         return settled.run
 
     async def _lost_with_workers(self, run: Run, shown: ShownStep) -> Usage:
-        """Estimates the usage of calls that are not counted yet: that of the lost worker, and those of earlier ones.
-        Where the conversation ends in calls of tools, the worker was gone in one of these."""
+        """Estimates the uncounted usage of the lost worker's call, and of earlier lost calls. If the history ends in
+        tool calls, the worker was lost in one of these."""
         calls = shown.lost_calls + (run.follows_lost_owner or bool(shown.text))
         if not calls or run.options.tool_name is not None:
             return Usage()
@@ -149,14 +151,15 @@ class OrphanedRuns:
         self.tracer.begin("settle", parent=run.options.traceparent, attributes=about, at_ms=unix_ms(began_at)).end()
 
     async def _adopt(self, run: Run) -> AdoptedLog:
-        """Adopts the log. While Redis is unavailable, no process knows what the lost worker has shown and not stored.
-        So that is void, and the log continues from what SQL has."""
+        """Adopts the log. While Redis is unavailable, no process can find out which unstored events the lost worker has
+        shown. These are then void, and the log continues from SQL's last event."""
         try:
             return await adopt_log(
                 run, self.event_log, self.checkpoints, self.clock.now(), stores_first=self.stores_first
             )
         except LeaseLost as error:
-            # The log in Redis is ahead of a database that was set back: the next fence is higher.
+            # The log in Redis belongs to a higher fence if the database was restored from a backup. The next fence is
+            # higher.
             raise StaleFence(run.id, run.fence, None) from error
         except Unavailable as error:
             log.warning("log_continued_without_redis", run_id=run.id, reason=str(error))
@@ -170,15 +173,15 @@ class OrphanedRuns:
         return writer.to_store()
 
     async def _announce(self, settled: Settled) -> None:
-        """Sends the end to live readers, and dispatches the thread's next run. Redis may be unavailable, because
-        SQL has both."""
+        """Sends the end to live readers, and dispatches the thread's next run. Redis may be unavailable, because SQL
+        has both."""
         try:
             await self._send_end(settled.run, settled.tail)
         except (Unavailable, LeaseLost) as error:
             log.warning("cancel_not_announced", run_id=settled.run.id, reason=str(error))
         await self.on_end(settled.run)
-        # Also when another process has ended the run and sent its end: the settle gave the next run a new dispatch,
-        # which only this process knows.
+        # This is necessary even if another process has ended the run and sent its end: the settle gave the next run a
+        # new dispatch, which only this process knows.
         if settled.next is not None:
             try:
                 await self.queue.dispatch(settled.next)
@@ -194,8 +197,8 @@ class OrphanedRuns:
             await self.event_log.expire(run.id)
 
 
-# Decisions on waiting tool calls, and the continuation of the runs that waited. People, clients and the clock decide
-# through this one service.
+# Decisions on waiting tool calls, and the continuation of parked runs. People, clients and the expiry all decide
+# through this service.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +230,7 @@ class ApprovalService:
         await self.orphans.event_log.announce(continuation)
 
     async def expire_due(self) -> None:
-        """Decides expired approvals as the tool or its agent specifies: denies the call, or cancels the parked run. If
+        """Settles expired approvals as the tool or its agent specifies: denies the call, or cancels the parked run. If
         a person decides at the same time, one of the two decisions is stored, and the other is refused."""
         for asked in await self.approvals.expired(self.clock.now()):
             try:
@@ -243,12 +246,12 @@ class ApprovalService:
         else:
             run = await self.runs.look_up(asked.run_id)
             if run.cancel is not None:
-                return  # a client has asked for a cancel before, and the run ends by that
+                return  # a client has requested a cancel before, which ends the run
             await self.orphans.cancel(
                 run, cause="approval_expired", mode=CancelMode.INTERRUPT, denial_reason=DENIED_BY_EXPIRY
             )
         log.info("approval_expired", approval_id=asked.id, run_id=asked.run_id, on_expiry=asked.on_expiry)
 
     def _clock_as_asker(self) -> Asker:
-        """Returns the asker of expired approvals: the audit log shows that no key has decided."""
+        """Returns the asker of expired approvals. It has no key, so the audit log shows that the expiry decided."""
         return Asker(key_id=EXPIRY, key_name="nobody decided in time", at=self.clock.now(), ids=self.orphans.ids)

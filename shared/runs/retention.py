@@ -1,4 +1,4 @@
-"""Prunes in small steps, for workers, which prune a part at intervals, and for `holdfast prune`, which prunes all."""
+"""Prunes old data in small steps. Workers prune a part at intervals, and `holdfast prune` prunes everything."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ PAUSE_S = 0.1
 """The pause between two transactions, which lets other writers in."""
 
 BATCHES_OF_A_ROUND = 20
-"""A worker that ends waits for its current round."""
+"""Batches of one round. A worker that shuts down waits for its current round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,8 @@ class Retention:
         return self.clock.now() - self.keep
 
     async def prune(self) -> AsyncGenerator[Counter[str]]:
-        """Prunes until none is left. Yields how many rows each transaction deleted, by table. Raises `Unavailable`."""
+        """Prunes until nothing is left to prune. Yields how many rows each transaction deleted, by table. Raises
+        `Unavailable`."""
         before = self.before
         while pruned := await self.store.prune(before, self.clock.now()):
             yield pruned
@@ -62,13 +63,13 @@ class Retention:
 
 
 AT_ONCE = 1000
-"""Rows of one transaction."""
+"""The rows of one transaction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRetention:
-    """Deletes records that are older than their number of days; 0 keeps them for ever. Two processes may
-    do so at once."""
+    """Deletes records that are older than their number of days; 0 keeps them forever. Two processes may do so at
+    once."""
 
     audit: AuditLog
     budgets: BudgetStore
@@ -100,7 +101,7 @@ class RecordRetention:
             log.info("records_pruned", **deleted)
 
     def _too_old(self) -> Iterator[tuple[str, AuditLog | BudgetStore, datetime]]:
-        """Each table of which anything is deleted, its store, and the moment before which a row is too old."""
+        """Yields each table with a retention limit, its store, and the time before which its rows are deleted."""
         kinds = (("audit_events", self.audit, self.audit_days), ("budget_totals", self.budgets, self.budget_days))
         for name, store, days in kinds:
             if days:

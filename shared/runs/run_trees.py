@@ -1,5 +1,5 @@
-"""Trees of runs, for the processes that end runs: a run's end wakes the parent that waits for it, and ends its children
-if it was cancelled or has failed."""
+"""Keeps trees of runs consistent: the end of a run wakes the parent that waits for it. If the run was cancelled or has
+failed, its end also ends its children."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ ACTOR = "parent"
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrees:
-    """Passes what happens to a run on to its parent and its children."""
+    """Passes a run's change on to its parent and its children."""
 
     children: ChildStore
     runs: RunStore
@@ -31,8 +31,8 @@ class RunTrees:
     clock: Clock
 
     async def changed(self, run: Run) -> None:
-        """Called after a run has ended or, still with the status of its claim, was parked. Raises nothing: the sweeper
-        does what fails here."""
+        """The caller calls this after a run has ended, or was parked; a parked run still has the status of its claim.
+        Raises nothing: the sweeper repeats what fails here."""
         try:
             if run.options.parent is not None:
                 await self._wake_parent(run)
@@ -49,15 +49,15 @@ class RunTrees:
             await self.queue.dispatch(dispatch)
 
     async def end_child(self, child: Run) -> None:
-        """Records a cancel of a child and announces it to the child's worker. The sweeper settles a child that no
-        worker has. Raises `Unavailable`."""
+        """Records a cancel of a child, and announces it to the child's worker. The sweeper settles a child without a
+        worker. Raises `Unavailable`."""
         request = CancelRequest(requested_at=self.clock.now(), actor=ACTOR, reason="the run that started it has ended")
         await self.runs.request_cancel(child, request)
         await self.signal.announce(child.id, CancelMode.INTERRUPT)
         log.info("child_run_cancelled", child_run_id=child.id)
 
     async def repair(self) -> None:
-        """Wakes parents and ends children that a dead process has left. Raises `Unavailable`."""
+        """Wakes the parents and ends the children that a dead process has not. Raises `Unavailable`."""
         woken = await self.children.wake_forgotten(self.clock.now())
         if woken:
             await self.queue.dispatch(*woken)

@@ -1,7 +1,7 @@
-"""Starts the runs of sleep-time agents that are due.
+"""Starts the due runs of sleep-time agents.
 
-A worker does so once a second, for all groups. An API process does it for the one agent whose answer it is about to
-send, so that the answer can name the runs. Both may do it at once: each run has a key.
+A worker does so once a second, for all groups. An API process does so for one agent before it sends that agent's
+answer, so that the answer can name the runs. Both may do so at once, because each run has a key.
 """
 
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
 GROUPS_AT_ONCE = 100
-"""Groups that one look takes up; the next look takes others."""
+"""The limit for one round. The next round takes other groups."""
 LATER = timedelta(seconds=30)
-"""When a group is looked at again whose agents could not start, as because one of them waits for a person."""
+"""The pause of a group whose agents could not start, for example because one of them waits for a person."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SleeptimeRuns:
-    """Starts what is due."""
+    """Starts the due runs."""
 
     turns: GroupTurnStore
     agents: AgentStore
@@ -42,19 +42,19 @@ class SleeptimeRuns:
     ids: IdMaker
 
     async def start_all_due(self) -> None:
-        """Starts the runs that are due now, of any project. Raises `Unavailable`."""
+        """Starts the due runs of all projects. Raises `Unavailable`."""
         for group_id in await self.turns.to_look_at(self.clock.now(), GROUPS_AT_ONCE):
             try:
                 await self._start_of_group(group_id)
             except Unavailable:
                 raise
             except Exception:
-                # A defect of ours. The next round must not begin with this group again, or no other has its turn.
+                # Holdfast has a bug. The next rounds must skip this group for a while, so that they reach the others.
                 await self.turns.postpone(group_id, self.clock.now() + LATER)
                 raise
 
     async def of_turn(self, project_id: ProjectId, agent_id: AgentId, cause_id: RunId | MessageId) -> list[RunId]:
-        """Starts what the agent's turns have made due, and returns the runs that this turn has started."""
+        """Starts the due runs of the agent's group, and returns those that this turn has started."""
         group = await self.turns.managed_by(project_id, agent_id)
         if group is None:
             return []
@@ -67,7 +67,7 @@ class SleeptimeRuns:
         return [run.id for run in found if run is not None]
 
     async def _start_of_group(self, group_id: GroupId) -> None:
-        """Starts what is due in one group. What cannot start now stays due."""
+        """Starts the due runs of one group. Runs that cannot start now stay due."""
         try:
             while (due := await self.turns.due(group_id, self.clock.now())) is not None:
                 await self._start(due)
@@ -87,7 +87,7 @@ class SleeptimeRuns:
                 try:
                     agent = await self.agents.without_links(due.group.project_id, agent_id)
                 except NotFound:
-                    continue  # it was deleted a moment ago
+                    continue  # a client has just deleted it
                 await self._start_one(agent, due, options, transcript(said))
         await self.turns.told(due, said[-1] if said else None)
 
@@ -100,7 +100,7 @@ class SleeptimeRuns:
             log.info("sleeptime_run_started", run_id=submitted.run.id, agent_id=agent.id, cause=due.cause_id)
 
     async def _options(self, due: DueTurns) -> RunOptions:
-        """The run is paid for by the key that has sent the turn, and continues the turn's trace."""
+        """The key that sent the turn pays for the run, and the run continues the turn's trace."""
         return RunOptions(
             run_type=RUN_TYPE, submitted_by=due.submitted_by, traceparent=await self._trace_of(due.cause_id)
         )

@@ -1,4 +1,4 @@
-"""Runs that no client has sent: one that another run started by a call of a tool, or one that the server begins."""
+"""Starts runs without a client's request: a run that another run's tool call starts, or one that the server starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from shared.redis.queue import RunQueue
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore, Submitted
 
 STARTED = "started:"
-"""The beginning of a submission key that the server has made."""
+"""The prefix of submission keys that the server makes."""
 
 
 def started_run(
@@ -26,7 +26,7 @@ def started_run(
     now: datetime,
     conversation_id: ConversationId | None = None,
 ) -> Run:
-    """Returns a run of this agent in the background, with the agent's own rules for its context."""
+    """Returns a background run of this agent, with the agent's own rules for its context."""
     window = agent.window
     changes = {"background": True, "clears_context": window.clears_context, "when_full": window.when_full}
     return Run(
@@ -42,14 +42,14 @@ def started_run(
 
 @dataclass(frozen=True, kw_only=True)
 class StartedRuns:
-    """Stores and dispatches such runs."""
+    """Stores and dispatches runs without a client's request."""
 
     runs: RunStore
     queue: RunQueue
 
     async def start(self, run: Run, given: Sequence[NewMessage], *, key: str, place: Place = ANYWHERE) -> Submitted:
-        """Stores the run with its input and dispatches it. A second start with the same key among the runs of
-        `run.keys_thread_id` returns the run of the first.
+        """Stores the run with its input and dispatches it. A second start with the same key, among the runs of
+        `run.keys_thread_id`, returns the first run.
 
         Raises `PendingApproval` if the run's thread waits for a person, and `Unavailable`.
         """
