@@ -1,8 +1,8 @@
-"""What sleep-time agents are to be told of, and when.
+"""Decides when sleep-time agents start, and which turns they get.
 
-Some process counts the new turns of a group and finds out whether its sleep-time agents are to start. It marks the
-turns that they are to be told of, starts their runs by keys, and deletes the marked rows. A crash in between leaves the
-marked rows, and the next process starts the same runs by the same keys.
+A process counts the new turns of a group, and marks them once enough have ended to start its agents. It starts the
+agents' runs by keys, and then deletes the marked rows. If it crashes in between, the rows stay marked, and the next
+process starts the same runs by the same keys.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from shared.sql.runs.group_turns import enqueue_turn
 from shared.sql.tables import agent_groups, agents, group_turns, messages
 
 AT_ONCE = 500
-"""Turns of one group that one transaction counts, and turns whose messages one query reads."""
+"""The limit for the turns of one group in a counting transaction, and for the turns whose messages one query reads."""
 
 
 class GroupTurnStore:
-    """Counts turns, and says what is due."""
+    """Counts turns, and finds the due ones."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def to_look_at(self, now: datetime, limit: int) -> Sequence[GroupId]:
-        """Groups with turns that are to be counted or that are due: those that have waited longest."""
+        """Returns groups with turns that are uncounted or due. Those that have waited longest come first."""
         query = (
             sa.select(group_turns.c.group_id)
             .where(group_turns.c.look_at <= now)
@@ -50,7 +50,7 @@ class GroupTurnStore:
             return [GroupId(group_id) for group_id in (await connection.execute(query)).scalars()]
 
     async def managed_by(self, project_id: ProjectId, agent_id: AgentId) -> Group | None:
-        """The group that one of the project's agents manages."""
+        """Returns the group that one of the project's agents manages."""
         async with self._database.read() as connection:
             group = (await managed_groups(connection, [agent_id])).get(agent_id)
         return group if group is not None and group.project_id == project_id else None
@@ -64,8 +64,8 @@ class GroupTurnStore:
         submitted_by: str | None,
         now: datetime,
     ) -> None:
-        """Stores a turn that no run has had, behind all others of the agent's default history, and tells the agent's
-        group. A run that is at work does not see it; the next one does. Raises `NotFound`."""
+        """Stores a turn without a run, after all others of the agent's default history, and puts it into the outbox of
+        the agent's group. An active run does not see the turn; the next one does. Raises `NotFound`."""
         thread_id = ThreadId(agent_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             known = await connection.execute(
@@ -80,9 +80,8 @@ class GroupTurnStore:
             enqueue_turn(connection, ended, now)
 
     async def due(self, group_id: GroupId, now: datetime) -> DueTurns | None:
-        """Counts the group's new turns up to the first that starts its agents; returns what they are to be told of.
-        Those that are due stay so until `told` or `postpone`, and no further turn is counted until then. None if
-        nothing is due."""
+        """Counts the group's new turns up to the first that starts its agents, and returns the turns for these. They
+        stay due until `told` or `postpone`, and no further turn is counted until then. None if nothing is due."""
         async with self._database.write(CrashPoint.COUNT_TURNS) as connection:
             found = await connection.execute(
                 sa.select(agent_groups).where(agent_groups.c.id == group_id).with_for_update()
@@ -95,7 +94,7 @@ class GroupTurnStore:
             return due or await _marked(connection, await _count(connection, group, now))
 
     async def told(self, due: DueTurns, last: Message | None) -> None:
-        """The group's agents have their runs: forgets the turns. `last`: the last message that they were given."""
+        """Deletes the turns once the group's agents have their runs. `last`: the last message that the agents got."""
         async with self._database.write(CrashPoint.TURNS_TOLD) as connection:
             await lock_group(connection, due.group.id)
             now_due = group_turns.alias("now_due")
@@ -110,13 +109,14 @@ class GroupTurnStore:
                 await connection.execute(sa.update(agent_groups).where(is_it).values(last_message_id=last.id))
 
     async def postpone(self, group_id: GroupId, until: datetime) -> None:
-        """Looks at the group again at that time, and not before."""
+        """Hides the group from `to_look_at` until that time."""
         waits = (group_turns.c.group_id == group_id, group_turns.c.look_at.is_not(None))
         async with self._database.write() as connection:
             await connection.execute(sa.update(group_turns).where(*waits).values(look_at=until))
 
     async def said_in(self, due: DueTurns) -> Sequence[Message]:
-        """The messages of the turns, in the order in which the turns ended. Not those that were rolled back."""
+        """Returns the messages of the turns, in the order in which the turns ended, without those that were rolled
+        back."""
         places = {place: number for number, place in enumerate(due.places)}
         found: list[RowMapping] = []
         async with self._database.read() as connection:
@@ -149,7 +149,7 @@ async def _marked(connection: Connection, group: Group) -> DueTurns | None:
 
 
 async def _count(connection: Connection, group: Group, now: datetime) -> Group:
-    """Counts new turns, up to one that makes all that were counted due; marks those. The caller has locked the
+    """Counts new turns up to the first that makes the counted ones due, and marks these. The caller has locked the
     group."""
     is_of_group = group_turns.c.group_id == group.id
     found = await connection.execute(
@@ -165,7 +165,7 @@ async def _count(connection: Connection, group: Group, now: datetime) -> Group:
             counter, is_due = count_turn(group.frequency, counter)
         if is_due:
             break
-    # Turns that were stored meanwhile, with whatever number, stay new.
+    # Turns that were stored meanwhile stay new, whatever their numbers.
     await _set(connection, group_turns.c.number.in_(seen), state="counted", look_at=None)
     if counter != group.turns_counter:
         await connection.execute(

@@ -1,5 +1,5 @@
-"""Sleep-time groups of projects: lists and changes of them. Every change is recorded in the audit log, in the same
-transaction."""
+"""Lists and changes the sleep-time groups of projects. The transaction of each change also records it in the audit
+log."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -24,15 +24,15 @@ class GroupEditor:
         self._secret_keys = secret_keys
 
     async def get(self, project_id: ProjectId, group_id: GroupId) -> Group:
-        """One group of this project. Raises `NotFound`."""
+        """Returns a group of this project. Raises `NotFound`."""
         async with self._database.read() as connection:
             return await load_group(connection, project_id, group_id)
 
     async def list(
         self, project_id: ProjectId, page: Page, *, agent_id: AgentId | None = None, show_hidden: bool = False
     ) -> Sequence[Group]:
-        """A page of the project's groups; with `agent_id`, of those that have this agent, as their manager or as one of
-        their sleep-time agents."""
+        """Returns a page of the project's groups. With `agent_id`, only groups that have this agent, as their manager
+        or as a sleep-time agent."""
         conditions = [] if agent_id is None else [has_member(agent_id)]
         if not show_hidden:
             conditions.append(agent_groups.c.hidden.is_not(True))
@@ -42,7 +42,7 @@ class GroupEditor:
             return await groups_of(connection, rows)
 
     async def count(self, project_id: ProjectId) -> int:
-        """How many groups the project has, hidden ones included."""
+        """Returns the number of the project's groups, including hidden ones."""
         async with self._database.read() as connection:
             return await count_rows(connection, agent_groups, project_id)
 
@@ -59,7 +59,7 @@ class GroupEditor:
     async def update(
         self, project_id: ProjectId, group_id: GroupId, change: Callable[[Group], Group], now: datetime
     ) -> Group:
-        """Changes a group; `change` must be quick and pure. Raises as `create`."""
+        """Changes a group. `change` must be quick and pure. Raises as `create`."""
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             before = await load_group(connection, project_id, group_id, lock=True)
@@ -74,7 +74,7 @@ class GroupEditor:
             return stored
 
     async def delete(self, project_id: ProjectId, group_id: GroupId) -> None:
-        """Deletes a group. All of its agents stay. Raises `NotFound`."""
+        """Deletes a group. Its agents stay. Raises `NotFound`."""
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             await end_group(

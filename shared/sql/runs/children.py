@@ -1,8 +1,8 @@
-"""The children of runs: the runs that a run's calls of other agents have started, and the wait for their answers.
+"""Stores the children of runs, which a run's calls of other agents have started, and a run's wait for their answers.
 
-A run that waits is running in SQL, but no worker has it. `let_wait` compares what its worker saw of the children with
-what is stored; `wake` is called after each end of a child. Both lock the parent's row first, and read or follow the
-child's committed state, so that one of the two sees the other.
+A waiting run has the status running in SQL, but no worker holds it. `let_wait` compares the children as the worker saw
+them with the stored ones. The API or a worker calls `wake` after each end of a child. Both lock the parent's row first,
+and then read the children's committed state, so one of the two sees the other's change.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,14 +28,14 @@ from shared.sql.runs.rows import RUN_COLUMNS, run_of, status_of, update_owned
 from shared.sql.tables import to_json
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
-"""The first is literally the condition of the index `ix_runs_waits_for_runs`. It stays so until the next claim, which
-then knows that the run has waited."""
+"""The first condition is literally that of the index `ix_runs_waits_for_runs`. The column keeps its value until the
+next claim, which thereby learns that the run has waited."""
 
 MOST_LOOKED_AT = 1000
-"""Runs that a search for a circle of waiting runs visits."""
+"""The limit for a search for a circle of waiting runs, in runs."""
 
 AT_ONCE = 100
-"""Runs of one round of the sweeper."""
+"""The limit for one round of the sweeper, in runs."""
 
 
 class ChildStore:
@@ -45,8 +45,8 @@ class ChildStore:
         self._database = database
 
     async def of_call(self, parent: Run, call_id: str) -> list[Run]:
-        """Returns the runs that a call has started, in their order. A run that was continued after a decision is
-        replaced by the last run of its turn."""
+        """Returns the runs that a call has started, in their order. The last run of a turn stands for the runs that it
+        continues."""
         is_last = (runs.c.parent_run_id == parent.id, runs.c.continued_by.is_(None))
         found = await self._found(sa.select(*RUN_COLUMNS).where(*is_last).order_by(runs.c.number))
         return [run for run in found if run.options.parent is not None and run.options.parent.call_id == call_id]
@@ -57,7 +57,7 @@ class ChildStore:
         return await self._found(sa.select(*RUN_COLUMNS).where(*is_active).order_by(runs.c.number))
 
     async def count(self, run: Run) -> int:
-        """Returns how many runs the run's tree has below its root. A run and its continuation count once."""
+        """Returns the number of runs below the root of the run's tree. A run and its continuation count once."""
         root_id = run.id if run.options.parent is None else run.options.parent.root_id
         counted = sa.select(sa.func.count()).where(runs.c.root_run_id == root_id, runs.c.continues.is_(None))
         async with self._database.read() as connection:
@@ -66,8 +66,9 @@ class ChildStore:
     async def let_wait(
         self, run: Run, tail: LogTail, seen: Collection[SeenChild], *, until: datetime, now: datetime
     ) -> Dispatch | None:
-        """Stores the events that SQL lacks, and lets the run wait without a worker. If its worker does not know yet
-        that a child waits for a person, or that all have ended, the run does not wait: returns its next dispatch.
+        """Stores the events that SQL lacks, and begins the run's wait without a worker. If the worker has missed that a
+        child waits for a person, or that all have ended, the run does not wait, and the method returns its next
+        dispatch.
 
         Raises `CancelRequested` if a cancel was recorded in the meantime, `StaleFence`, and `IllegalTransition`.
         """
@@ -82,16 +83,16 @@ class ChildStore:
             return None if waits else await _next_dispatch(connection, run.id)
 
     async def wake(self, child: Run, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
-        """Ends the wait of the run that has started this one, which has ended or, with `is_parked`, begun to wait for a
-        person. Returns the next dispatch of that run; None if it does not wait for runs, or goes on waiting for another
-        one's end."""
+        """Ends the wait of the child's parent. The child has ended or, with `is_parked`, waits for a person now.
+        Returns the parent's next dispatch; None if the parent does not wait for runs, or still waits for another
+        one."""
         parent = child.options.parent
         async with self._database.write(CrashPoint.WAKE) as connection:
             return None if parent is None else await _wake(connection, parent.run_id, now, is_parked=is_parked)
 
     async def wake_forgotten(self, now: datetime, limit: int = AT_ONCE) -> list[Dispatch]:
-        """Ends the waits of runs for whose children nobody works any more: the process that ended the last of them died
-        before it woke the parent. Returns their next dispatches."""
+        """Ends the waits of runs whose awaited children have all ended: the process that ended the last child died
+        before it woke the parent. Returns the next dispatches of the parents."""
         child = runs.alias("child")
         goes_on = sa.exists().where(child.c.parent_run_id == runs.c.id, has_one_of(child, ACTIVE), child.c.awaited)
         forgotten = sa.select(runs.c.id).where(*_WAITS, ~goes_on).order_by(runs.c.number).limit(limit)
@@ -104,7 +105,7 @@ class ChildStore:
         return [dispatch for dispatch in dispatches if dispatch is not None]
 
     async def give_up(self, child: Run) -> None:
-        """Records that the call which has started the run no longer waits for its answer."""
+        """Records that the call no longer waits for the answer of the run that it started."""
         parent = child.options.parent
         if parent is None:
             return
@@ -114,7 +115,7 @@ class ChildStore:
             await connection.execute(sa.update(runs).where(runs.c.id == child.id).values(values))
 
     async def left_behind(self, limit: int = AT_ONCE) -> list[Run]:
-        """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet."""
+        """Returns active runs whose parent was cancelled or has failed, and which have no recorded cancel yet."""
         parent = runs.alias("parent")
         is_over = sa.or_(
             parent.c.cancel_requested_at.is_not(None), parent.c.status.in_([RunStatus.CANCELLED, RunStatus.FAILED])
@@ -128,11 +129,11 @@ class ChildStore:
         return await self._found(query.order_by(runs.c.number).limit(limit))
 
     async def waits_for_itself(self, run: Run, children: Sequence[Run]) -> bool:
-        """Returns whether one of these children, for which the run is about to wait, can begin only after the run has
-        ended: because it is queued behind the run, or behind a run that waits, over any number of steps, for a run that
-        is queued behind it.
+        """Returns whether the run would wait for itself: whether one of these children can begin only after the run has
+        ended, because it is queued behind the run, or behind a run that waits, directly or not, for one that is.
 
-        Two runs that begin such waits at the same time have stored their children before, so one of the two sees it.
+        If two runs begin such waits at the same time, both have stored their children before, so one of them sees the
+        other.
         """
         looked_at, children_of = set[RunId](), [(child.id, child.thread_id, child.status) for child in children]
         async with self._database.read() as connection:
@@ -156,7 +157,7 @@ class ChildStore:
 
 
 async def _wake(connection: Connection, parent_id: RunId, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
-    # First the lock: if the parent is about to wait, this sees it wait, or the parent sees the child's end.
+    # The lock comes first: then either this process sees the parent's wait, or the parent sees the child's end.
     await connection.execute(sa.select(runs.c.id).where(runs.c.id == parent_id).with_for_update())
     waits = (runs.c.id == parent_id, runs.c.status == RunStatus.RUNNING, *_WAITS)
     found = await connection.execute(sa.select(runs.c.id).where(*waits))
@@ -169,7 +170,7 @@ async def _wake(connection: Connection, parent_id: RunId, now: datetime, *, is_p
 
 
 async def _awaited(connection: Connection, parent_id: RunId) -> set[SeenChild]:
-    """Returns the active children whose answers the run wants."""
+    """Returns the active children whose answers the run awaits."""
     return {
         SeenChild(child_id, status is RunStatus.AWAITING_APPROVAL)
         for child_id, _, status in await _awaited_children(connection, [parent_id])
@@ -185,7 +186,7 @@ def _parked(children: Collection[SeenChild]) -> set[SeenChild]:
 
 
 def _any_goes_on(children: Collection[SeenChild]) -> bool:
-    """Returns whether one of the children works, or waits in the queue."""
+    """Returns whether one of the children is running or queued."""
     return any(not child.is_parked for child in children)
 
 
@@ -203,7 +204,7 @@ _BUSY = sa.select(runs.c.id).where(has_one_of(runs, ACTIVE), runs.c.status == Ru
 async def _awaited_children(
     connection: Connection, parents: Collection[RunId]
 ) -> list[tuple[RunId, ThreadId, RunStatus]]:
-    """Returns the active children whose answers these runs want."""
+    """Returns the active children whose answers these runs await."""
     found = await connection.execute(
         sa.select(runs.c.id, runs.c.thread_id, runs.c.status).where(
             runs.c.parent_run_id.in_(parents), has_one_of(runs, ACTIVE), runs.c.awaited

@@ -1,7 +1,7 @@
-"""Turns of agents that their sleep-time agents are to be told of.
+"""Stores the turns of agents for their sleep-time agents.
 
-The transaction that ends a turn writes a row for each group that the turn's agent manages; nothing else happens there.
-`definitions/due_turns.py` reads them.
+The transaction that ends a turn writes a row for each group that the turn's agent manages, and does nothing more for
+them. `definitions/due_turns.py` reads the rows.
 """
 
 from datetime import datetime
@@ -35,7 +35,7 @@ _TELL_GROUPS = sa.insert(group_turns).from_select(
 
 
 def enqueue_turn(connection: Connection, ended: EndedTurn, now: datetime) -> None:
-    """Puts a turn into the outbox of the group that its agent manages, if it manages one; deferred."""
+    """Puts a turn into the outbox of the group that its agent manages, if there is one. The statement is deferred."""
     given = {
         "of_agent": ended.agent_id,
         "of_project": ended.project_id,
@@ -50,7 +50,8 @@ def enqueue_turn(connection: Connection, ended: EndedTurn, now: datetime) -> Non
 
 
 def enqueue_turn_of(connection: Connection, run: Run, trigger: RunTrigger, now: datetime) -> None:
-    """`enqueue_turn` for a run that ends. Only a completed turn counts; what was said in another one is told, too."""
+    """`enqueue_turn` for a run that ends. Only a completed turn counts, but the agents get the messages of other turns,
+    too."""
     if not run.answers_messages or run.turn is None:
         return
     ended = EndedTurn(

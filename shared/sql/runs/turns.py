@@ -1,4 +1,4 @@
-"""Reads the turns of threads, for readers that follow all of a thread, and what has become of threads."""
+"""Reads the turns and states of threads, for readers that follow a whole thread."""
 
 from collections.abc import Collection, Sequence
 
@@ -21,8 +21,8 @@ THREADS_AT_ONCE = 1000
 
 
 ThreadState = tuple[int | None, tuple[tuple[RunId, RunStatus], ...]]
-"""What a reader of a thread waits for: its newest turn, and the runs that have not ended, oldest first. Two equal
-states: the thread has not changed."""
+"""The state of a thread: its newest turn, and the runs that have not ended, oldest first. Equal states mean that the
+thread has not changed."""
 
 
 class TurnStore:
@@ -54,8 +54,9 @@ class TurnStore:
         return next((leg for leg in reversed(legs) if has_begun(leg.run)), None)
 
     async def input_of(self, run: Run) -> list[NewMessage]:
-        """Returns the users' messages that the run brought into its thread: those of its submission, after those that
-        an earlier run was sent and left over. When retention has deleted the submission, the history has them."""
+        """Returns the users' messages that the run added to its thread: those that an earlier run received and did
+        not use, followed by those of its submission. If retention has deleted the submission, reads them from the
+        history."""
         async with self._database.read() as connection:
             given = [one for one in await input_of(connection, run.id) if isinstance(one.body, UserMessage)]
             if run.continues is not None and given:
@@ -64,7 +65,7 @@ class TurnStore:
             return [*await _leading(connection, run, before), *given]
 
     async def states(self, thread_ids: Collection[ThreadId]) -> dict[ThreadId, ThreadState]:
-        """Returns the states of these threads of all projects; deleted ones are left out."""
+        """Returns the states of these threads, of all projects. Deleted threads are left out."""
         wanted, states = list(thread_ids), dict[ThreadId, ThreadState]()
         async with self._database.read() as connection:
             for start in range(0, len(wanted), THREADS_AT_ONCE):
@@ -73,7 +74,8 @@ class TurnStore:
 
 
 async def _leading(connection: Connection, run: Run, before: NewMessage | None) -> list[NewMessage]:
-    """The users' messages of the run in its history up to this one; without one, up to the first of another kind."""
+    """Returns the users' messages of the run in its history before `before`; without it, those before the first message
+    of another kind."""
     mine = (messages.c.thread_id == run.thread_id, messages.c.turn == run.turn, messages.c.run_id == run.id)
     query = sa.select(messages).where(*mine).order_by(messages.c.position)
     if before is not None:
@@ -89,11 +91,11 @@ async def _leading(connection: Connection, run: Run, before: NewMessage | None) 
 
 
 MOST_INPUT = 1000
-"""Messages of a history among which those are looked for with which a run began."""
+"""The limit for the search of a run's input in its history, in messages."""
 
 
 async def _states(connection: Connection, thread_ids: Sequence[ThreadId]) -> dict[ThreadId, ThreadState]:
-    # By the index of each thread's turns, which costs the same for ten turns and for a hundred thousand.
+    # Uses the index of each thread's turns, so the cost does not depend on the number of turns.
     newest: dict[ThreadId, int | None] = {}
     for owner in (conversations, agents):
         turn = sa.select(sa.func.max(runs.c.turn)).where(runs.c.thread_id == owner.c.id).scalar_subquery()
