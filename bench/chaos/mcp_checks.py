@@ -1,5 +1,5 @@
-"""Checks the calls of MCP servers' tools: each reached its server once at most, what the model and the client got
-of it is what happened, no result was lost, and a server that came back was found."""
+"""Checks the calls of MCP servers' tools: each call reached its server at most once, the results match the calls, no
+result was lost, and agents reach a restarted server."""
 
 import asyncio
 import json
@@ -26,16 +26,16 @@ from shared.sql.run_tables import runs
 from shared.sql.tables import messages
 
 LATE_S = 1.0
-"""Seconds after a server's return in which an answer may still say that it was away."""
+"""Seconds after a server's return within which an answer may still report that it was away."""
 AFTER_CANCEL_S = 2.0
-"""Seconds by which a call that was sent before a cancel may come after the cancel's answer, on a busy machine."""
+"""Seconds after a cancel's answer within which a call that was sent before it may arrive, on a busy machine."""
 FINDS_S = 40.0
 PROBES = 6
-"""Calls of each project at the end: so many that each worker is likely to make one."""
+"""Calls of each project at the end: so many that each worker probably makes one."""
 
 
 class Meaning(StrEnum):
-    """What a result says of its call."""
+    """What a result says about its call."""
 
     DONE = "the tool did its work"
     REFUSED = "the tool answered with an error"
@@ -46,14 +46,14 @@ class Meaning(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a call, and what is known of how it came about."""
+    """The result of a call, and its circumstances."""
 
     key: str
     tool: str
     text: str
     is_success: bool
     began_at: float
-    """When the model had asked for it; when it was sent, if a client called. In seconds since the epoch."""
+    """When the model requested the call, or a client sent it. In seconds since the epoch."""
     ended_at: float
     run_id: str = "-"
     is_undisturbed: bool = True
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def meaning(self) -> Meaning:
-        """What the model, or the client, can know."""
+        """What the model or the client can conclude from the result."""
         if self.is_success:
             return Meaning.DONE if self.text == self.key else Meaning.SOMETHING_ELSE
         if REFUSAL in self.text:
@@ -81,13 +81,13 @@ class McpChecks:
     ledger: Ledger
     database: Database
     calls: dict[str, list[McpCall]] = field(default_factory=dict[str, list[McpCall]])
-    """All that reached a server, by key."""
+    """All calls that reached a server, by key."""
     _fences: dict[str, int] = field(default_factory=dict[str, int])
     _statuses: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def count(self) -> int:
-        """How many calls reached a server."""
+        """The number of calls that reached a server."""
         return sum(map(len, self.calls.values()))
 
     async def check(self) -> None:
@@ -141,7 +141,8 @@ class McpChecks:
                 )
 
     def _most(self, name: str, record: RunRecord | None) -> int:
-        """How often a call may have been made: that of a tool that only reads once by each worker that had the run."""
+        """Returns how many times a call may reach a server. If the tool only reads, each worker of the run may make the
+        call once."""
         if record is None or name not in IDEMPOTENT:
             return 1
         return sum(self._fences.get(run_id, 1) for run_id in record.story.run_ids)
@@ -196,7 +197,7 @@ class McpChecks:
                     yield Outcome(key, one.tool_name, one.text, is_success, began_at, ended_at, run_id, is_undisturbed)
 
     async def _check_found_again(self, stories: McpStories) -> None:
-        """Checks that agents reach the server at the end."""
+        """Checks that agents can call the server at the end."""
         client = stories.client
         body: dict[str, Any] = {"name": "finds", "model": "builtin/scripted", "include_base_tools": False}
         made = await client.call(Request("POST", "/v1/agents/", {**body, "tool_ids": [stories.tool_ids[BOOK]]}))
@@ -229,7 +230,7 @@ def _of_clients(asked: Sequence[AskedByClient]) -> Iterator[Outcome]:
     """Yields the results of the calls that clients made themselves."""
     for one in asked:
         if one.answer is None or one.answer.status == 503:
-            continue  # the API process has ended, and the client knows that it knows nothing
+            continue  # the API process has ended, and the client cannot know the call's outcome
         body = one.answer.body
         if one.answer.is_success:
             is_success, text = body["status"] == "success", str(body["func_return"])
@@ -243,7 +244,7 @@ def _check_after_cancel(ledger: Ledger, server: McpSlot, record: RunRecord, came
         return
     at = record.standstill.at
     for call in came:
-        # A process that is suspended reads afterwards what was sent before.
+        # A suspended process reads requests later that were sent before.
         if call.at > at + AFTER_CANCEL_S and not _touches(server.frozen, at - AFTER_CANCEL_S, call.at):
             detail = f"{call.key} reached its MCP server {call.at - at:.2f} s after cancelled"
             ledger.broken(Column.AFTER_CANCEL, record.run_id, detail)

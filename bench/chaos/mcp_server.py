@@ -1,5 +1,5 @@
-"""The MCP server of a project of chaos, a process of its own: the official package's server, with tools that write down
-each of their calls before anything else, so that a call is counted whatever happens to its answer."""
+"""The MCP server of a chaos project, as its own process. It uses the official package's server. Its tools record each
+call before anything else, so that a call is counted whatever happens to its answer."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from bench.chaos.tools import BOOK, HANG_UP, LOOK_UP, MULL, REFUSAL, REFUSE, REM
 from tests.kit.mcp.official import App, Kind, Message, Receive, Send, app_of, served
 
 CUT = "-"
-"""Stands for a key in the line of a cut that ended the answers of all callers."""
+"""Replaces the key in the line of a cut that ended the answers of all callers."""
 
 
 class HangingUp:
-    """Ends the connection of each call of `HANG_UP` when its answer has begun. An older server answers all calls of a
-    client in one stream: there it ends all streams."""
+    """Closes the connection of each call of `HANG_UP` once its answer has begun. An older server answers all calls of a
+    client in one stream, so there it closes all streams."""
 
     def __init__(self, app: App, kind: Kind) -> None:
         self._app = app
@@ -31,7 +31,7 @@ class HangingUp:
         self._cut = asyncio.Event()
 
     def cut_streams(self) -> bool:
-        """Ends all streams of answers, if there are any. Returns whether there may be."""
+        """Closes all streams of answers. Returns whether there can be any."""
         self._cut.set()
         self._cut = asyncio.Event()
         return self._has_streams
@@ -68,7 +68,7 @@ class HangingUp:
             return whole.pop() if whole else await receive()
 
         async def begun(message: Message) -> None:
-            # The server that runs the application closes a connection whose answer is not complete.
+            # The application server closes a connection whose answer is incomplete.
             if message["type"] == "http.response.start":
                 await send(message)
                 await send({"type": "http.response.body", "body": b"", "more_body": True})
@@ -141,6 +141,6 @@ async def _serve(kind: Kind, port: int, log: Path) -> None:
 
 
 def serve() -> None:
-    """Serves until it is ended. The arguments are the kind of the server, its port and the file of calls."""
+    """Serves until the process is ended. The arguments are the kind of the server, its port and the file of calls."""
     kind, port, log = sys.argv[1:]
     asyncio.run(_serve(cast("Kind", kind), int(port), Path(log)))

@@ -1,4 +1,5 @@
-"""The MCP servers of the deployment's projects: starts them, keeps when they were away, and reads which calls came."""
+"""The MCP servers of the deployment's projects: starts them, records when they were away, and reads the calls that
+arrived."""
 
 import asyncio
 import os
@@ -18,7 +19,7 @@ from tests.kit.product.processes import HoldfastProcess
 _launch = partial(execute, program="from bench.chaos.mcp_server import serve; serve()")
 
 CUT_S = 1.0
-"""Seconds for which a cut of all streams of answers has effects."""
+"""Seconds during which a cut of all streams of answers has effects."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,19 @@ class McpCall:
 
 @dataclass
 class Span:
-    """A time in which something happened to a server, in seconds since the epoch."""
+    """The time of an event at a server, in seconds since the epoch."""
 
     began_at: float
     ended_at: float = float("inf")
 
     def touches(self, began_at: float, ended_at: float) -> bool:
-        """Whether it has a moment in common with the time between these two."""
+        """Returns whether the span overlaps with the time between these two."""
         return self.began_at <= ended_at and began_at <= self.ended_at
 
 
 @dataclass
 class McpSlot:
-    """The place of one project's server. Its next process takes over the place and the port."""
+    """One project's server. A restart keeps the slot and the port."""
 
     project: str
     kind: Kind
@@ -51,16 +52,16 @@ class McpSlot:
     directory: Path
     process: HoldfastProcess | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a fault."""
+    """A task holds it during a fault."""
     away: list[Span] = field(default_factory=list[Span])
-    """Times in which calls could fail, a cut of all streams of answers not included."""
+    """Times in which calls could fail, without cuts of the streams of answers."""
     frozen: list[Span] = field(default_factory=list[Span])
     pids: set[int] = field(default_factory=set[int])
-    """Of all of its processes, the dead ones included."""
+    """The process ids of all its processes, including dead ones."""
 
     @property
     def config(self) -> dict[str, str]:
-        """How a project registers it."""
+        """The server's configuration, for its registration at a project."""
         return {
             "mcp_server_type": transport_of(self.kind),
             "server_url": f"http://127.0.0.1:{self.port}{path_of(self.kind)}",
@@ -79,12 +80,12 @@ class McpSlot:
 
     @contextmanager
     def being_away(self) -> Generator[None]:
-        """Keeps that calls could fail during the block."""
+        """Records that calls may fail during the block."""
         with _noted(self.away):
             yield
 
     async def freeze(self, seconds: float) -> None:
-        """Suspends the process for so long. Its callers can only wait."""
+        """Suspends the process for `seconds`. Its callers can only wait."""
         assert self.process is not None
         with _noted(self.frozen):
             self.process.suspend()
@@ -94,7 +95,7 @@ class McpSlot:
                 self.process.resume()
 
     def calls(self) -> dict[str, list[McpCall]]:
-        """Reads the calls that came so far, by their keys."""
+        """Reads the calls that have arrived, by their keys."""
         found: dict[str, list[McpCall]] = defaultdict(list)
         for line in self._lines():
             key, at = line.split()
@@ -103,7 +104,7 @@ class McpSlot:
         return found
 
     def troubles(self) -> list[Span]:
-        """Reads in which times a call could fail."""
+        """Reads the times in which a call could fail."""
         cuts = [float(at) for key, at in map(str.split, self._lines()) if key == CUT]
         return [*self.away, *(Span(at, at + CUT_S) for at in cuts)]
 

@@ -1,4 +1,4 @@
-"""Clients whose agents call the tools of an MCP server, and clients that call them themselves."""
+"""Stories of clients whose agents call the tools of an MCP server, and of clients that call the tools themselves."""
 
 import asyncio
 import random
@@ -16,13 +16,13 @@ from bench.chaos.submitting import Submitting
 from bench.chaos.tools import BOOK, HANG_UP, LOOK_UP, MULL, OF_SERVERS, REFUSE
 
 FAILURES = frozenset({502, 503})
-"""The server did not serve, or the API process ended. The call may have been made: it is not sent again."""
+"""The server did not answer, or the API process ended. The server may have acted, so the client does not retry."""
 NO_CHANGES: dict[str, list[str]] = {"added": [], "updated": [], "deleted": [], "skipped": []}
 
 
 @dataclass(frozen=True)
 class AskedByClient:
-    """A call that a client has made itself, and the answer."""
+    """A call that a client made itself, and the answer."""
 
     key: str
     tool: str
@@ -33,7 +33,7 @@ class AskedByClient:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """A reading of the server's list that failed."""
+    """A failed refresh of the server's tools."""
 
     began_at: float
     ended_at: float
@@ -53,7 +53,7 @@ class McpStories:
     dice: random.Random
     server_id: str = ""
     tool_ids: dict[str, str] = field(default_factory=dict[str, str])
-    """By name."""
+    """The ids of the tools, by name."""
     asked: list[AskedByClient] = field(default_factory=list[AskedByClient])
     not_read: list[Refreshed] = field(default_factory=list[Refreshed])
 
@@ -80,19 +80,19 @@ class McpStories:
         }
 
     async def calls(self, story: Story) -> None:
-        """A run whose calls the server makes."""
+        """A run that calls tools of the server."""
         await self.letta.streamed(story, self.scripts.of_servers())
 
     async def slow(self, story: Story) -> None:
-        """A run that waits for the server for seconds."""
+        """A run that waits for the server for some seconds."""
         await self.letta.streamed(story, self.scripts.slow_server())
 
     async def approval(self, story: Story) -> None:
-        """A run whose calls a person must allow, because their server warns of the tool."""
+        """A run whose calls a person must allow, because the server's hints warn of the tool."""
         await self.letta.decided(story, await self.letta.streamed(story, self.scripts.dangerous_server()))
 
     async def cancelled(self, story: Story) -> None:
-        """A run that is cancelled, most often in the middle of a call."""
+        """A run that is cancelled, usually during a call."""
         scripts = self.scripts
         write = self.dice.choice([scripts.slow_server, scripts.slow_server, scripts.of_servers])
         async with AsyncExitStack() as stack:
@@ -105,7 +105,7 @@ class McpStories:
         await self.letta.cancel_what_waits(record)
 
     async def by_clients(self, story: Story) -> None:
-        """A client tries a tool, without an agent, and has the server's list read anew."""
+        """A client calls a tool without an agent, and refreshes the server's tools."""
         name = self.dice.choice([LOOK_UP, BOOK, MULL, REFUSE, HANG_UP])
         key = self.ledger.otid("tried")
         seconds = self.dice.uniform(0, 4) if name == MULL else 0.0
