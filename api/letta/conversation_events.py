@@ -73,7 +73,7 @@ class ConversationFrames:
         return LegFrames(leg)
 
     def began(self, leg: Leg, given: Sequence[NewMessage], decided: Sequence[Approval]) -> bytes:
-        """`run_started`, before the frames of the run."""
+        """`run_started`, which replaces the run's first event."""
         data: dict[str, Any] = {
             "turn": leg.turn,
             "leg": leg.number,
@@ -84,7 +84,7 @@ class ConversationFrames:
         return _note_of_leg(leg, FIRST_SEQ, unix_ms(leg.run.created_at), "run_started", data)
 
     def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
-        """`run_ended`, at the end of the run's log."""
+        """`run_ended`, which replaces the end of the run's stream."""
         run = leg.run
         # The frame shows a parked run as parked even after a decision, so that every reader gets the same bytes.
         status = RunStatus.AWAITING_APPROVAL if asked else run.status

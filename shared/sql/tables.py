@@ -318,14 +318,14 @@ mcp_servers = sa.Table(
     sa.Column("secrets", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("updated_at", UtcMoment, nullable=False),
-    # Which process renews the token of a sign-in, and until when no other one may.
+    # The process that renews the token of a sign-in, and the time until which no other process may.
     sa.Column("renewed_by", sa.Text),
     sa.Column("renewal_until", UtcMoment),
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_mcp_servers_project_id_number", "project_id", "number"),
 )
 
-# Sign-ins at MCP servers that somebody has begun. They matter for minutes.
+# Begun sign-ins at MCP servers. They are needed for minutes.
 mcp_sign_ins = sa.Table(
     "mcp_sign_ins",
     metadata,
@@ -378,7 +378,7 @@ agent_group_members = sa.Table(
 group_turns = sa.Table(
     "group_turns",
     metadata,
-    # Turns of a group's manager that its agents have not been told of (`EndedTurn`).
+    # Turns of a group's manager that the group's agents have not received (`EndedTurn`).
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("group_id", sa.Text, nullable=False),
@@ -387,10 +387,10 @@ group_turns = sa.Table(
     sa.Column("cause_id", sa.Text, nullable=False),
     sa.Column("submitted_by", sa.Text),
     sa.Column("counts", sa.Boolean, nullable=False),
-    # `new`; `counted`; and of those that the group's agents are to be told of now, `due` is the one that made them so,
-    # and `told` are the others.
+    # `new`, `counted`, `due` or `told`. The agents get the `due` and `told` turns in their next run; the `due` one
+    # started it.
     sa.Column("state", sa.Text, nullable=False),
-    # When to look at it next: it is to be counted, or to start runs. NULL: it waits for later turns.
+    # When to read the row next, to count it or to start runs. NULL: it waits for later turns.
     sa.Column("look_at", UtcMoment),
     sa.Index("ix_group_turns_group_id_number", "group_id", "number"),
     sa.Index(

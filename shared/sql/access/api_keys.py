@@ -1,4 +1,4 @@
-"""Stored keys. Every change of one is recorded in the audit log, in the same transaction."""
+"""Stored keys. The transaction of each change also records it in the audit log."""
 
 import hmac
 from collections.abc import Sequence
@@ -189,14 +189,14 @@ def _key_of(row: RowMapping) -> ApiKey:
     )
 
 
-# Which agent a thing belongs to, for keys that see single agents only.
+# The agent that owns an object, for keys that see single agents only.
 
 
 _TABLES = {"run": runs, "step": steps, "approval": approvals, "conv": conversations}
 
 
 class OwnerStore:
-    """Looks up owners by the id of what they own."""
+    """Looks up owners by the ids of their objects."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""Webhook endpoints of projects. Every change of one is recorded in the audit log, in the same transaction."""
+"""Webhook endpoints of projects. The transaction of each change also records it in the audit log."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -34,7 +34,7 @@ class WebhookEndpointStore:
         self._database = database
 
     async def create(self, endpoint: WebhookEndpoint) -> WebhookEndpoint:
-        """Stores an endpoint. Raises `InvalidRequest` when its project has as many as it may."""
+        """Stores an endpoint. Raises `InvalidRequest` if its project has reached the limit."""
         lock = Filled(_LOCK, {"of_project": endpoint.project_id})
         async with self._database.write(None, lock) as connection:
             if await count_rows(connection, webhook_endpoints, endpoint.project_id) >= MOST_ENDPOINTS:
@@ -58,7 +58,7 @@ class WebhookEndpointStore:
     async def update(
         self, project_id: ProjectId, endpoint_id: WebhookId, change: Change, *, act: str, now: datetime
     ) -> WebhookEndpoint:
-        """Changes the stored endpoint; `act` is what the audit log calls that. A change that changes nothing is none.
+        """Changes the stored endpoint. Does nothing if `change` does nothing. `act` is the act in the audit log.
 
         `change` must be quick and pure. Raises `NotFound`.
         """
@@ -74,7 +74,7 @@ class WebhookEndpointStore:
             return after
 
     async def delete(self, project_id: ProjectId, endpoint_id: WebhookId) -> None:
-        """Deletes an endpoint. What is on its way to it is not sent any more. Raises `NotFound`."""
+        """Deletes an endpoint. Its undelivered events are not sent any more. Raises `NotFound`."""
         async with self._database.write() as connection:
             await _load(connection, project_id, endpoint_id, lock=True)
             await remember_place(connection, webhook_endpoints, endpoint_id)
@@ -106,7 +106,7 @@ def _values(endpoint: WebhookEndpoint) -> dict[str, Any]:
     return {**{name: getattr(endpoint, name) for name in _FIELDS}, "outcomes": to_json(endpoint.outcomes)}
 
 
-# The secrets of endpoints as they are stored, of all projects: for changing the key that they are encrypted with.
+# The stored secrets of endpoints, of all projects, for a change of the encryption key.
 
 
 class EndpointSecrets(msgspec.Struct, frozen=True):
@@ -118,13 +118,13 @@ class EndpointSecrets(msgspec.Struct, frozen=True):
 
 
 class EndpointSecretStore:
-    """Reads and replaces endpoints' secrets as they are stored."""
+    """Reads and replaces the stored secrets of endpoints."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[EndpointSecrets]:
-        """Endpoints in the order in which they were made; those behind the number `after`."""
+        """Returns endpoints in the order of their creation, after the number `after`."""
         columns = webhook_endpoints.c
         wanted = sa.select(columns.number, columns.id, columns.secret, columns.former_secret)
         query = wanted.where(columns.number > after).order_by(columns.number).limit(limit)
@@ -136,8 +136,8 @@ class EndpointSecretStore:
             ]
 
     async def replace(self, before: EndpointSecrets, secrets: dict[str, str]) -> bool:
-        """Stores other texts for the same secrets. False, and nothing is stored, when they were changed since, or the
-        endpoint was deleted."""
+        """Stores other texts for the same secrets. Returns False and stores nothing if the secrets were changed since,
+        or the endpoint was deleted."""
         columns = webhook_endpoints.c
         is_as_before = (
             columns.secret == before.secrets[SECRET],

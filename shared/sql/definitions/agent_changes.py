@@ -86,16 +86,16 @@ class AgentEditor(AgentStore):
         first_messages: Sequence[NewMessage] = (),
         sleeper: MakeSleeper | None = None,
     ) -> AgentDetails:
-        """Stores an agent, the blocks that are made with it, its system message and the history's first messages; and
-        its sleep-time agent, if `sleeper` makes one. Returns the agent as stored, with its tools and blocks.
+        """Stores an agent, its new blocks, its system message and the history's first messages. Also stores the
+        sleep-time agent that `sleeper` makes, if any. Returns the agent as stored, with its tools and blocks.
 
         Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
-        `InvalidRequest` for a rule about a tool that the agent does not have.
+        and `InvalidRequest` for a rule about a tool that the agent does not have.
         """
         async with self._database.write() as connection:
             if (
                 agent.tool_ids or agent.block_ids or sleeper
-            ):  # no other transaction can see or change blocks that this one makes
+            ):  # no other transaction can see or change blocks that this one creates
                 await lock_definitions(connection, agent.project_id)
             if new_blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in new_blocks])
@@ -112,7 +112,7 @@ class AgentEditor(AgentStore):
         return AgentDetails(agent, [*{tool.id: tool for tool in tools}.values()], attached, ids, group=group)
 
     async def ensure(self, agent: Agent, *, system_message_id: MessageId) -> Agent:
-        """Stores an agent without tools and blocks unless it is there already; the agent as it is stored."""
+        """Stores an agent without tools and blocks unless it exists. Returns the agent as stored."""
         async with self._database.write() as connection:
             await lock_definitions(connection, agent.project_id)
             known = sa.select(agents.c.id).where(agents.c.id == agent.id, agents.c.project_id == agent.project_id)
@@ -130,8 +130,8 @@ class AgentEditor(AgentStore):
         *,
         sleeper: MakeSleeper | None = None,
     ) -> Agent:
-        """Changes the stored agent in one transaction and returns the changed agent. `change` must be quick and pure.
-        `sleeper` makes its sleep-time agent, if it is to have one and has none.
+        """Changes the stored agent in one transaction and returns it. `change` must be quick and pure. If the agent is
+        to have a sleep-time agent and has none, `sleeper` makes it.
 
         The agent gets the default approval rules of tools that are new to it. Raises `NotFound` and `Conflict` as
         `create` does.
@@ -142,7 +142,8 @@ class AgentEditor(AgentStore):
             agent = replace(change(before), updated_at=now)
             tools = await load_tools(connection, project_id, agent.tool_ids)
             attached = await load_blocks(connection, project_id, agent.block_ids)
-            # A rule stays when its tool is detached: attached again, the tool must not get more rights.
+            # A rule stays after its tool is detached. Otherwise the tool would have more rights when it is attached
+            # again.
             new_rules = [rule for rule in agent.tool_rules if rule not in before.tool_rules]
             refuse_foreign_rules(new_rules, [tool.name for tool in tools])
             agent = with_default_approvals(agent, [tool for tool in tools if tool.id not in before.tool_ids])
@@ -166,8 +167,8 @@ class AgentEditor(AgentStore):
         return await self.update(project_id, agent_id, attach, now)
 
     async def detach_tool(self, project_id: ProjectId, agent_id: AgentId, tool_id: ToolId, now: datetime) -> Agent:
-        """Detaches a tool from the agent. Rules that name it stay: attached again, the tool must not need less
-        approval."""
+        """Detaches a tool from the agent. Rules that name it stay. Otherwise the tool would need less approval when it
+        is attached again."""
 
         def detach(agent: Agent) -> Agent:
             return replace(agent, tool_ids=[other for other in agent.tool_ids if other != tool_id])
@@ -205,11 +206,12 @@ class AgentEditor(AgentStore):
         return await self.update(project_id, agent_id, override, now)
 
     async def delete(self, project_id: ProjectId, agent_id: AgentId) -> None:
-        """Deletes the agent with its histories, its runs and the archive that was made for it alone. Its tools, blocks
-        and other archives stay. Raises `NotFound`.
+        """Deletes the agent with its histories, its runs and the archive that was created for it alone. Its tools,
+        blocks and other archives stay. Raises `NotFound`.
 
-        The sleep-time agents of an agent's group are deleted with it, and the group of a sleep-time agent with the last
-        one that it has."""
+        Also deletes the sleep-time agents of the agent's group. If the agent is a group's last sleep-time agent,
+        deletes that group.
+        """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
             await load_agent(connection, project_id, agent_id)
@@ -218,8 +220,8 @@ class AgentEditor(AgentStore):
                 await _delete_agent(connection, project_id, gone)
 
     async def _add_sleeper(self, connection: Connection, made: Sleeper, shared: Sequence[Block]) -> Group:
-        """Stores a sleep-time agent with the blocks that it shares, its own block and its group. One of the shared
-        blocks may have the label of its own: then it has no other."""
+        """Stores a sleep-time agent with its shared blocks, its own block and its group. It gets no block of its own if
+        a shared one has that label."""
         own = [] if any(block.label == made.persona.label for block in shared) else [made.persona]
         if own:
             await connection.execute(sa.insert(blocks), [block_values(block) for block in own])
@@ -239,7 +241,7 @@ class AgentEditor(AgentStore):
         attached: Sequence[Block],
         sleeper: MakeSleeper | None,
     ) -> None:
-        """Makes, stops or resumes the agent's sleep-time agent after a change of its word about that."""
+        """Creates, stops or resumes the agent's sleep-time agent after a change of `enable_sleeptime`."""
         is_on = bool(agent.extra.get(ENABLED))
         if sleeper is None and is_on == bool(before.extra.get(ENABLED)):
             return
@@ -263,7 +265,7 @@ async def _delete_agent(connection: Connection, project_id: ProjectId, agent_id:
 
 
 async def leave_groups(connection: Connection, agent_id: AgentId, secret_keys: SecretKeys) -> list[AgentId]:
-    """Takes an agent out of all groups. Returns the sleep-time agents that only it had: they are to be deleted with
+    """Removes an agent from all groups. Returns the sleep-time agents that only it had, which the caller deletes with
     it."""
     group = (await managed_groups(connection, [agent_id])).get(agent_id)
     only_its = [] if group is None else await members_of_no_other(connection, group, SLEEPTIME_AGENT)
@@ -278,13 +280,13 @@ async def leave_groups(connection: Connection, agent_id: AgentId, secret_keys: S
 
 
 async def end_group(connection: Connection, group: Group, secret_keys: SecretKeys) -> None:
-    """Deletes a group whose manager stays: that one no longer says that it has a sleep-time agent."""
+    """Deletes a group whose manager stays, and clears the manager's `enable_sleeptime`."""
     await delete_group(connection, group)
     await set_group_flag(connection, group, secret_keys, is_on=None)
 
 
 async def set_group_flag(connection: Connection, group: Group, secret_keys: SecretKeys, *, is_on: bool | None) -> None:
-    """Writes into the manager of a group what its clients see of `enable_sleeptime`."""
+    """Stores the value of `enable_sleeptime` that clients see in the manager of a group."""
     manager = await load_agent(connection, group.project_id, group.manager_agent_id)
     values = agent_values(with_group_flag(manager, is_on=is_on), secret_keys)
     await connection.execute(sa.update(agents).where(agents.c.id == manager.id).values(values))

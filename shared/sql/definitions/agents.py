@@ -361,7 +361,7 @@ class AgentDetails(msgspec.Struct, frozen=True):
     tools: list[Tool]
     blocks: list[Block]
     message_ids: list[MessageId]
-    """The ids of the messages in its default context, as clients see them."""
+    """The ids of the messages in its default context, in the clients' order."""
     last_run: LastRun | None = None
     group: Group | None = None
     """The group that the agent manages."""
@@ -407,7 +407,7 @@ class AgentStore:
             return await agents_of(connection, rows)
 
     async def count(self, project_id: ProjectId, wanted: AgentFilter = EVERY_SHOWN) -> int:
-        """How many agents of the project a list would show in all."""
+        """Returns how many agents of the project match."""
         conditions = _conditions(wanted)
         async with self._database.read() as connection:
             return await count_rows(connection, agents, project_id, *conditions)

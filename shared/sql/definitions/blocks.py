@@ -81,7 +81,7 @@ class BlockStore:
             return await made_of(rows, block_of, "document")
 
     async def count(self, project_id: ProjectId) -> int:
-        """How many blocks the project has."""
+        """Returns the number of the project's blocks."""
         async with self._database.read() as connection:
             return await count_rows(connection, blocks, project_id)
 

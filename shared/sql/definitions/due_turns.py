@@ -109,7 +109,7 @@ class GroupTurnStore:
                 await connection.execute(sa.update(agent_groups).where(is_it).values(last_message_id=last.id))
 
     async def postpone(self, group_id: GroupId, until: datetime) -> None:
-        """Hides the group from `to_look_at` until that time."""
+        """Hides the group's present turns from `to_look_at` until that time."""
         waits = (group_turns.c.group_id == group_id, group_turns.c.look_at.is_not(None))
         async with self._database.write() as connection:
             await connection.execute(sa.update(group_turns).where(*waits).values(look_at=until))

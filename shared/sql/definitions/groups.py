@@ -1,4 +1,4 @@
-"""Rows of sleep-time groups, inside a caller's transaction that has the project's definitions locked, and the lists of
+"""Rows of sleep-time groups, inside a caller's transaction that has locked the project's definitions, and the lists of
 groups."""
 
 from collections.abc import Collection, Sequence
@@ -58,13 +58,13 @@ async def load_group(connection: Connection, project_id: ProjectId, group_id: Gr
 
 
 async def lock_group(connection: Connection, group_id: GroupId) -> None:
-    """Locks a group's row. Every transaction that writes rows of `group_turns` and the group locks the group first."""
+    """Locks a group's row. Every transaction that writes the group and rows of `group_turns` locks the group first."""
     row = sa.select(agent_groups.c.number).where(agent_groups.c.id == group_id)
     await connection.execute(row.with_for_update())
 
 
 async def managed_groups(connection: Connection, agent_ids: Collection[AgentId]) -> dict[AgentId, Group]:
-    """The group of each agent that manages one."""
+    """Returns the group that each agent manages, by the agent."""
     if not agent_ids:
         return {}
     found = await connection.execute(sa.select(agent_groups).where(agent_groups.c.manager_agent_id.in_(agent_ids)))
@@ -99,7 +99,8 @@ async def insert_group(connection: Connection, group: Group) -> Group:
 
 
 async def write_group(connection: Connection, before: Group, after: Group, now: datetime) -> Group:
-    """Stores a changed group, whose row the caller has locked. A frequency that turns on counting begins anew."""
+    """Stores a changed group, whose row the caller has locked. The count begins anew if the group had no frequency
+    before."""
     await _refuse_members(connection, after)
     counter = before.turns_counter if before.frequency else first_counter(after.frequency)
     after = replace(after, turns_counter=counter, updated_at=now)
@@ -111,8 +112,8 @@ async def write_group(connection: Connection, before: Group, after: Group, now: 
 
 
 async def turn_group(connection: Connection, group: Group, *, is_on: bool, now: datetime) -> None:
-    """Lets a group start its sleep-time agents, or no longer. What waits for them when it stops is forgotten: they
-    would hear of it out of place."""
+    """Turns a group on or off. Turning it off deletes its waiting turns, because its agents would get them out of order
+    later."""
     values = {"is_on": is_on, "updated_at": now}
     await connection.execute(sa.update(agent_groups).where(agent_groups.c.id == group.id).values(values))
     if not is_on:
@@ -120,7 +121,7 @@ async def turn_group(connection: Connection, group: Group, *, is_on: bool, now: 
 
 
 async def delete_group(connection: Connection, group: Group) -> None:
-    """Deletes a group and what waits for its agents. They stay."""
+    """Deletes a group and its waiting turns. Its agents stay."""
     await lock_group(connection, group.id)
     for table in (group_turns, agent_group_members):
         await connection.execute(sa.delete(table).where(table.c.group_id == group.id))
@@ -129,13 +130,13 @@ async def delete_group(connection: Connection, group: Group) -> None:
 
 
 async def remove_member(connection: Connection, group: Group, agent_id: AgentId) -> None:
-    """Takes a sleep-time agent out of a group."""
+    """Removes a sleep-time agent from a group."""
     is_it = (agent_group_members.c.group_id == group.id, agent_group_members.c.agent_id == agent_id)
     await connection.execute(sa.delete(agent_group_members).where(*is_it))
 
 
 async def members_of_no_other(connection: Connection, group: Group, agent_type: str) -> list[AgentId]:
-    """The group's agents of this type that no other group has."""
+    """Returns the group's agents of this type that are in no other group."""
     of_others = sa.select(agent_group_members.c.agent_id).where(agent_group_members.c.group_id != group.id)
     found = await connection.execute(
         sa.select(agents.c.id).where(
@@ -148,8 +149,8 @@ async def members_of_no_other(connection: Connection, group: Group, agent_type: 
 
 
 async def share_blocks(connection: Connection, agent_id: AgentId, new: Sequence[Block]) -> list[AgentId]:
-    """Attaches new blocks of an agent to the sleep-time agents of its group, but for those that have the block, or
-    another one of its label. Returns the agents whose blocks are others now."""
+    """Attaches new blocks of an agent to the sleep-time agents of its group, except to those that have the block or
+    another one of its label. Returns the agents that got blocks."""
     group = (await managed_groups(connection, [agent_id])).get(agent_id) if new else None
     if group is None or not group.agent_ids:
         return []
@@ -171,9 +172,9 @@ async def share_blocks(connection: Connection, agent_id: AgentId, new: Sequence[
 
 
 async def _refuse_members(connection: Connection, group: Group) -> None:
-    """Raises `NotFound` for an agent that the project lacks, `InvalidRequest` for a group that could not work, and
-    `Conflict` for a manager that has another group, or for a chain of groups: runs of sleep-time agents start
-    nothing."""
+    """Raises `NotFound` for an agent that the project lacks, and `InvalidRequest` for a group that could not work.
+    Raises `Conflict` for a manager with another group, and for a chain of groups: runs of sleep-time agents start no
+    others."""
     refuse_group(group)
     wanted = {group.manager_agent_id, *group.agent_ids}
     found = await connection.execute(
@@ -182,7 +183,7 @@ async def _refuse_members(connection: Connection, group: Group) -> None:
     missing = wanted.difference(found.scalars())
     if missing:
         raise NotFound(f"Agent with ID {', '.join(sorted(missing))} not found")
-    # Of the project's own agents only: what another project's agents do is not to be told.
+    # Checks the project's own agents only: an error must not reveal another project's agents.
     other = (await managed_groups(connection, [group.manager_agent_id])).get(group.manager_agent_id)
     if other is not None and other.id != group.id:
         raise Conflict(

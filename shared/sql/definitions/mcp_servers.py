@@ -1,5 +1,5 @@
-"""MCP servers of projects, and the tools that projects have of them. Every change is recorded in the audit log, in the
-same transaction."""
+"""MCP servers of projects, and their tools in these projects. The transaction of each change also records it in the
+audit log."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -26,7 +26,7 @@ Change = Callable[[McpServer], McpServer]
 
 CHANGED = "mcp_server.changed"
 _AT_ONCE = 1000
-"""Names that one statement asks for."""
+"""The limit for the names in one query."""
 
 
 class McpServerStore:
@@ -36,8 +36,8 @@ class McpServerStore:
         self._database = database
 
     async def create(self, server: McpServer) -> McpServer:
-        """Stores a server. Raises `InvalidRequest` when its project has as many as it may, and `Conflict` when the name
-        is taken."""
+        """Stores a server. Raises `InvalidRequest` if its project has reached the limit, and `Conflict` if the name is
+        taken."""
         async with self._database.write() as connection:
             await lock_definitions(connection, server.project_id)
             await _refuse_taken_name(connection, server)
@@ -68,10 +68,10 @@ class McpServerStore:
     async def update(
         self, project_id: ProjectId, server_id: McpServerId, change: Change, *, now: datetime, action: str = CHANGED
     ) -> McpServer:
-        """Changes the stored server; its tools hear of its new name. A change that changes nothing is none. `action` is
-        what the audit log calls it; empty: nobody has asked for it.
+        """Changes the stored server, and writes a new name into its tools. Does nothing if `change` does nothing.
+        `action` is the act in the audit log; empty: no caller requested the change, and it is not recorded.
 
-        `change` must be quick and pure. Raises `NotFound`, and `Conflict` when the new name is taken.
+        `change` must be quick and pure. Raises `NotFound`, and `Conflict` if the new name is taken.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
@@ -93,8 +93,8 @@ class McpServerStore:
     async def claim_renewal(
         self, server: McpServer, holder: str, *, now: datetime, until: datetime
     ) -> McpServer | None:
-        """Claims the renewal of a server's token until a moment, and returns the server as it is stored then. None:
-        another holder has claimed it. The same holder may claim it again. Raises `NotFound`."""
+        """Claims the renewal of a server's token until `until`, and returns the server as stored. None: another holder
+        has the claim. The same holder may claim it again. Raises `NotFound`."""
         columns = mcp_servers.c
         is_free = sa.or_(columns.renewal_until.is_(None), columns.renewal_until <= now, columns.renewed_by == holder)
         is_it = (columns.id == server.id, columns.project_id == server.project_id)
@@ -105,7 +105,7 @@ class McpServerStore:
             return stored if claimed else None
 
     async def settle_renewal(self, server: McpServer, holder: str, change: Change, *, now: datetime) -> McpServer:
-        """Changes the stored server and gives the claim back, if the holder still has it. Returns the server as stored.
+        """Changes the stored server and releases the claim, if the holder still has it. Returns the server as stored.
         `change` must be quick and pure. Raises `NotFound`."""
         columns = mcp_servers.c
         is_claimed = (columns.id == server.id, columns.project_id == server.project_id, columns.renewed_by == holder)
@@ -135,8 +135,8 @@ class McpServerStore:
             return await _tools_of(connection, await _load(connection, project_id, server_id))
 
     async def take_over(self, server: McpServer, taking: TakeOver) -> ToolChanges:
-        """Stores what a server lists as tools of its project, and that it was reached. Raises `NotFound` when the
-        server was deleted meanwhile."""
+        """Stores the tools that a server lists as tools of its project, and records that the server was reached. Raises
+        `NotFound` if the server was deleted meanwhile."""
         project_id = server.project_id
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
@@ -183,7 +183,7 @@ async def _tools_of(connection: Connection, server: McpServer) -> list[Tool]:
 
 
 async def _taken(connection: Connection, project_id: ProjectId, names: Sequence[str]) -> set[str]:
-    """Those of the names that the project's tools have."""
+    """Returns those of the names that the project's tools have."""
     taken: set[str] = set()
     for first in range(0, len(names), _AT_ONCE):
         some = names[first : first + _AT_ONCE]
@@ -221,7 +221,7 @@ def _values(server: McpServer) -> dict[str, Any]:
     }
 
 
-# The secrets of servers as they are stored, of all projects: for changing the key that they are encrypted with.
+# The stored secrets of servers, of all projects, for a change of the encryption key.
 
 
 class ServerSecrets(msgspec.Struct, frozen=True):
@@ -230,18 +230,18 @@ class ServerSecrets(msgspec.Struct, frozen=True):
     number: int
     owner_id: McpServerId
     stored: str
-    """As the row has them."""
+    """The encrypted texts in the row."""
     secrets: dict[str, str]
 
 
 class ServerSecretStore:
-    """Reads and replaces servers' secrets as they are stored."""
+    """Reads and replaces the stored secrets of servers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[ServerSecrets]:
-        """Servers in the order in which they were made; those behind the number `after`."""
+        """Returns servers in the order of their creation, after the number `after`."""
         columns = mcp_servers.c
         wanted = sa.select(columns.number, columns.id, columns.secrets).where(columns.number > after)
         async with self._database.read() as connection:
@@ -249,8 +249,8 @@ class ServerSecretStore:
             return [ServerSecrets(number, id_, text, from_json(text, dict[str, str])) for number, id_, text in found]
 
     async def replace(self, before: ServerSecrets, secrets: dict[str, str]) -> bool:
-        """Stores other texts for the same secrets. False, and nothing is stored, when they were changed since, or the
-        server was deleted."""
+        """Stores other texts for the same secrets. Returns False and stores nothing if the secrets were changed since,
+        or the server was deleted."""
         is_as_before = (mcp_servers.c.id == before.owner_id, mcp_servers.c.secrets == before.stored)
         async with self._database.write() as connection:
             done = await connection.execute(

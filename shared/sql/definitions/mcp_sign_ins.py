@@ -1,4 +1,4 @@
-"""Sign-ins at MCP servers that somebody has begun: each is taken once and within its time, by any process."""
+"""Begun sign-ins at MCP servers. One process can take each of them, once and within its time."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,9 +15,9 @@ from shared.sql.engine import Database
 from shared.sql.tables import from_json, mcp_sign_ins, to_json
 
 MOST_WAITING = 50
-"""Sign-ins of one project that may wait at the same time."""
+"""The limit for one project's sign-ins that wait at the same time."""
 KEPT = timedelta(days=1)
-"""How long it is known what became of a sign-in."""
+"""How long the outcome of a sign-in is stored."""
 
 
 class McpSignInStore:
@@ -27,7 +27,7 @@ class McpSignInStore:
         self._database = database
 
     async def create(self, session: SignInSession) -> None:
-        """Stores a sign-in, and forgets the project's old ones. Raises `InvalidRequest` when too many wait."""
+        """Stores a sign-in, and deletes the project's old ones. Raises `InvalidRequest` if too many wait."""
         columns, now = mcp_sign_ins.c, session.created_at
         is_own = columns.project_id == session.project_id
         waiting = sa.select(sa.func.count()).where(is_own, columns.status == "waiting", columns.expires_at > now)
@@ -51,8 +51,8 @@ class McpSignInStore:
         return _session_of(row)
 
     async def take(self, state_hash: str, now: datetime) -> SignInSession | None:
-        """Takes the sign-in that waits under this hash, of whichever project: nobody can take it again. None: there is
-        none, it was taken, or it has expired."""
+        """Takes the waiting sign-in with this hash, of any project, so that no other process can take it. None: there
+        is none, another process took it, or it has expired."""
         columns = mcp_sign_ins.c
         is_waiting = (columns.state_hash == state_hash, columns.status == "waiting", columns.expires_at > now)
         async with self._database.write() as connection:
@@ -63,7 +63,7 @@ class McpSignInStore:
             return _session_of(found.mappings().one())
 
     async def finish(self, session: SignInSession, problem: str) -> None:
-        """Stores what became of a sign-in that was taken, and forgets its secrets. Empty: somebody has signed in."""
+        """Stores the outcome of a taken sign-in, and deletes its secrets. An empty `problem` means success."""
         values = {"status": "failed" if problem else "done", "problem": problem, "sealed": ""}
         is_it = (mcp_sign_ins.c.id == session.id, mcp_sign_ins.c.project_id == session.project_id)
         async with self._database.write() as connection:

@@ -140,7 +140,7 @@ class ToolStore:
             return await made_of(rows, tool_of, "document")
 
     async def count(self, project_id: ProjectId, wanted: ToolFilter) -> int:
-        """How many tools of the project a list would show in all."""
+        """Returns how many tools of the project match."""
         async with self._database.read() as connection:
             return await count_rows(connection, tools, project_id, *_conditions(wanted))
 
@@ -220,7 +220,7 @@ def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
     return conditions
 
 
-# Agents' secrets as they are stored, of all projects. The command that changes the encryption key uses this.
+# Agents' stored secrets, of all projects. The command that changes the encryption key uses this.
 
 
 _FIELD = "tool_environment"
@@ -244,13 +244,13 @@ class StoredSecrets(msgspec.Struct, frozen=True):
 
 
 class StoredSecretStore:
-    """Reads and replaces agents' secrets as they are stored."""
+    """Reads and replaces agents' stored secrets."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
-        """Agents that have secrets, in the order in which they were made; starting after the number `after`."""
+        """Returns agents with secrets in the order of their creation, after the number `after`."""
         columns = (agents.c.number, agents.c.id, agents.c.project_id, agents.c.document)
         # A cheap filter for most agents without secrets; the check below removes those that it misses.
         wanted = sa.select(*columns).where(agents.c.number > after, agents.c.document.contains(f'"{_FIELD}":{{"'))
