@@ -39,7 +39,7 @@ from api.mcp.messages import (
 )
 
 UNSAID_VERSION = "2025-03-26"
-"""The version of a request without the header, which this version did not have."""
+"""The version of a request without the version header: this version of the protocol had no such header."""
 
 LONGEST_NAME = 200
 """Characters of ids and tokens. Answers and notifications repeat these."""
