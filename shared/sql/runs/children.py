@@ -11,7 +11,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint
-from shared.domain.errors import CancelRequested
+from shared.domain.errors import CancelMode, CancelRequested
 from shared.domain.ids import RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.log_writer import LogTail
@@ -23,7 +23,7 @@ from shared.sql.history.thread_queue import next_dispatches
 from shared.sql.paging import made_of
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
-from shared.sql.runs.rows import RUN_COLUMNS, run_of, status_of, update_owned
+from shared.sql.runs.rows import RUN_COLUMNS, cancel_mode_of, run_of, status_of, update_owned
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
 """The first is literally the condition of the index `ix_runs_waits_for_runs`. It stays so until the next claim, which
@@ -101,19 +101,23 @@ class ChildStore:
                 dispatches.append(await _wake(connection, run_id, now))
         return [dispatch for dispatch in dispatches if dispatch is not None]
 
-    async def left_behind(self, limit: int = AT_ONCE) -> list[Run]:
-        """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet."""
+    async def left_behind(self, limit: int = AT_ONCE) -> list[tuple[Run, CancelMode]]:
+        """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet. Each
+        with the mode in which it is to be cancelled: that of its parent."""
         parent = runs.alias("parent")
         is_over = sa.or_(
             parent.c.cancel_requested_at.is_not(None), parent.c.status.in_([RunStatus.CANCELLED, RunStatus.FAILED])
         )
         query = (
-            sa.select(*RUN_COLUMNS)
+            sa.select(*RUN_COLUMNS, parent.c.cancel_mode.label("parents_mode"))
             .join(parent, parent.c.id == runs.c.parent_run_id)
             .where(runs.c.parent_run_id.is_not(None), has_one_of(runs, ACTIVE), runs.c.cancel_requested_at.is_(None))
             .where(is_over)
         )
-        return await self._found(query.order_by(runs.c.number).limit(limit))
+        async with self._database.read() as connection:
+            found = (await connection.execute(query.order_by(runs.c.number).limit(limit))).mappings().all()
+        modes = [cancel_mode_of(row["parents_mode"] or CancelMode.INTERRUPT) for row in found]
+        return list(zip(await made_of(found, run_of, "options"), modes, strict=True))
 
     async def waits_for_itself(self, run: Run, children: Sequence[Run]) -> bool:
         """Returns whether one of these children, for which the run is about to wait, can begin only after the run has
