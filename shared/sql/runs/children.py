@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from shared.crash_points import CrashPoint
 from shared.domain.errors import CancelMode, CancelRequested
@@ -24,6 +25,7 @@ from shared.sql.paging import made_of
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
 from shared.sql.runs.rows import RUN_COLUMNS, cancel_mode_of, run_of, status_of, update_owned
+from shared.sql.tables import to_json
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
 """The first is literally the condition of the index `ix_runs_waits_for_runs`. It stays so until the next claim, which
@@ -78,6 +80,17 @@ class ChildStore:
             values = {"last_seq": last_seq, "attempts_without_progress": 0, "owner": None, "waits_for": "runs"}
             update_owned(connection, run.id, now, {**values, "waits_until": until if waits else None})
             return None if waits else await _next_dispatch(connection, run.id)
+
+    async def let_go(self, child: Run) -> None:
+        """Stores that the run that has started this one waits for its answer no longer, however long it takes. Its next
+        wait ends with the runs that it waits for then."""
+        call = child.options.parent
+        if call is None or not call.awaited:
+            return
+        options = replace(child.options, parent=replace(call, awaited=False))
+        async with self._database.write() as connection:
+            values = {"awaited": False, "options": to_json(options)}
+            await connection.execute(sa.update(runs).where(runs.c.id == child.id).values(values))
 
     async def wake(self, child: Run, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
         """Ends the wait of the run that has started this one, which has ended or, with `is_parked`, begun to wait for a
