@@ -12,10 +12,12 @@ from bench.chaos.child_scripts import OF_AGENTS
 from bench.chaos.child_stories import ChildStories, called_of
 from bench.chaos.ledger import Column, Ledger, RunRecord, Thread, json_of
 from bench.chaos.readers import follows_of
+from shared.domain.errors import CancelMode
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import RunOptions
 from shared.domain.tool_catalog import RUNS_AGENT, TELLS_AGENT
+from shared.runs.run_trees import ACTOR
 from shared.sql.engine import Database
 from shared.sql.history.messages import message_of
 from shared.sql.run_tables import runs
@@ -84,6 +86,7 @@ class ChildChecks:
             parent = self._statuses[child.parent_id]
             if parent in ENDS_CHILDREN and child.status not in TERMINAL:
                 self.ledger.broken(Column.CHILD_LEFT, child.parent_id, f"is {parent}, and {child}")
+        await self._check_modes()
         await self._check_waits()
         await self._check_results()
         await self._check_lists()
@@ -123,6 +126,21 @@ class ChildChecks:
             self.children.append(
                 Child(run_ids, call.run_id, call.call_id, row.agent_id, call.awaited, str(turn[-1].status))
             )
+
+    async def _check_modes(self) -> None:
+        """Checks that a cancel that followed from a parent's has its mode."""
+        parent = runs.alias("parent")
+        query = (
+            sa.select(runs.c.id, runs.c.cancel_mode, parent.c.cancel_mode.label("of_parent"))
+            .join(parent, parent.c.id == runs.c.parent_run_id)
+            .where(runs.c.cancel_actor == ACTOR, parent.c.cancel_mode.in_(list(CancelMode)))
+        )
+        async with self.database.read() as connection:
+            for row in await connection.execute(query):
+                self.ledger.notes[f"children that processes cancelled after their parents: {row.cancel_mode}"] += 1
+                if row.cancel_mode != row.of_parent:
+                    detail = f"its parent was cancelled with {row.of_parent}, it was with {row.cancel_mode}"
+                    self.ledger.broken(Column.CHILD_MODE, row.id, detail)
 
     async def _check_waits(self) -> None:
         waits = (runs.c.status == RunStatus.RUNNING, runs.c.waits_for == "runs", runs.c.waits_until.is_not(None))

@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -166,7 +166,13 @@ class ChildStories:
                     tool = self.dice.choice([ASKS_AGENT, ASKS_AGENT, TELLS_AGENT])
                     calls.append(self.scripts.message(story, tool, thread.agent_id, work))
                 await self._tell_to_play(story, thread, Script([turn for work in works for turn in work.turns]))
-            await self._attended(story, self.scripts.calling(calls, self._before()), act)
+            script = self.scripts.calling(calls, self._before())
+            if self.dice.random() < 0.15:
+                # A run that fails ends the children for which it does not wait.
+                script = replace(
+                    script, turns=[*script.turns[:-1], *self.scripts.scripts.error().turns[-1:]], fails=True
+                )
+            await self._attended(story, script, act)
 
     def _answer(self) -> Script:
         return self.scripts.scripts.approval() if self.dice.random() < 0.2 else self.scripts.work()

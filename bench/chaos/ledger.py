@@ -28,6 +28,7 @@ class Column(StrEnum):
     MCP_AWAY = "MCP servers that were not found again"
     CHILD_TWICE = "children that a call has twice"
     CHILD_LEFT = "children that outlive a cancelled or failed run"
+    CHILD_MODE = "children cancelled in another mode"
     CHILD_WAIT = "runs that wait for others at rest"
     CHILD_WRONG = "results that are not the child's answer"
     CHILD_TOLD = "children told of never, or twice"

@@ -37,8 +37,9 @@ class RunTrees:
             if run.options.parent is not None:
                 await self._wake_parent(run)
             if run.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+                mode = CancelMode.INTERRUPT if run.cancel is None else run.cancel.mode
                 for child in await self.children.active_of(run):
-                    await self.end_child(child)
+                    await self.end_child(child, mode)
         except Unavailable as error:
             log.warning("run_tree_left_to_sweeper", run_id=run.id, reason=str(error))
 
@@ -48,12 +49,13 @@ class RunTrees:
         if dispatch is not None:
             await self.queue.dispatch(dispatch)
 
-    async def end_child(self, child: Run) -> None:
-        """Records a cancel of a child, and announces it to the child's worker. The sweeper settles a child without a
-        worker. Raises `Unavailable`."""
-        request = CancelRequest(requested_at=self.clock.now(), actor=ACTOR, reason="the run that started it has ended")
+    async def end_child(self, child: Run, mode: CancelMode) -> None:
+        """Records a cancel of a child, in the mode of its parent's, and announces it to the child's worker. The sweeper
+        settles a child that no worker has. Raises `Unavailable`."""
+        reason = "the run that started it has ended"
+        request = CancelRequest(requested_at=self.clock.now(), actor=ACTOR, reason=reason, mode=mode)
         await self.runs.request_cancel(child, request)
-        await self.signal.announce(child.id, CancelMode.INTERRUPT)
+        await self.signal.announce(child.id, mode)
         log.info("child_run_cancelled", child_run_id=child.id)
 
     async def repair(self) -> None:
@@ -61,5 +63,5 @@ class RunTrees:
         woken = await self.children.wake_forgotten(self.clock.now())
         if woken:
             await self.queue.dispatch(*woken)
-        for child in await self.children.left_behind():
-            await self.end_child(child)
+        for child, mode in await self.children.left_behind():
+            await self.end_child(child, mode)

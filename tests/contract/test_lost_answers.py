@@ -137,16 +137,16 @@ async def wait_for_a_child(stores: Stores) -> Write:
     return lambda: stores.children.let_wait(run, tail, [SeenChild(child.id, False)], until=until, now=NOW)
 
 
+async def child_that_is_late(stores: Stores) -> Write:
+    child = await stores.submitted(**child_of(await stores.claimed()))
+    return lambda: stores.children.let_go(child)
+
+
 async def wait_for_an_ended_child(stores: Stores) -> Write:
     run = await stores.claimed()
     child = await stores.ended(**child_of(run))
     tail, until = LogTail(Seq(2), [ENTRY]), NOW + timedelta(hours=1)
     return lambda: stores.children.let_wait(run, tail, [SeenChild(child.id, False)], until=until, now=NOW)
-
-
-async def end_of_a_wait(stores: Stores) -> Write:
-    child = await stores.submitted(**child_of(await stores.claimed()))
-    return lambda: stores.children.give_up(child)
 
 
 def child_of(run: Run) -> dict[str, Any]:
@@ -314,7 +314,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.record_events": [events_of_a_long_step],
     "CheckpointStore.record_intents": [intents, intents_behind_a_result],
     "CheckpointStore.record_results": [results_beside_calls],
-    "ChildStore.give_up": [end_of_a_wait],
+    "ChildStore.let_go": [child_that_is_late],
     "ChildStore.let_wait": [wait_for_a_child, wait_for_an_ended_child],
     "CheckpointStore.take_new_fence": [new_fence],
     "DecisionStore.decide": [one_decision],
@@ -351,8 +351,10 @@ NOT_REPEATED = {
         "what was claimed is due again when the claim is over",
     ),
     "CallbackStore.postpone": "a callback that was not put off is claimed again when its claim is over",
-    "ChildStore.wake_forgotten": "the next sweep does it again",
-    "ChildStore.wake": "a wake that nobody heard of left a run without a job, which the next sweep finds",
+    **dict.fromkeys(
+        ("ChildStore.wake", "ChildStore.wake_forgotten"),
+        "a wake that nobody heard of left a run without a job, which the next sweep finds",
+    ),
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
 }

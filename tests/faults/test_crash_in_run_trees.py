@@ -2,18 +2,26 @@
 arrives. Where the answer to a write is lost, its author goes on, or the sweeper does."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from shared.crash_points import CrashPoint
+from shared.domain.errors import CancelMode
+from shared.domain.ids import RunId
+from shared.domain.runs import CancelRequest
+from shared.sql.runs.run_store import RunStore
+from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
 from tests.kit.product.processes import Processes
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.tools import PLAIN_TOOLS
+from tests.kit.wait_until import wait_until
 
 SETTINGS = {**PLAIN_TOOLS, "builtin_models": True}
+ASKS = "send_message_to_agent_and_wait_for_reply"
 WRITES = (CrashPoint.SUBMIT, CrashPoint.LET_WAIT, CrashPoint.WAKE)
 
 
@@ -66,3 +74,32 @@ async def test_a_lost_answer_to_what_is_written_of_a_call_of_an_agent(
     run_id = await asked(product)
     await processes.worker(crash_at=f"{write}:lost", **SETTINGS)
     await assert_asked_once(product, run_id)
+
+
+async def test_what_an_api_left_of_a_cancel_stopped_children_without_rolling_them_back(
+    working_product: Product, models: ModelServer
+) -> None:
+    product, ids = working_product, dict[str, str]()
+    for name, tools in (("top", [ASKS]), ("leaf", [])):
+        body = {"name": name, "model": "openai/gpt-4o-mini", "include_base_tools": False, "tools": tools}
+        made = await product.http.post("/v1/agents", json={**body, "system": f"You are {name}."})
+        ids[name] = made.json()["id"]
+    asks = Turn(calls=[Call(ASKS, {"message": "What is new?", "other_agent_id": ids["leaf"]})])
+    silent = Turn(text="one two three", silent_after=2)
+    models.answer_with(lambda request: asks if "You are top." in json.dumps(request.body) else silent)
+    sent = await product.http.post(f"/v1/agents/{ids['top']}/messages/async", json={"input": "Ask it."})
+    run_id = sent.json()["id"]
+
+    async def child_at_work() -> dict[str, Any] | None:
+        children = (await product.http.get("/v1/runs", params={"parent_run_id": run_id})).json()
+        parent = await product.run(run_id)
+        is_waited_for = parent["metadata"].get("waiting", {}).get("for") == "runs"
+        return children[0] if is_waited_for and children[0]["status"] == "running" else None
+
+    child = await wait_until(child_at_work, description="the child at work, and the wait for it")
+    store = RunStore(product.context.database)
+    request = CancelRequest(requested_at=datetime.now(UTC), actor="api", mode=CancelMode.ROLLBACK)
+    await store.request_cancel(await store.look_up(RunId(run_id)), request)
+    assert (await product.ended(child["id"]))["status"] == "cancelled"
+    assert (await product.ended(run_id))["status"] == "cancelled"
+    assert "What is new?" not in json.dumps(await product.history(ids["leaf"]))

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.crash_points import CrashPoint
-from shared.domain.errors import CancelRequested
+from shared.domain.errors import CancelMode, CancelRequested
 from shared.domain.ids import RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.log_writer import LogTail
@@ -24,7 +24,7 @@ from shared.sql.history.thread_queue import next_dispatches
 from shared.sql.paging import made_of
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
-from shared.sql.runs.rows import RUN_COLUMNS, run_of, status_of, update_owned
+from shared.sql.runs.rows import RUN_COLUMNS, cancel_mode_of, run_of, status_of, update_owned
 from shared.sql.tables import to_json
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
@@ -82,6 +82,17 @@ class ChildStore:
             update_owned(connection, run.id, now, {**values, "waits_until": until if waits else None})
             return None if waits else await _next_dispatch(connection, run.id)
 
+    async def let_go(self, child: Run) -> None:
+        """Stores that the run that has started this one waits for its answer no longer, however long it takes. Its next
+        wait ends with the runs that it waits for then."""
+        call = child.options.parent
+        if call is None or not call.awaited:
+            return
+        options = replace(child.options, parent=replace(call, awaited=False))
+        async with self._database.write() as connection:
+            values = {"awaited": False, "options": to_json(options)}
+            await connection.execute(sa.update(runs).where(runs.c.id == child.id).values(values))
+
     async def wake(self, child: Run, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
         """Ends the wait of the child's parent. The child has ended or, with `is_parked`, waits for a person now.
         Returns the parent's next dispatch; None if the parent does not wait for runs, or still waits for another
@@ -104,29 +115,23 @@ class ChildStore:
                 dispatches.append(await _wake(connection, run_id, now))
         return [dispatch for dispatch in dispatches if dispatch is not None]
 
-    async def give_up(self, child: Run) -> None:
-        """Records that the call no longer waits for the answer of the run that it started."""
-        parent = child.options.parent
-        if parent is None:
-            return
-        given_up = replace(child.options, parent=replace(parent, awaited=False))
-        values = {"awaited": False, "options": to_json(given_up)}
-        async with self._database.write() as connection:
-            await connection.execute(sa.update(runs).where(runs.c.id == child.id).values(values))
-
-    async def left_behind(self, limit: int = AT_ONCE) -> list[Run]:
-        """Returns active runs whose parent was cancelled or has failed, and which have no recorded cancel yet."""
+    async def left_behind(self, limit: int = AT_ONCE) -> list[tuple[Run, CancelMode]]:
+        """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet. Each
+        with the mode in which it is to be cancelled: that of its parent."""
         parent = runs.alias("parent")
         is_over = sa.or_(
             parent.c.cancel_requested_at.is_not(None), parent.c.status.in_([RunStatus.CANCELLED, RunStatus.FAILED])
         )
         query = (
-            sa.select(*RUN_COLUMNS)
+            sa.select(*RUN_COLUMNS, parent.c.cancel_mode.label("parents_mode"))
             .join(parent, parent.c.id == runs.c.parent_run_id)
             .where(runs.c.parent_run_id.is_not(None), has_one_of(runs, ACTIVE), runs.c.cancel_requested_at.is_(None))
             .where(is_over)
         )
-        return await self._found(query.order_by(runs.c.number).limit(limit))
+        async with self._database.read() as connection:
+            found = (await connection.execute(query.order_by(runs.c.number).limit(limit))).mappings().all()
+        modes = [cancel_mode_of(row["parents_mode"] or CancelMode.INTERRUPT) for row in found]
+        return list(zip(await made_of(found, run_of, "options"), modes, strict=True))
 
     async def waits_for_itself(self, run: Run, children: Sequence[Run]) -> bool:
         """Returns whether the run would wait for itself: whether one of these children can begin only after the run has
