@@ -139,7 +139,7 @@ async def wait_for_a_child(stores: Stores) -> Write:
 
 async def child_that_is_late(stores: Stores) -> Write:
     child = await stores.submitted(**child_of(await stores.claimed()))
-    return lambda: stores.children.let_go(child)
+    return lambda: stores.children.stop_awaiting(child)
 
 
 async def wait_for_an_ended_child(stores: Stores) -> Write:
@@ -314,7 +314,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.record_events": [events_of_a_long_step],
     "CheckpointStore.record_intents": [intents, intents_behind_a_result],
     "CheckpointStore.record_results": [results_beside_calls],
-    "ChildStore.let_go": [child_that_is_late],
+    "ChildStore.stop_awaiting": [child_that_is_late],
     "ChildStore.let_wait": [wait_for_a_child, wait_for_an_ended_child],
     "CheckpointStore.take_new_fence": [new_fence],
     "DecisionStore.decide": [one_decision],

@@ -199,7 +199,7 @@ class AgentToolRunner:
         name = asked[child.agent_id].name if child.agent_id in asked else child.agent_id
         if child.status in ACTIVE:
             if self._time_left(child) <= timedelta():
-                await run.whole(lambda: self.children.let_go(child))
+                await run.whole(lambda: self.children.stop_awaiting(child))
                 late = LATE.format(name=name, seconds=self.limits.wait.total_seconds(), run_id=child.id)
                 return Reply(child.agent_id, [], late)
             if child.status is RunStatus.AWAITING_APPROVAL:

@@ -82,7 +82,7 @@ class ChildStore:
             update_owned(connection, run.id, now, {**values, "waits_until": until if waits else None})
             return None if waits else await _next_dispatch(connection, run.id)
 
-    async def let_go(self, child: Run) -> None:
+    async def stop_awaiting(self, child: Run) -> None:
         """Stores that the run that has started this one waits for its answer no longer, however long it takes. Its next
         wait ends with the runs that it waits for then."""
         call = child.options.parent
