@@ -76,7 +76,10 @@ class ChildStore:
             locked, last_seq = await lock_and_store(connection, run, tail)
             if locked.cancel_mode is not None:
                 raise CancelRequested(locked.cancel_mode)
-            active = {child for child in await _awaited(connection, run.id) if child.run_id in _ids(seen)}
+            # Of a child whose call has ended without its answer, the end must not keep the run waiting.
+            others = (runs.c.parent_run_id == run.id, runs.c.id.not_in(_ids(seen)), has_one_of(runs, ACTIVE))
+            await connection.execute(sa.update(runs).where(*others, runs.c.awaited).values(awaited=False))
+            active = await _awaited(connection, run.id)
             waits = active == set(seen) or (_any_goes_on(active) and _parked(active) <= _parked(seen))
             values = {"last_seq": last_seq, "attempts_without_progress": 0, "owner": None, "waits_for": "runs"}
             update_owned(connection, run.id, now, {**values, "waits_until": until if waits else None})

@@ -1,0 +1,67 @@
+"""The wait of a run for runs that it has started, as the store keeps it."""
+
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+
+import pytest
+
+from shared.domain.ids import Seq
+from shared.domain.lifecycle import RunStatus
+from shared.domain.log_writer import LogTail
+from shared.domain.run_trees import ParentCall, SeenChild
+from shared.domain.runs import Run, RunOptions
+from tests.kit.runs.definitions import NOW
+from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
+
+NOTHING_NEW = LogTail(Seq(2), ())
+UNTIL = NOW + timedelta(hours=1)
+
+
+@pytest.fixture
+async def stores(database_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(database_url) as stores:
+        yield stores
+
+
+async def child_of(stores: Stores, run: Run, call_id: str) -> Run:
+    """A run at work that a call of this run has started, in a thread of its own."""
+    parent = ParentCall(run_id=run.id, call_id=call_id, root_id=run.id, depth=1)
+    return await stores.claimed(options=RunOptions(parent=parent), thread_id=IDS.run())
+
+
+async def test_a_run_waits_until_the_last_of_its_children_has_ended(stores: Stores) -> None:
+    run = await stores.claimed()
+    children = [await child_of(stores, run, f"call-{number}") for number in (1, 2)]
+    seen = [SeenChild(child.id, is_parked=False) for child in children]
+    assert await stores.children.let_wait(run, NOTHING_NEW, seen, until=UNTIL, now=NOW) is None
+    waiting = await stores.runs.look_up(run.id)
+    assert (waiting.status, waiting.waits_for, waiting.waits_until) == (RunStatus.RUNNING, "runs", UNTIL)
+    for child in children:
+        assert await stores.children.wake(child, NOW) is None
+        await stores.settle(child)
+    woken = await stores.children.wake(children[1], NOW)
+    assert woken is not None
+    claimed = await stores.runs.claim(run.id, woken.number, IDS.claim(), NOW)
+    assert claimed is not None
+    assert (claimed.follows_wait, claimed.follows_lost_owner, claimed.waits_until) == (True, False, None)
+
+
+async def test_a_child_whose_call_had_an_unknown_outcome_kept_the_next_wait_from_its_end(stores: Stores) -> None:
+    run = await stores.claimed()
+    forgotten, child = [await child_of(stores, run, f"call-{number}") for number in (1, 2)]
+    seen = [SeenChild(child.id, is_parked=False)]
+    assert await stores.children.let_wait(run, NOTHING_NEW, seen, until=UNTIL, now=NOW) is None
+    await stores.settle(child)
+    assert await stores.children.wake(child, NOW) is not None
+    assert (await stores.runs.look_up(forgotten.id)).status is RunStatus.RUNNING
+
+
+async def test_a_run_whose_waker_died_is_found(stores: Stores) -> None:
+    run = await stores.claimed()
+    child = await child_of(stores, run, "call-1")
+    seen = [SeenChild(child.id, is_parked=False)]
+    await stores.children.let_wait(run, NOTHING_NEW, seen, until=UNTIL, now=NOW)
+    assert await stores.children.wake_forgotten(NOW) == []
+    await stores.settle(child)
+    assert [dispatch.run_id for dispatch in await stores.children.wake_forgotten(NOW)] == [run.id]
+    assert await stores.children.wake_forgotten(NOW) == []
