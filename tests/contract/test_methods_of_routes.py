@@ -21,8 +21,9 @@ PATHS = {path: {method.upper() for method in operations} for path, operations in
 
 
 def address_of(path: str) -> str:
-    """With ids of nothing, so that nothing is found."""
-    return re.sub(r"\{(\w+)\}", lambda one: f"{one[1].removesuffix('_id')}-{ID}", path)
+    """With ids of nothing, so that nothing is found, and of a stream that ends."""
+    address = re.sub(r"\{(\w+)\}", lambda one: f"{one[1].removesuffix('_id')}-{ID}", path)
+    return f"{address}?follow=false" if address.endswith("/events") else address
 
 
 @pytest.fixture
