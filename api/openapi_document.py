@@ -69,6 +69,7 @@ REFUSALS: Mapping[str, str] = {
     "429": "Too many requests, at this server or at the model's provider.",
     "431": "The head is longer than this server takes.",
     "500": "A fault of ours, or of the model's provider.",
+    "501": "The request names something of Letta's API that this server does not have.",
     "503": "A service behind this server is away. `Retry-After` says when to come back.",
     "502": "The model's provider refuses the key that the server has for it.",
     "504": "The model's provider did not answer in time.",
@@ -79,6 +80,8 @@ OF_THE_HEAD = ("414", "431")
 OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
 READ_FORMS = {("post", "/v1/agents/import")}
+OF_A_MANAGER = ("501",)
+NAME_MANAGERS = {("post", "/v1/groups"), ("patch", "/v1/groups/{group_id}")}
 NOT_OF_OPENAI = ("422",)
 """Invalid bodies are a 400 there."""
 
@@ -278,6 +281,8 @@ def _may_be(status: str, method: str, path: str) -> bool:
         return method != "get"
     if status in OF_A_FORM:
         return (method, path) in READ_FORMS
+    if status in OF_A_MANAGER:
+        return (method, path) in NAME_MANAGERS
     if status in OF_A_MODEL:
         return (method, path) in ENDS_RUNS
     if status in NOT_OF_OPENAI:
