@@ -18,11 +18,16 @@ async def check_decisions(ledger: Ledger, database: Database, starts: Mapping[st
     """Checks every decided call."""
     told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
     async with database.read() as connection:
+        # What a run has rolled back is in no history. The call that it had made is open again, and was closed anew.
+        rolled_back = set[tuple[str, str]]()
         for row in (await connection.execute(sa.select(messages))).mappings():
             body = message_of(row).body
             if isinstance(body, ToolReturns):
                 for one in body.returns:
-                    told[row["thread_id"], one.tool_call_id].append(one)
+                    if row["left_because"] == "rolled_back":
+                        rolled_back.add((row["thread_id"], one.tool_call_id))
+                    else:
+                        told[row["thread_id"], one.tool_call_id].append(one)
         found = await connection.execute(
             sa.select(approvals.c.id, approvals.c.thread_id, runs.c.status).join(runs, runs.c.id == approvals.c.run_id)
         )
@@ -33,7 +38,8 @@ async def check_decisions(ledger: Ledger, database: Database, starts: Mapping[st
         # Another branch may have approved what this one has denied.
         is_alone = record is None or record.story.branches == 1
         begun = starts.get(decided.key, ()) if is_alone else ()
-        _check(ledger, decided, told[thread_id, decided.tool_call_id], begun)
+        if (thread_id, decided.tool_call_id) not in rolled_back:
+            _check(ledger, decided, told[thread_id, decided.tool_call_id], begun)
         if decided.status == "denied" and status not in (RunStatus.COMPLETED, RunStatus.CANCELLED):
             ledger.broken(Column.DECISIONS, decided.run_id, f"{decided.key} was denied, and its run is {status}")
 

@@ -212,7 +212,7 @@ def _largest_files(file: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
     }
     for what, [large] in many.items():
         yield f"many {what}", _as_form(encoded(large))
-    [tool] = file["tools"]
+    tool = file["tools"][0]
     several = [_another_tool(tool, number) for number in range(2000)]
     for time in ("first time", "second time"):  # then the project has them, and the file's are compared with those
         yield f"many tools, the {time}", _as_form(encoded({**file, "tools": [tool, *several]}))
