@@ -34,14 +34,14 @@ def routes() -> set[str]:
 
 
 def example(route: str) -> tuple[str, str]:
-    """The method, and a path with ids that nobody has."""
+    """The method, and a path with ids that nobody has, of a stream that ends."""
 
     def filled(match: re.Match[str]) -> str:
         name = match[1]
         return _NAMES.get(name) or f"{_EXAMPLES.get(name, name.removesuffix('_id'))}-{OTHER}"
 
     method, path = re.sub(r"\{(\w+)\}", filled, route).split(" ")
-    return method, path
+    return method, f"{path}?follow=false" if path.endswith("/events") else path
 
 
 @dataclass(frozen=True)
