@@ -152,7 +152,7 @@ def _described(tool: Tool, server: McpServer, remote: RemoteTool) -> Tool:
     if len(description) > LONGEST_DESCRIPTION:
         description = f"{description[: LONGEST_DESCRIPTION - 1]}…"
     parameters: dict[str, Any] = {"type": "object", "properties": {}, **remote.input_schema}
-    source = ToolSource(server.id, server.name, remote.name)
+    source = ToolSource(server.id, server.name, remote.name, remote.probe)
     hints = {name: value for name in ("read_only", "destructive", "idempotent") if (value := getattr(remote, name))}
     return replace(
         tool,

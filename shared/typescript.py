@@ -6,6 +6,7 @@ import msgspec
 import tree_sitter_typescript
 from tree_sitter import Language, Node, Parser
 
+from shared.domain.effects import PROBE
 from shared.domain.errors import InvalidToolSource
 
 # Parses TypeScript source into a tree. Errors name the line.
@@ -248,14 +249,19 @@ class Module(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...] = ()
 
 
+def functions_of(root: Node) -> list[FoundFunction]:
+    """The functions at the top level. Raises `InvalidToolSource`."""
+    return [function for statement in root.named_children for function in _functions(statement)]
+
+
 def tool_function(root: Node, name: str | None) -> FoundFunction:
-    """The function called `name`; else the last exported one; else the last one whose name does not begin with `_`.
-    Raises `InvalidToolSource`."""
-    found = [function for statement in root.named_children for function in _functions(statement)]
+    """The function called `name`; else the last exported one that is no probe; else the last one whose name does not
+    begin with `_`. Raises `InvalidToolSource`."""
+    found = functions_of(root)
     if name is not None:
         chosen = [function for function in found if function.name == name]
     else:
-        exported = [function for function in found if function.is_exported]
+        exported = [function for function in found if function.is_exported and not function.name.startswith(PROBE)]
         chosen = exported or [function for function in found if not function.name.startswith("_")]
     if not chosen:
         wanted = f"function {name}" if name else "function"

@@ -19,6 +19,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     id: ConversationId
     project_id: ProjectId
     agent_id: AgentId
+    name: str | None = None
+    """The client's own name for it, which no other conversation of the agent has."""
     summary: str | None = None
     description: str | None = None
     model: str | None = None

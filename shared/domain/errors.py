@@ -78,6 +78,7 @@ class ErrorCode(StrEnum):
     MISSING_API_KEY = "missing_api_key", "Send `Authorization: Bearer <key>`."
     INVALID_API_KEY = "invalid_api_key", "Use a key of this server that has not ended: an operator makes one."
     INVALID_STREAM_TOKEN = "invalid_stream_token", "Ask for a new token: POST /v1/runs/{run_id}/stream-token."
+    INVALID_PAGE_TOKEN = "invalid_page_token", "Ask for a new token: POST /v1/agents/{agent_id}/page-token."
     FORBIDDEN = "forbidden", "Use a key that has the scope which `message` names."
     FORBIDDEN_ORIGIN = "forbidden_origin", "Allow the name in HOLDFAST_ALLOWED_HOSTS, or set HOLDFAST_API_KEYS."
     RATE_LIMITED = "rate_limited", "Wait for as many seconds as Retry-After says, then send the request again."
@@ -115,6 +116,13 @@ class ErrorCode(StrEnum):
     # How runs fail.
     RUN_TIMEOUT = "run_timeout", "Give the agent less to do at once, or raise HOLDFAST_RUN_TIMEOUT."
     BUDGET_EXCEEDED = "budget_exceeded", "Raise the budget of the run, or let it do less."
+    BODY_ERROR = (
+        "body_error",
+        "Correct the agent's code: `detail` has the exception, and the worker's log its traceback.",
+    )
+    BODY_CHANGED = "body_changed", "Deploy the code that began the run, or send the message again for the new code."
+    BODY_CRASHED = "body_crashed", "See why the agent's process ends: `detail` has the signal and the step in hand."
+    BODY_OUT_OF_MEMORY = "body_out_of_memory", "Have the agent keep less at once, or raise HOLDFAST_AGENTS_MAX_MB."
     WORKER_LOST = "worker_lost", "See why workers end with this run, memory most of all, and send the message again."
     LLM_RATE_LIMIT = "llm_rate_limit", "Wait, then send the message again, or raise the quota at the model's provider."
     LLM_AUTHENTICATION = "llm_authentication", "Correct the provider's key in the workers' settings."
@@ -301,6 +309,17 @@ class MoreInput(HoldfastError):
 
 class MustRunAlone(HoldfastError):
     """Workers were lost with the run before it finished a step: only a worker that runs nothing else may claim it."""
+
+
+class OtherVersion(HoldfastError):
+    """The run began in a version of its code that this worker does not have."""
+
+    def __init__(self, agent: str, version: str, fence: int) -> None:
+        super().__init__(f"the run began in version {version} of {agent}")
+        self.agent = agent
+        self.version = version
+        self.fence = fence
+        """Of the run, as it was refused."""
 
 
 class LogClosed(HoldfastError):

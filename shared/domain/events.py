@@ -58,6 +58,8 @@ class StatusChanged(msgspec.Struct, frozen=True, tag="status", omit_defaults=Tru
     at: int
     status: str
     cause: str | None = None
+    turn: int | None = None
+    """The run's turn, when a worker begins it. None: not told, or written by an older release."""
 
 
 class ReasoningChunk(msgspec.Struct, frozen=True, tag="reasoning", omit_defaults=True):

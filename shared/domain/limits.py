@@ -115,6 +115,9 @@ class Amount(msgspec.Struct, frozen=True):
 
 NOTHING = Amount()
 
+ONE_TOKEN = Amount(tokens=1)
+"""The least that a call uses."""
+
 
 def amount_of(usage: Usage) -> Amount:
     """The amount that a run has used so far."""

@@ -5,7 +5,7 @@ MCP is the Model Context Protocol, 2026-07-28 and the versions before it.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +20,11 @@ THE_GRANT = "oauth"
 """The name of the secret that is a sign-in's `Grant`."""
 SOURCE = "mcp"
 """The key of a tool's metadata that has the tool's place at its server."""
+IDEMPOTENCY_KEY: Final = "holdfast/idempotencyKey"
+"""A client's name for its call, in the request's `_meta`. A server that knows it answers a repeated call with the same
+name as it answered the first: Holdfast does, and gives its own calls such names."""
+NAMES_PROBE: Final = "holdfast/probe"
+"""The key of a tool's `_meta` by which its server names the tool that says whether a call of it had its effect."""
 HINTS = "mcp_hints"
 """The key of a tool's metadata that has the hints which the server gave with it last."""
 
@@ -158,6 +163,17 @@ class McpTarget(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = {}
 
 
+class RemoteProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tool that a server names as the probe of another one."""
+
+    tool_name: str
+    """At the server."""
+    parameters: list[str] = []
+    """Those of its parameters that are also the other tool's, and `idempotency_key` if it has that one."""
+    problem: str = ""
+    """Why it is not asked."""
+
+
 class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as its server describes it."""
 
@@ -171,6 +187,7 @@ class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
     """`destructiveHint`."""
     idempotent: bool | None = None
     """`idempotentHint`: a second call with the same arguments changes nothing further."""
+    probe: RemoteProbe | None = None
 
 
 class RemoteImage(msgspec.Struct, frozen=True):
@@ -191,12 +208,13 @@ class RemoteResult(msgspec.Struct, frozen=True, kw_only=True):
     images: list[RemoteImage] = []
 
 
-class ToolSource(msgspec.Struct, frozen=True):
-    """Where a tool of type `external_mcp` is run: its server, and its name there."""
+class ToolSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a tool of type `external_mcp` is run: its server, its name there, and its probe."""
 
     server_id: McpServerId
     server_name: str
     tool_name: str
+    probe: RemoteProbe | None = None
 
 
 def source_metadata(source: ToolSource) -> dict[str, Any]:

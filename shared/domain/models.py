@@ -13,6 +13,8 @@ from shared.domain.model_servers import Address, Provider, Quirks, Wire
 
 
 BUILTIN = "builtin"
+CODE = "code"
+"""The provider of agents of an operator's own code: nothing is asked, the agent itself answers."""
 DEFAULT_HANDLE = "builtin/echo"
 OPENAI_PROXY = "openai-proxy"
 
@@ -44,6 +46,7 @@ PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         Provider(BUILTIN, "openai", "builtin", quirks=_CONTINUES),
+        Provider(CODE, "openai", "builtin"),
         Provider(
             "openai",
             "openai",
@@ -220,6 +223,17 @@ def leaves_choice(handle: str) -> bool:
 def is_builtin(handle: str) -> bool:
     """Whether the handle names a model that the worker plays itself."""
     return handle.partition("/")[0] == BUILTIN
+
+
+def code_agent_of(handle: str) -> str | None:
+    """The name of the agent of an operator's own code that the handle names; None for a model."""
+    provider, _, name = handle.partition("/")
+    return name if provider == CODE else None
+
+
+def code_handle(name: str) -> str:
+    """The handle of an agent of an operator's own code."""
+    return f"{CODE}/{name}"
 
 
 def offered(provider: str, environment: Mapping[str, str], *, builtin: bool) -> bool:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from shared.domain.code_agents import ShownAgent
 from shared.domain.ids import RunId, WebhookId
 from shared.domain.settling import RunOutcome
 from shared.domain.tools import SandboxTier
@@ -34,6 +35,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     javascript: bool | None = None
     secret_keys: list[str] | None = None
     """Fingerprints of the keys for agents' secrets; None: the process is of a release that does not report them."""
+    code_agents: list[ShownAgent] = []
+    """Its agents of own code."""
 
 
 class ApiState(msgspec.Struct, frozen=True, kw_only=True):

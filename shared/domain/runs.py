@@ -157,7 +157,7 @@ def asked_call(given: Sequence[NewMessage]) -> AskedCall:
     raise ValueError("the run's input has no call of a tool")
 
 
-Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired"]
+Cause = Literal["user", "timeout", "budget", "worker_lost", "model_error", "internal_error", "approval_expired", "body"]
 """The cause of an end from outside the run. It is recorded where it happens, never guessed afterwards."""
 
 
@@ -219,8 +219,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to the submission was a stream."""
     stream_tokens: bool = False
     status_events: bool = False
-    """The log shows changes of the status. Off by default, so that readers that do not know these events miss no
-    number."""
+    """The log shows changes of the status. Off by default: readers that do not know these events miss no number."""
     item_events: bool = False
     """The log shows when an answer is complete, when each tool starts and ends, and the decisions (`events.ItemEvent`).
     For dialects whose streams open and close items; off for the others, for the same reason."""
@@ -231,8 +230,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     client_tools: list[ClientTool] = []
     tool_choice: ToolChoice | None = None
     max_tool_calls: int | None = None
-    """How many calls of the agent's own tools the run makes at most. It refuses more, and then offers the model the
-    client's tools alone."""
+    """How many calls of the agent's own tools the run makes at most. Then it offers the model the client's alone."""
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
     """The run begins with an empty context, but for the system message."""
@@ -262,19 +260,23 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
     keys_scope: str | None = None
-    """Where the submission is recognised when it is sent again, if that is not the run's thread: in a dialect whose
-    submissions may begin threads, a repetition does not know the thread."""
+    """Where a repeated submission is recognised, if not on its thread: one that begins a thread does not know it."""
     parent: ParentCall | None = None
     """The call that started the run. None: a client submitted it, or the server began it."""
+    named: str | None = None
+    """The client's own name for the run."""
+    code_agent: str | None = None
+    """The name of the agent of an operator's own code that is the run's body. None: the agent loop is."""
+    journal: RunId | None = None
+    """The first run of the turn, whose journal the body of a continuation reads. None: this run begins the turn."""
     first_words: str | None = None
     """The beginning of the input that lists of runs show, from `messages.first_words`."""
     traceparent: str | None = None
-    """The W3C trace context of the run's root span: every process that has to do with the run continues it."""
+    """The W3C trace context of the run's root span, which every process of the run continues."""
     shown_types: list[str] | None = msgspec.field(default=None, name="include_return_message_types")
     """The types of messages that the client wants to see, in its dialect's names. None: all."""
     leg: int = 0
-    """The run's place in its turn: 0, and one more for each run that continues the one before. Stored, so that it stays
-    the same when an earlier run of the turn is deleted."""
+    """The run's place in its turn: 0, and one more for each continuation. Stored, so that it outlives a deletion."""
     echoed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="request_config")
     """Fields of the request that the answers repeat to the client."""
 
@@ -291,14 +293,18 @@ class Dispatch(NamedTuple):
     number: int
     project_id: ProjectId = ProjectId("")
     priority: int = 0
+    code_agent: str | None = None
+    """Only workers that have this agent may claim the run."""
+    code_version: str | None = None
+    """The version of the agent in which the run began."""
 
 
-WaitsFor = Literal["budget", "runs"]
-"""Room in a budget, or the answers of its children."""
+WaitsFor = Literal["budget", "runs", "time"]
+"""Room in a budget, the answers of its children, or the end of a sleep."""
 
-RunKind = Literal["message", "compaction", "generation", "tool"]
-"""The kind of a run: it answers messages, compacts its thread, asks a model one question, or makes one call of a
-tool."""
+RunKind = Literal["message", "code", "compaction", "generation", "tool"]
+"""The kind of a run: it answers messages by the agent loop or by an operator's own code, compacts its thread, asks a
+model one question, or makes one call of a tool."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,8 +329,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     decided_at: datetime | None = None
     """When the last of its calls was decided."""
     turn: int | None = None
-    """The run's place in its thread's history, given when it begins. A continuation has the turn of
-    the run that asked."""
+    """The run's place in its thread's history, given when it begins. A continuation has that of the run that asked."""
     dispatch: int = 0
     """Number of the newest dispatch; an older one can no longer claim the run."""
     priority: int = 0
@@ -339,6 +344,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Only of a run that was just claimed: it has waited for other runs, and the owner before left nothing undone."""
     attempts_without_progress: int = 0
     """Claims since the last checkpoint."""
+    code_version: str | None = None
+    """Of its agent's code: the version that has executed it last, empty if none was declared. None: none has."""
     cancel: CancelRequest | None = None
     usage: Usage = Usage()
     step_count: int = 0
@@ -376,7 +383,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             return "compaction"
         if options.generation is not None:
             return "generation"
-        return "message" if options.tool_name is None else "tool"
+        if options.tool_name is not None:
+            return "tool"
+        return "message" if options.code_agent is None else "code"
+
+    @property
+    def journal(self) -> RunId:
+        """The id of the journal of the run's turn."""
+        return self.options.journal or self.id
 
     @property
     def answers_messages(self) -> bool:

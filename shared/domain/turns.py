@@ -56,3 +56,5 @@ class RunGlance(NamedTuple):
     conversation_id: ConversationId | None
     status: RunStatus
     stop_reason: str | None
+    waiting: int = 0
+    """Its calls that wait for a decision or a result."""

@@ -50,7 +50,9 @@ class ServerConnection(Protocol):
 
     def leave(self) -> None: ...
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult: ...
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], deadline: Deadline, key: str = ""
+    ) -> RemoteResult: ...
 
     async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]: ...
 
@@ -93,15 +95,16 @@ class McpClient:
         return tools
 
     async def call_tool(
-        self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float
+        self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float, key: str = ""
     ) -> RemoteResult:
-        """Calls a tool at most once, within `timeout_s` seconds. A tool's own error is a result.
+        """Calls a tool at most once, within `timeout_s` seconds. A tool's own error is a result. `key`: the call's
+        idempotency key, for servers that know it.
 
         Raises the errors that `list_tools` raises. Their text says whether the tool may have done its work.
         """
         deadline = Deadline.after(timeout_s)
         try:
-            result = await self._asked(target, lambda connection: connection.call_tool(name, arguments, deadline))
+            result = await self._asked(target, lambda connection: connection.call_tool(name, arguments, deadline, key))
         except ServerFailure as failure:
             raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
         return msgspec.structs.replace(result, text=_without(target, result.text))

@@ -32,8 +32,8 @@ from mcp_types import (
 from pydantic import TypeAdapter, ValidationError
 
 from shared.concurrency import AnswerTimeout
-from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
-from shared.mcp.contents import error_text, remote_result, remote_tools, size_of
+from shared.domain.mcp_servers import IDEMPOTENCY_KEY, McpTarget, RemoteResult, RemoteTool
+from shared.mcp.contents import error_text, remote_result, remote_tools, size_of, with_probes
 from shared.mcp.failures import AN_ERROR, Bounds, Deadline, ServerFailure
 from shared.mcp.guarded_http import (
     ANSWER_BYTES,
@@ -129,9 +129,11 @@ class Connection:
         else:
             self._idle = asyncio.get_running_loop().call_later(self._bounds.idle_s, self.stop)
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> RemoteResult:
-        """Calls a tool, once. Raises `ServerFailure`."""
+    async def call_tool(self, name: str, arguments: dict[str, Any], deadline: Deadline, key: str = "") -> RemoteResult:
+        """Calls a tool, once. `key`: the call's idempotency key, if it has one. Raises `ServerFailure`."""
         params = CallToolRequestParams(name=name, arguments=arguments)
+        if key:
+            params = params.model_copy(update={"meta": {IDEMPOTENCY_KEY: key}})
 
         def call(session: ClientSession) -> Coroutine[Any, Any, CallToolResult | InputRequiredResult]:
             # Not through the package's `call_tool`: it validates results against the server's schemas, requests these
@@ -170,7 +172,7 @@ class Connection:
                 raise ServerFailure(REFUSED, f"it lists more than {self._bounds.most_tools} tools, or too long ones")
             cursor = page.next_cursor
             if not cursor:
-                return list(tools.values()), left_out
+                return with_probes(tools), left_out
             if cursor in cursors:
                 raise ServerFailure(REFUSED, "its list of tools has no end: a page leads back to an earlier one")
             cursors.add(cursor)

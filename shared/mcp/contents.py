@@ -4,12 +4,14 @@ database can store."""
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import mcp_types
+from msgspec.structs import replace
 
-from shared.domain.mcp_servers import RemoteImage, RemoteResult, RemoteTool
+from shared.domain.effects import KEY_PARAMETER
+from shared.domain.mcp_servers import NAMES_PROBE, RemoteImage, RemoteProbe, RemoteResult, RemoteTool
 from shared.json_limits import characters_of, schema_flaw, shortened
 
 LONGEST_TEXT = 1_000_000
@@ -30,6 +32,13 @@ def remote_tools(tools: Iterable[mcp_types.Tool]) -> tuple[list[RemoteTool], int
     listed = list(tools)
     kept = [_remote_tool(tool) for tool in listed if _is_usable(tool)]
     return kept, len(listed) - len(kept)
+
+
+def with_probes(tools: Mapping[str, RemoteTool]) -> list[RemoteTool]:
+    """A server's tools, by their names there, each with what is to be known of its probe."""
+    return [
+        tool if tool.probe is None else replace(tool, probe=_found(tool, tool.probe, tools)) for tool in tools.values()
+    ]
 
 
 def size_of(tool: RemoteTool) -> int:
@@ -81,7 +90,34 @@ def _remote_tool(tool: mcp_types.Tool) -> RemoteTool:
         read_only=hints.read_only_hint,
         destructive=hints.destructive_hint,
         idempotent=hints.idempotent_hint,
+        probe=_named_probe((tool.meta or {}).get(NAMES_PROBE)),
     )
+
+
+def _named_probe(said: object) -> RemoteProbe | None:
+    if said is None:
+        return None
+    if not isinstance(said, str):
+        return RemoteProbe(tool_name="", problem=f"_meta[{NAMES_PROBE!r}] must be the name of a tool of this server")
+    return RemoteProbe(tool_name=printable(said[:LONGEST_NAME]))
+
+
+def _found(tool: RemoteTool, named: RemoteProbe, tools: Mapping[str, RemoteTool]) -> RemoteProbe:
+    """The probe of a tool. What changes nothing may be asked without a person, so it must be read-only."""
+    if named.problem:
+        return named
+    probe = tools.get(named.tool_name)
+    if probe is None:
+        return replace(named, problem="the server lists no usable tool of this name")
+    if probe.read_only is not True:
+        return replace(named, problem="it is not marked as read-only (readOnlyHint: true)")
+    given = {*_parameters(tool), KEY_PARAMETER}
+    return replace(named, parameters=[name for name in _parameters(probe) if name in given])
+
+
+def _parameters(tool: RemoteTool) -> list[str]:
+    properties: object = tool.input_schema.get("properties")
+    return list(cast("dict[str, Any]", properties)) if isinstance(properties, dict) else []
 
 
 def _image(block: mcp_types.ContentBlock) -> RemoteImage | None:

@@ -9,7 +9,6 @@ The feed of live events complements it: one connection per process and log serve
 fast but lossy; the log is complete. A `Subscription` joins the two.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -17,8 +16,8 @@ from uuid import uuid4
 
 import structlog
 
-from shared.concurrency import MovingTimer
 from shared.crash_points import CrashPoint, crash_point, reach
+from shared.domain.approvals import Approval
 from shared.domain.errors import HoldfastError, LeaseLost, Unavailable
 from shared.domain.events import is_end
 from shared.domain.ids import Fence, RunId, Seq
@@ -27,6 +26,7 @@ from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.connection import LuaScript, Redis, Script, redis_answers
 from shared.redis.log_servers import LogServers, OneLogServer
+from shared.waits import NewsWait, RoughTimers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -136,16 +136,20 @@ class EventLog:
             await server.delete(keys.events(run_id))
 
     async def announce(self, run: Run) -> None:
-        """Tells readers of the run's thread to look at it again. A lost announcement does no harm: they look at times
-        without one."""
-        channel = keys.thread_changes(run.project_id)
+        """Tells readers of the run's thread, and dashboards, to look at it again. A lost announcement does no harm:
+        they look at times without one."""
+        await self.announce_other(run.id, run)
+
+    async def announce_other(self, run_id: RunId, beside: Run | Approval) -> None:
+        """Announces another run of the same thread."""
+        channel, word = keys.thread_changes(beside.project_id), f"{beside.thread_id} {beside.agent_id} {run_id}"
         try:
             async with redis_answers():
                 server: Any = self._servers.server_of(channel)
-                await server.execute_command(self._servers.publish, channel, f"{run.thread_id} {run.agent_id} {run.id}")
+                await server.execute_command(self._servers.publish, channel, word)
         except Unavailable as error:
             self._servers.doubt()
-            log.debug("thread_change_not_announced", run_id=run.id, reason=str(error))
+            log.debug("thread_change_not_announced", run_id=run_id, reason=str(error))
 
     async def expire(self, run_id: RunId) -> None:
         """Lets the log expire, `ttl_s` from now, and deletes the run's cancel flag. Must be called when the run has
@@ -187,7 +191,7 @@ PAGE = 500
 them."""
 
 
-class Subscription:
+class Subscription(NewsWait):
     """One reader's view of a run's live events.
 
     While it is up to date, it delivers the published events. It is `behind` if events may be missing: at the start,
@@ -202,29 +206,29 @@ class Subscription:
                 if not entries and not await subscription.wait(20): nothing for 20 s
     """
 
-    def __init__(self, run_id: RunId, *, max_entries: int, max_bytes: int) -> None:
+    __slots__ = ("_batches", "_behind", "_bytes", "_entries", "_feed", "run_id")
+
+    def __init__(self, feed: "EventFeed", run_id: RunId, timers: RoughTimers) -> None:
+        super().__init__(timers, has_news=True)
+        self._feed = feed
         self.run_id = run_id
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
         self._batches: list[tuple[Seq, list[bytes]]] = []
         self._entries = 0
         self._bytes = 0
         self._behind = True
-        self._has_news = True
-        self._waiting: asyncio.Future[None] | None = None
-        self._until = 0.0
-        """When the reader's wait ends, by the event loop's clock."""
-        self._timer = MovingTimer()
+
+    async def __aenter__(self) -> "Subscription":
+        self._feed.enter(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop_waiting()
+        self._feed.leave(self)
 
     @property
     def behind(self) -> bool:
         """Whether the next events may have to come from the log."""
         return self._behind
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the reader has taken all known events and waits for more."""
-        return self._waiting is not None
 
     async def read(self, log: EventLog, after: Seq, limit: int = PAGE) -> list[tuple[Seq, bytes]]:
         """Returns the known events after `after`: from the log if behind, otherwise from the feed.
@@ -239,41 +243,12 @@ class Subscription:
         complete = False
         try:
             found = await log.read(self.run_id, after, limit)
-            entries = of_bytes(found, self._max_bytes)
+            entries = of_bytes(found, self._feed.max_bytes)
             complete = len(found) < limit and len(entries) == len(found)
             return entries
         finally:
             if not complete:
                 self.fall_behind()
-
-    async def wait(self, within: float) -> bool:
-        """Waits until there are events to read. Returns False if there are none for `within` seconds."""
-        if self._has_news:
-            return True
-        loop = asyncio.get_running_loop()
-        self._until = loop.time() + within
-        self._timer.look_at(self._until, self._look)
-        # For each token of each reader: an event and a timeout around it cost several times as much.
-        self._waiting = loop.create_future()
-        try:
-            await self._waiting
-        finally:
-            self._waiting = None
-        return self._has_news
-
-    def _look(self) -> None:
-        if self._waiting is not None and asyncio.get_running_loop().time() < self._until:
-            self._timer.look_at(self._until, self._look)
-        else:
-            self._wake()
-
-    def stop_waiting(self) -> None:
-        """Ends the wait. The feed calls it."""
-        self._timer.stop()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
 
     def _take(self, after: Seq) -> list[tuple[Seq, bytes]]:
         """The live events that directly follow `after`. When one is missing, the subscription falls behind."""
@@ -299,29 +274,25 @@ class Subscription:
         """Records that events may be missing: drops the collected events, so that the reader reads the log."""
         self._forget()
         self._behind = True
-        self._tell()
+        self.tell()
 
     def offer(self, first: Seq, entries: list[bytes], size: int) -> None:
         """Collects published events for the reader, or falls behind when there are too many. The feed calls it."""
         if self._behind:
             return
-        if self._entries + len(entries) > self._max_entries or self._bytes + size > self._max_bytes:
+        if self._entries + len(entries) > self._feed.max_entries or self._bytes + size > self._feed.max_bytes:
             self.fall_behind()
             return
         self._batches.append((first, entries))
         self._entries += len(entries)
         self._bytes += size
-        self._tell()
+        self.tell()
 
     def _forget(self) -> None:
         self._batches.clear()
         self._entries = 0
         self._bytes = 0
-        self._has_news = False
-
-    def _tell(self) -> None:
-        self._has_news = True
-        self._wake()
+        self.forget_news()
 
 
 OnWord = Callable[[bytes | None], None]
@@ -336,8 +307,9 @@ class EventFeed:
     """
 
     def __init__(self, servers: LogServers, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
+        self.max_entries = max_entries
+        self.max_bytes = max_bytes
+        self._timers = RoughTimers()
         self._subscriptions: dict[bytes, list[Subscription]] = {}
         self._heard: dict[bytes, list[OnWord]] = {}
         self._listener = servers.listener(name="event feed", on_message=self._deliver, on_subscribed=self._look_again)
@@ -346,23 +318,25 @@ class EventFeed:
         """Listens while the body runs. Without it, subscriptions are behind once and then silent."""
         return self._listener.running()
 
-    @asynccontextmanager
-    async def subscribe(self, run_id: RunId) -> AsyncGenerator[Subscription]:
-        """A subscription for the body, behind at first. The reader can read it at once; it does not wait for Redis
-        here."""
-        channel = keys.feed(run_id)
-        subscription = Subscription(run_id, max_entries=self._max_entries, max_bytes=self._max_bytes)
-        readers = self._subscriptions.setdefault(channel.encode(), [])
-        readers.append(subscription)
+    def subscribe(self, run_id: RunId) -> Subscription:
+        """A subscription for the length of a block, behind at first. The reader can read it at once; it does not wait
+        for Redis here."""
+        return Subscription(self, run_id, self._timers)
+
+    def enter(self, subscription: Subscription) -> None:
+        """Delivers events to the subscription, which calls this when its block begins."""
+        channel = keys.feed(subscription.run_id)
+        self._subscriptions.setdefault(channel.encode(), []).append(subscription)
         self._listener.add(channel)
-        try:
-            yield subscription
-        finally:
-            subscription.stop_waiting()
-            readers.remove(subscription)
-            if not readers:
-                del self._subscriptions[channel.encode()]
-                self._listener.remove(channel)
+
+    def leave(self, subscription: Subscription) -> None:
+        """Ends `enter`."""
+        channel = keys.feed(subscription.run_id)
+        readers = self._subscriptions[channel.encode()]
+        readers.remove(subscription)
+        if not readers:
+            del self._subscriptions[channel.encode()]
+            self._listener.remove(channel)
 
     def hear(self, channel: str, on_word: OnWord) -> None:
         """Calls `on_word` with each word on a channel that is no run's, over the same connection; with None when words

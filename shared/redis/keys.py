@@ -63,6 +63,11 @@ JOB_PREFIX = job_key_prefix
 """arq's own prefixes, see `lease` and `job`. Scripts complete them with the ids of jobs."""
 
 
+CODE_AGENTS = "holdfast:code-agents"
+"""Hash, agent and version → until when, and since when, a live worker has it. Written by `show_versions.lua`. Lives for
+a lease."""
+
+
 def interval(name: str) -> str:
     """String, empty: a process does this work in the present interval. Written by the first process that asks. Lives
     for the interval."""

@@ -3,7 +3,7 @@ entry expires when it stops, so a hanging process is not shown. Only displays fo
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -137,6 +137,32 @@ class ToolPresence:
         except Unavailable:
             return [False] * len(names)
         return [one is not None for one in found]
+
+
+class VersionPresence:
+    """The versions of agents of own code that live workers have. Decides which workers continue a run."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._show = LuaScript(redis, "show_versions")
+        self._taker = LuaScript(redis, "versions", "version_taker")
+
+    async def show(self, agents: Iterable[tuple[str, str, datetime]], *, for_s: float) -> None:
+        """Records for `for_s` seconds that a live worker has these agents, each with its version and the time at which
+        a worker first had it. Ignores an unavailable Redis."""
+        shown = [part for name, version, first in agents for part in (f"{name}\t{version}", _milliseconds(first))]
+        if shown:
+            with suppress(Unavailable):
+                await self._show.answered(keys=[keys.CODE_AGENTS], args=[round(for_s * 1000), *shown])
+
+    async def taker_of(self, agent: str, version: str) -> str | None:
+        """The version whose workers continue the runs that began in `version`: the same while a worker with it lives,
+        else the newest. None if no live worker has the agent. Raises `Unavailable`."""
+        taker: bytes | None = await self._taker.answered(keys=[keys.CODE_AGENTS], args=[agent, version])
+        return None if taker is None else taker.decode()
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
 
 
 # How much memory the Redis servers of a deployment use: the one that every process shares, and those of the logs.

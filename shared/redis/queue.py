@@ -44,6 +44,13 @@ def decode_job(data: bytes) -> dict[str, Any]:
     return msgspec.json.decode(data, type=dict[str, Any])
 
 
+AGENT_FOLLOWS = "\n"
+"""Stands between the project and the agent in the name of the queue of a project's runs that only workers with that
+agent may claim. A project's name has no line end."""
+
+VERSION_FOLLOWS = "\t"
+"""Stands between the agent and a version there: of runs that began in this version of the agent's code."""
+
 _QUEUE = [keys.QUEUE, keys.TURNS, keys.TURN]
 _PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
 """The keys and the first arguments of every script that uses `turns.lua`."""
@@ -75,7 +82,8 @@ class RunQueue:
         if run.status is not RunStatus.CREATED:
             return
         try:
-            await self.dispatch(Dispatch(run.id, run.dispatch, run.project_id, run.priority))
+            code = (run.options.code_agent, run.code_version)
+            await self.dispatch(Dispatch(run.id, run.dispatch, run.project_id, run.priority, *code))
         except Unavailable as error:
             log.warning("dispatch_left_to_sweeper", run_id=run.id, reason=str(error))
 
@@ -112,8 +120,12 @@ class RunQueue:
 def _job_of(dispatch: Dispatch) -> tuple[str, bytes, str, int]:
     """The job in the form that `dispatch.lua` takes."""
     job_id = keys.job_id(dispatch.run_id, dispatch.number)
-    described = _described(job_id, project=dispatch.project_id, priority=dispatch.priority)
-    return job_id, described, dispatch.project_id, dispatch.priority
+    queue: str = dispatch.project_id
+    if dispatch.code_agent is not None:
+        version = f"{VERSION_FOLLOWS}{dispatch.code_version}" if dispatch.code_version else ""
+        queue = f"{queue}{AGENT_FOLLOWS}{dispatch.code_agent}{version}"
+    described = _described(job_id, project=queue, priority=dispatch.priority)
+    return job_id, described, queue, dispatch.priority
 
 
 def _described(job_id: str, **also: str | int) -> bytes:
@@ -140,8 +152,8 @@ class Claimed:
 
     job_ids: list[str]
     next_in_s: float | None
-    """Seconds until the next lease in the queue ends; 0 when more jobs wait that this worker could claim; None when no
-    job is leased."""
+    """Seconds until the next lease in the queue ends, or the workers with the version of a waiting run may be gone; 0
+    when more jobs wait that this worker could claim; None when there is neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +166,7 @@ class InFlightLimits:
 
 
 NO_LIMITS = InFlightLimits()
+NO_AGENTS: Mapping[str, str] = {}
 
 
 class JobLeases:
@@ -166,12 +179,22 @@ class JobLeases:
     Every method raises `Unavailable` when Redis does not answer.
     """
 
-    def __init__(self, redis: Redis, *, worker: str, lease_s: float, in_flight: InFlightLimits = NO_LIMITS) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        worker: str,
+        lease_s: float,
+        in_flight: InFlightLimits = NO_LIMITS,
+        code_agents: Mapping[str, str] = NO_AGENTS,
+    ) -> None:
+        """`code_agents`: the versions of the worker's agents of own code, by their names."""
         limits = [part for project, limit in in_flight.of_project.items() for part in (project, limit)]
         self._limits = [in_flight.each, *limits]
+        self._code_agents = "".join(f"{name}{VERSION_FOLLOWS}{version}\n" for name, version in code_agents.items())
         self._worker = worker
         self._lease_ms = round(lease_s * 1000)
-        self._claim = LuaScript(redis, "turns", "claim")
+        self._claim = LuaScript(redis, "turns", "versions", "claim")
         self._renew = LuaScript(redis, "renew")
         self._retake = LuaScript(redis, "turns", "retake")
         self._release = LuaScript(redis, "turns", "release")
@@ -183,7 +206,8 @@ class JobLeases:
         lease = [keys.LEASE_PREFIX, self._worker, self._lease_ms]
         async with redis_answers():
             wait_ms, *job_ids = await self._claim(
-                keys=_QUEUE, args=[*_PREFIXES, *lease, most, spare, keys.SCORE_SLACK_MS, *self._limits]
+                keys=[*_QUEUE, keys.CODE_AGENTS],
+                args=[*_PREFIXES, *lease, most, spare, keys.SCORE_SLACK_MS, self._code_agents, *self._limits],
             )
         texts = [_text(job_id) for job_id in job_ids]
         return Claimed([text for text in texts if text], wait_ms / 1000 if wait_ms >= 0 else None)

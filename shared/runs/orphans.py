@@ -217,6 +217,9 @@ class ApprovalService:
         decided = await self.decisions.decide(asked, decision, by=by, now=self.clock.now())
         if decided.run is not None:
             await self._go_on(decided.run)
+        else:
+            # No status changes before the last decision, but dashboards show how many calls wait.
+            await self.orphans.event_log.announce_other(asked.run_id, asked)
         return decided
 
     async def decide_all(self, run: Run, given: Sequence[NewMessage], *, keys: SubmissionKeys, by: str) -> Submitted:
@@ -228,6 +231,8 @@ class ApprovalService:
     async def _go_on(self, continuation: Run) -> None:
         await self.queue.dispatch_stored(continuation)
         await self.orphans.event_log.announce(continuation)
+        if continuation.continues is not None:
+            await self.orphans.event_log.announce_other(continuation.continues, continuation)
 
     async def expire_due(self) -> None:
         """Settles expired approvals as the tool or its agent specifies: denies the call, or cancels the parked run. If

@@ -12,7 +12,7 @@ import structlog
 from shared.concurrency import Clock
 from shared.sql.access.audit import AuditLog
 from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.run_store import RetentionStore
+from shared.sql.runs.retention import RetentionStore
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

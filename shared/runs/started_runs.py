@@ -9,6 +9,7 @@ import msgspec
 from shared.domain.agents import Agent
 from shared.domain.ids import ConversationId, RunId, ThreadId
 from shared.domain.messages import NewMessage
+from shared.domain.models import code_agent_of
 from shared.domain.runs import Run, RunOptions, SubmissionKeys
 from shared.redis.queue import RunQueue
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore, Submitted
@@ -28,7 +29,13 @@ def started_run(
 ) -> Run:
     """Returns a background run of this agent, with the agent's own rules for its context."""
     window = agent.window
-    changes = {"background": True, "clears_context": window.clears_context, "when_full": window.when_full}
+    code_agent = code_agent_of(options.override_model or agent.model)
+    changes = {
+        "background": True,
+        "code_agent": code_agent,
+        "clears_context": window.clears_context,
+        "when_full": window.when_full,
+    }
     return Run(
         id=run_id,
         project_id=agent.project_id,

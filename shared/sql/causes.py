@@ -33,18 +33,18 @@ _SQLSTATES: Mapping[str, Unavailable] = {
         "HOLDFAST_DATABASE_CONNECTIONS"
     ),
 }
-"""By a whole SQLSTATE or its class, the first two characters."""
+"""The errors by a whole SQLSTATE, or by its class (the first two characters)."""
 
 _SQLITE: Mapping[str, Unavailable] = {
     "SQLITE_FULL": Unavailable(_FULL),
     "SQLITE_CANTOPEN": Unusable(
-        "the database's file cannot be opened; it must be a file in a folder that may be written"
+        "the database's file cannot be opened; it must be a file in a folder that this process may write"
     ),
     "SQLITE_READONLY": Unusable("the database's file or its folder may not be written"),
-    "SQLITE_NOTADB": Unusable("the database's file is something else than a SQLite database; name another file"),
+    "SQLITE_NOTADB": Unusable("the database's file is not a SQLite database; name another file"),
     "SQLITE_CORRUPT": Unusable("the database's file is damaged; restore a back-up (docs/operations/back-up.md)"),
 }
-"""By the name of a primary error; `SQLITE_CANTOPEN_ISDIR` is one of `SQLITE_CANTOPEN`."""
+"""The errors by the name of a primary error; `SQLITE_CANTOPEN_ISDIR` belongs to `SQLITE_CANTOPEN`."""
 
 
 DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
@@ -68,7 +68,7 @@ def as_ours(error: BaseException) -> HoldfastError | None:
         return _unstorable()
     if not isinstance(error, DBAPIError) or isinstance(error, (OperationalError, InterfaceError)):
         return unavailable(error)
-    # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
+    # asyncpg's errors have their SQLSTATE, and SQLAlchemy has its own classes for few of them.
     state = str(getattr(error.orig, "sqlstate", None))
     if error.connection_invalidated or state.startswith(_AWAY) or is_damaged(error):
         return unavailable(error)
@@ -119,13 +119,13 @@ def is_damaged(error: DBAPIError) -> bool:
 
 
 def _unstorable() -> InvalidRequest:
-    return InvalidRequest("A text contains what cannot be stored, a NUL or half a surrogate pair: remove it")
+    return InvalidRequest("A text contains a NUL or half a surrogate pair, which cannot be stored: remove it")
 
 
 def _known(said: BaseException | None) -> Unavailable | None:
     if isinstance(said, sqlite3.Error):
         name = str(getattr(said, "sqlite_errorname", ""))
         return _SQLITE.get("_".join(name.split("_")[:2]))
-    # asyncpg's errors carry their SQLSTATE, and SQLAlchemy gives few of them a class of their own.
+    # asyncpg's errors have their SQLSTATE, and SQLAlchemy has its own classes for few of them.
     state = str(getattr(said, "sqlstate", None))
     return _SQLSTATES.get(state) or _SQLSTATES.get(state[:2])

@@ -1,4 +1,4 @@
-"""Statements in the database's own words, compiled once, for a driver to execute.
+"""Statements in the database's own SQL, compiled once, for a driver to execute.
 
 This module repeats the part of SQLAlchemy's execution that our statements need: it orders the values by their
 placeholders, expands lists to one placeholder per value, converts types, and returns rows with access by name and by
@@ -42,7 +42,7 @@ class Answer(IteratorResult[*tuple[Any, ...]]):
 
 
 class Compiled(NamedTuple):
-    """A statement in the database's own words."""
+    """A statement in the database's own SQL."""
 
     text: str
     parameters: Sequence[_Parameter]
@@ -148,7 +148,7 @@ def _compiled(statement: sa.Executable, dialect: Dialect, given: Mapping[str, An
     # An INSERT without RETURNING has result columns all the same.
     exported: Any = getattr(statement, "exported_columns", None)
     keys: list[str] = exported.keys() if exported else []
-    columns: list[Any] = cast("Any", compiled)._result_columns if keys else []  # noqa: SLF001 - told nowhere else
+    columns: list[Any] = cast("Any", compiled)._result_columns if keys else []  # noqa: SLF001 - no public name
     names = [column.keyname for column in columns]
     converters = [_result_converter(column.type, dialect) for column in columns]
     # With one placeholder for each value of the lists.

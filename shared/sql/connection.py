@@ -1,14 +1,14 @@
-"""Connections that give statements to the driver themselves.
+"""Connections that pass statements to the driver directly.
 
-SQLAlchemy makes the statements, compiles them and keeps the pool of connections. What it does besides for each
-execution (a context, a cursor, a greenlet for every wait; on SQLite four hand-overs to the driver's thread) takes three
-times as long as the driver. So a statement that comes a second time, the same object, is compiled once and from then on
-goes to asyncpg or aiosqlite directly; their answers become SQLAlchemy's rows. SQLAlchemy executes statements that are
-made for one use, and all statements while a listener of its events is registered. On SQLite, quick statements bypass
-the driver's thread as well.
+SQLAlchemy builds the statements, compiles them and keeps the pool of connections. Its other work for each execution (a
+context, a cursor, a greenlet for every wait; on SQLite four switches to the driver's thread) takes three times as long
+as the driver. So a connection compiles a statement when the same object comes a second time, and from then on passes it
+to asyncpg or aiosqlite and makes SQLAlchemy's rows of the answer. SQLAlchemy still executes statements that are built
+for one use, and all statements while a listener of its events is registered. On SQLite, quick statements bypass the
+driver's thread, too.
 
-Most of a statement's cost on both sides is its round trip. So a caller can `defer` writes whose answers it does not
-need: Postgres gets them as one statement. And a transaction sends its locks in one message with its `BEGIN`.
+Most of a statement's cost for the client and the server is its round trip. So a caller can `defer` writes whose answers
+it does not need: Postgres gets them as one statement. A transaction sends its locks in one message with its `BEGIN`.
 """
 
 import sqlite3
@@ -36,7 +36,7 @@ _WRITES_OF_FEW_ROWS = ("INSERT", "UPDATE")
 """These writes are executed on the event loop, too; a DELETE is not, because it may delete very many rows."""
 
 WRITES_AT_ONCE = 16
-"""At most so many writes are joined into one statement. The driver does not keep statements of more than 15 KiB."""
+"""The limit for the writes that are joined into one statement. The driver does not cache statements above 15 KiB."""
 
 
 class Filled(NamedTuple):

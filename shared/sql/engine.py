@@ -42,8 +42,8 @@ name for asyncpg's `ssl`."""
 
 
 def database_url(text: str) -> URL:
-    """The URL with our drivers in it. Raises `InvalidRequest` when it names neither Postgres nor a SQLite file. Its
-    text is in no message, because a password may stand anywhere in a URL that cannot be read."""
+    """Returns the URL with the names of the product's drivers. Raises `InvalidRequest` if it names neither Postgres nor
+    a SQLite file. No message quotes the text, because an invalid URL may have a password anywhere."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
@@ -66,7 +66,7 @@ def _of_postgres(url: URL) -> URL:
     unknown = sorted(url.query.keys() - _PARAMETERS)
     if unknown:
         raise InvalidRequest(
-            f"{_SETTING} has a parameter {unknown[0]!r}, which is not known here: use {', '.join(sorted(_PARAMETERS))}"
+            f"{_SETTING} has a parameter {unknown[0]!r}, which is unknown: use {', '.join(sorted(_PARAMETERS))}"
         )
     query: Mapping[str, str | tuple[str, ...]] = {
         ("ssl" if name == "sslmode" else name): value for name, value in url.query.items()
@@ -78,7 +78,7 @@ def _of_postgres(url: URL) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL for a message: without the password and the parameters after `?`."""
+    """Returns the URL for a message, without the password and the parameters after `?`."""
     if url.get_backend_name() == "sqlite":
         return f"sqlite:///{url.database}"
     return url.set(drivername="postgresql", query={}).render_as_string()
@@ -92,16 +92,16 @@ PRAGMAS = (
 )
 
 MIGRATION_LOCK = 4_819_203_311
-"""The number of our advisory lock; no other program on the database uses it."""
+"""The number of the advisory lock for migrations; no other program on the database uses it."""
 
 WAIT_S = 3.0
 """Seconds to wait for a connection, a new one or one of the pool. After that, the API answers 503."""
 
 ANSWER_S = 10.0
-"""After so many seconds without an answer to a statement, the database counts as gone."""
+"""The limit for the wait for a statement's answer, in seconds. After that, the database counts as unavailable."""
 
 TRUSTED_S = 1.0
-"""Seconds. A connection that was used so recently counts as working."""
+"""A connection that was used less than so many seconds ago counts as working."""
 
 _USED_AT = "holdfast_used_at"
 
@@ -123,16 +123,16 @@ _FOR_THE_SESSION, _FOR_THE_TRANSACTION = _set_project(until_the_end=False), _set
 
 
 class Database:
-    """One process's way to its database.
+    """A process's connections to its database.
 
-    SQLite has one writer at a time. A lock keeps the writers of this process from meeting in SQLite's busy handler,
-    which sleeps. `BEGIN IMMEDIATE` takes the write lock before anything is read, so that no transaction has to be
-    repeated.
+    SQLite has one writer at a time. A lock keeps the writers of this process out of SQLite's busy handler, which
+    sleeps. `BEGIN IMMEDIATE` takes the write lock before the first read, so that no transaction has to be repeated.
 
-    `connections` is the most that the pool opens; it keeps each of them. `wait_s` is how long a caller waits for one
-    when all are in use. `answer_s` is how long a statement may take before the database counts as gone; None for work
-    that takes its time. Before a connection of Postgres is used that was idle for `trusted_s`, the pool asks it whether
-    it works. The pool's own check would ask before every use, which costs a busy process a round trip per transaction.
+    `connections` is the pool's limit; the pool keeps each connection that it opens. `wait_s` is how long a caller waits
+    for a connection while all are in use. `answer_s` is how long a statement may take before the database counts as
+    unavailable; None for work without a limit. The pool tests a connection to Postgres before its use if it was idle
+    for `trusted_s`. SQLAlchemy's own test would run before every use, which costs a busy process a round trip per
+    transaction.
     """
 
     def __init__(
@@ -152,16 +152,16 @@ class Database:
         waits = {"timeout": None, "command_timeout": answer_s}
         self._engine: AsyncEngine = _engine(
             self.url,
-            # No overflow: it would be closed after use, and a burst would spend its time on opening connections.
+            # No overflow: the pool would close it after use, and a burst would spend its time on opening connections.
             pool_size=connections,
             max_overflow=0,
-            # The connection that was used last has the statements prepared.
+            # The most recently used connection has the statements prepared.
             pool_use_lifo=True,
             pool_timeout=wait_s,
-            # `write` ends its transactions itself, and a connection that is in one nevertheless is not handed out.
+            # `write` ends its transactions itself, and `_check` refuses a connection that is still in one.
             pool_reset_on_return=None,
             isolation_level="AUTOCOMMIT",
-            # Documents hold secrets; an error that is logged must not show them.
+            # Documents contain secrets, which the logs of errors must not show.
             hide_parameters=True,
             **({} if self.is_sqlite else {"connect_args": waits}),
         )
@@ -181,8 +181,8 @@ class Database:
 
     def scoped_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
         """Returns a view of the same connections for a caller that acts for one project. Each use calls `whose` for the
-        project; it raises if there is none. On Postgres, each session is set to that project, so that the tables'
-        policies hide all other rows; without `policies`, sessions are not set."""
+        project, which raises if there is none. On Postgres, each use sets its session to that project, so that the
+        tables' policies hide all other rows; without `policies`, it does not."""
         bound = copy.copy(self)
         bound.whose = whose
         bound.tells_whose = policies and not self.is_sqlite
@@ -195,8 +195,8 @@ class Database:
         return {"in_use": in_use, "idle": idle, "free": max(pool.size() - in_use - idle, 0)}
 
     async def passes_policies(self) -> bool:
-        """Whether this process sees all rows, whatever the tables' policies say: as a superuser, or with BYPASSRLS. If
-        the database does not answer, this is unknown."""
+        """Returns whether the role of this process bypasses the tables' policies: as a superuser, or with BYPASSRLS.
+        False while the database does not answer."""
         passes = sa.text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
         try:
             async with self.read() as connection:
@@ -216,15 +216,15 @@ class Database:
 
     @asynccontextmanager
     async def write(self, crash_point: CrashPoint | None = None, *locks: Filled) -> AsyncGenerator[Connection]:
-        """A transaction. Commits at the end of the block, rolls back when it raises. It begins with these locks; on
-        SQLite the write lock does it already."""
+        """A transaction. Commits at the end of the block, and rolls back if the block raises. It begins with these
+        locks; on SQLite the write lock makes them unnecessary."""
         project = self.whose()
         turn = self.one_writer if self.is_sqlite else nullcontext()
         async with database_answers(), turn, Connection(self._engine, self._statements) as connection:
             try:
                 first = [] if self.is_sqlite else [*locks]
                 if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
-                    # Not for the session, because a rollback would silently undo the setting.
+                    # Sets it for the transaction only: a rollback would silently undo a setting for the session.
                     first.insert(0, Filled(_FOR_THE_TRANSACTION, {"project": project}))
                 await connection.open_transaction(self._begin, first)
                 yield connection
@@ -238,7 +238,7 @@ class Database:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[Connection]:
-        """A transaction for changing the schema; on Postgres only one process at a time has it."""
+        """A transaction that changes the schema; on Postgres only one process at a time is in it."""
         async with self.write() as connection:
             # Alembic asks SQLAlchemy whether it is in a transaction, and would begin and commit its own.
             await connection.begin()
@@ -280,8 +280,8 @@ def _engine(url: URL, **given: Any) -> AsyncEngine:
 
 
 def _bound(dialect: Dialect, _entry: Any, _arguments: Any, settings: dict[str, Any]) -> None:
-    """Limits the wait for a new connection to Postgres. asyncpg's own limit would also expire if the process stood
-    still meanwhile, and then a starting worker would exit."""
+    """Limits the wait for a new connection to Postgres. asyncpg's own limit also expires while the process is
+    suspended, and then a starting worker would exit."""
     settings["async_creator_fn"] = partial(_connect, cast("Any", dialect.loaded_dbapi).asyncpg.connect)
 
 
@@ -291,8 +291,8 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
 
 
 def _make_room(path: Path) -> None:
-    """Makes the folder of a database of SQLite, and the file, for its user alone. The files that SQLite puts beside it
-    get its permissions. Existing files stay as they are."""
+    """Creates the folder and the file of a SQLite database, with permissions for the process's user alone. The files
+    that SQLite adds beside it get the same permissions. Existing files stay as they are."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

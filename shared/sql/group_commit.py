@@ -1,9 +1,10 @@
 """Group commit on SQLite: concurrent writes of many callers become one transaction.
 
-The driver that all others use does one statement at a time on a thread of its own, and the caller waits twice for each.
-A commit per token cannot afford that. Here a transaction is one call, on the event loop itself: a commit in WAL mode
-writes to the page cache and waits for no disk. Only the checkpoint of the WAL waits for a disk, and the driver's thread
-does it. Writes that arrive while another writer has the database are committed together afterwards. There is no timer.
+The driver that all other callers use executes one statement at a time on its own thread, and the caller waits twice
+for each. A commit per token cannot afford that. Here a transaction is one call, on the event loop itself: a commit in
+WAL mode writes to the page cache and waits for no disk. Only the checkpoint of the WAL waits for a disk, and the
+driver's thread executes it. Writes that arrive while another writer has the database are committed together afterwards.
+There is no timer.
 """
 
 import asyncio
@@ -21,14 +22,14 @@ from shared.sql.engine import PRAGMAS, Database
 Result = TypeVar("Result")
 
 AT_ONCE = 100
-"""Writes of one transaction at most: meanwhile the event loop does nothing else."""
+"""The limit for one transaction, in writes: the event loop does nothing else during it."""
 
 COMMITS_PER_CHECKPOINT = 250
-"""After so many commits the WAL has some thousand pages, as many as SQLite itself lets it have."""
+"""After so many commits the WAL has about a thousand pages, which is SQLite's own limit before a checkpoint."""
 
 BUSY_S = 0.01
 BUSY_TRIES = 1000
-"""For how long, and how often, a transaction waits for another process that writes: as long as the driver's."""
+"""How long and how often a transaction waits for another process that writes: as long as the driver does."""
 
 
 class _Write(NamedTuple):
@@ -51,7 +52,7 @@ class GroupCommit:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["GroupCommit"]:
-        """Commits while the block lasts."""
+        """Commits the writes of callers during the block."""
         try:
             async with (
                 background(self._commit_all(), name="group commit"),
@@ -66,10 +67,10 @@ class GroupCommit:
                 self._connection.close()
 
     async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Runs `work` and returns its result once that is durable. `work` executes its statements and must not fail for
-        reasons of its own, because the transaction may contain the work of other callers.
+        """Runs `work` in a transaction and returns its result after the commit. `work` must not raise for reasons of
+        its own, because the transaction may contain the work of other callers.
 
-        Raises `Unavailable`, for all of them.
+        Raises `Unavailable` for all of these callers if the transaction fails.
         """
         if not self._is_running:
             raise _closed()
@@ -131,7 +132,7 @@ class GroupCommit:
                 async with self._database.read() as connection:
                     await connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
             except Unavailable:
-                continue  # the next one takes more
+                continue  # the next checkpoint copies more pages
 
 
 def _fail(writes: Iterable[_Write], failure: Unavailable) -> None:
@@ -145,4 +146,4 @@ def _fail(writes: Iterable[_Write], failure: Unavailable) -> None:
 
 
 def _closed() -> Unavailable:
-    return Unavailable("This process stores no events any more")
+    return Unavailable("This process is stopping and stores no more events")

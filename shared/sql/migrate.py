@@ -30,8 +30,8 @@ _VERSIONS = sa.table("alembic_version", sa.column("version_num", sa.Text))
 
 TRIES = 10
 PAUSE_S = 1.0
-"""Tries of a migration, and seconds between them. If a migration and a worker wait for each other, Postgres aborts one
-of the two; an aborted migration has changed nothing."""
+"""How often a migration is tried, and the seconds between. If a migration and a worker wait for each other, Postgres
+aborts one of the two; an aborted migration has changed nothing."""
 
 _MAY_NOT = "42501"
 """The SQLSTATE of a privilege that the role does not have."""
@@ -40,11 +40,11 @@ _MAY_NOT = "42501"
 async def migrate(database: Database) -> str:
     """Applies every migration that the database lacks. Returns its new revision.
 
-    Each has a transaction of its own: it lets its tables go before the next one begins, and does not keep one while it
-    waits for another, as long as it changes one table alone. A new database, which no process uses, gets all of them in
-    one transaction. After an interruption, the next call continues.
+    Each migration has its own transaction, so it releases the locks of its tables before the next one begins. If it
+    changes only one table, it never holds one lock while it waits for another. A new database, which no process uses,
+    gets all of them in one transaction. After an interruption, the next call continues.
 
-    Raises `Unavailable`; as `Unusable` for a database of another version or another program.
+    Raises `Unavailable`, and its subclass `Unusable` for a database of another version or another program.
     """
     try:
         async with database.read() as connection:
@@ -97,8 +97,8 @@ async def require_current(database: Database) -> None:
 
 
 def _refuse_unknown(revision: str | None) -> None:
-    """Raises `Unusable` for a revision that this version does not know: migrations only go forward, and none leads here
-    from the databases of commits before the first release."""
+    """Raises `Unusable` for a revision that this version does not know. Migrations only go forward, and databases of
+    commits before the first release have none."""
     if revision is None or revision in revisions():
         return
     if _UNRELEASED.fullmatch(revision):
@@ -126,8 +126,8 @@ def newest_revision() -> str:
 
 @cache
 def revisions() -> Sequence[str]:
-    """Every revision, oldest first: the names of the migrations' files, which begin with a number. Readiness asks every
-    few seconds."""
+    """Returns every revision, oldest first: the names of the migrations' files, which begin with a number. Cached,
+    because the readiness check needs them every few seconds."""
     found = (_REVISION.match(path.name) for path in (MIGRATIONS / "versions").iterdir())
     return sorted({match[0] for match in found if match})
 
@@ -136,7 +136,7 @@ def _refuse_foreign(connection: Connection) -> None:
     """Raises `Unusable` for a database in which another program has a table under a name of ours."""
     found = sa.inspect(connection)
     if not found.has_table("alembic_version") and found.has_table("agents"):
-        raise Unusable("somebody else's tables are there, under names of ours: give Holdfast a database of its own")
+        raise Unusable("it has tables of another program with names that Holdfast uses: give Holdfast its own database")
 
 
 def _revision_of(connection: Connection) -> str | None:

@@ -16,7 +16,7 @@ from shared.sql.tables import deleted_rows
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Which page of a list to read, in the order asked for: the rows after `after`, or the rows just before
+    """Which page of a list to read, in the requested order: the rows after `after`, or the rows just before
     `before`."""
 
     limit: int = 50
@@ -36,14 +36,15 @@ async def rows_of_page(
     keys: Sequence[sa.ColumnElement[Any]] | None = None,
     is_cursor: Callable[[str], sa.ColumnElement[bool]] | None = None,
 ) -> list[RowMapping]:
-    """The page of the project's rows that meet the conditions, with all columns or the named ones. The table has `id`
-    and `project_id`, and `number` unless `keys` says what orders it: expressions, never null, that together are another
-    for each row. With `owner`, only rows with this value in this column. The table has an index of that column and
-    `number`, and the page is read from there, however many rows others have added since. `is_cursor` says which
-    row a cursor means where that is not the one with this `id`.
+    """Returns a page of the project's rows that meet the conditions, with all columns or the named ones.
 
-    The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place, and so does
-    one that was deleted, if the table remembers it. Ignores an unknown cursor.
+    The table has `id` and `project_id`, and `number`, which orders the rows unless `keys` does. `keys` are expressions
+    that are never null and whose values together differ from row to row. `owner` restricts the list to rows with this
+    value in this column; the table needs an index of that column and `number`, with which the cost of a page does not
+    depend on the rows of other owners. `is_cursor` selects the row of a cursor that is not a row's `id`.
+
+    The row of a cursor need not meet the conditions: a row that changed meanwhile still marks its place, and so does a
+    deleted one if the table remembers it (`remember_place`). Ignores an unknown cursor.
     """
     keys = [table.c.number] if keys is None else keys
     is_cursor = table.c.id.__eq__ if is_cursor is None else is_cursor
@@ -61,7 +62,7 @@ async def rows_of_page(
         if place is not None:
             row = keys[0] if len(keys) == 1 else sa.tuple_(*keys)
             query = query.where(row > place if is_behind else row < place)
-    # With `before` alone the page ends at the cursor: read away from it, then turn the page round.
+    # With `before` alone the page ends at the cursor, so the query reads backwards from it.
     backwards = page.before is not None and page.after is None
     is_ascending = page.ascending is not backwards
     found = await connection.execute(query.order_by(*(part if is_ascending else part.desc() for part in order)))
@@ -70,7 +71,7 @@ async def rows_of_page(
 
 
 def nulls_last(key: sa.ColumnElement[Any], *, ascending: bool) -> sa.ColumnElement[int]:
-    """A moment that may be missing, as a key: rows without it come last in either order."""
+    """Returns a key for a time that may be null: rows without it come last in either order."""
     missing = _BIGGEST if ascending else -_BIGGEST
     return sa.func.coalesce(sa.type_coerce(key, sa.BigInteger), sa.literal(missing, sa.BigInteger))
 
@@ -81,8 +82,8 @@ _BIGGEST = 2**63 - 1
 async def remember_place(connection: Connection, table: sa.Table, row_id: str) -> None:
     """Stores the place of a row that is about to be deleted, for clients that are in the middle of the list.
 
-    A client that deletes each row that it lists asks for the rows after a deleted one. A list that began again from its
-    first row would never end for a client that makes a new row for each that it deletes.
+    A client that deletes each row that it lists asks for the rows after a deleted one. If the list began again from its
+    first row, it would never end for a client that creates a new row for each one that it deletes.
     """
     place = sa.select(table.c.id, table.c.project_id, table.c.number).where(table.c.id == row_id)
     kept = await connection.execute(
@@ -94,7 +95,7 @@ async def remember_place(connection: Connection, table: sa.Table, row_id: str) -
 
 
 PLACES_KEPT = 100_000
-"""Places of deleted rows that are kept. No client is still in the middle of a list after so many later deletions."""
+"""The limit for the stored places. After so many later deletions, no client is still in the middle of its list."""
 
 
 async def _place_of(
@@ -120,29 +121,29 @@ async def _place_of(
 async def count_rows(
     connection: Connection, table: sa.Table, project_id: ProjectId, *conditions: sa.ColumnElement[bool]
 ) -> int:
-    """How many rows of the project meet the conditions."""
+    """Returns how many rows of the project meet the conditions."""
     query = sa.select(sa.func.count()).select_from(table).where(table.c.project_id == project_id, *conditions)
     return (await connection.execute(query)).scalar_one()
 
 
 def contains(column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[bool]:
-    """Whether the column's text has `text` in it, whatever the case; `%` and `_` stand for themselves."""
+    """Whether the column's text contains `text` in any case; `%` and `_` have no special meaning."""
     return column.icontains(text, autoescape=True)
 
 
 def field_of_document(table: sa.Table, name: str | tuple[str, ...]) -> Any:
-    """A field of the JSON text in the table's `document`, for conditions that are too rare for a column; a tuple is the
-    way to a field inside another."""
+    """Returns a field of the JSON text in the table's `document`, for conditions too rare for a column. A tuple is the
+    path to a nested field."""
     return JsonOf(table.c.document)[name]
 
 
-# Objects decoded from rows. Many or long rows are decoded on a thread, so that the event loop does not wait for it.
+# Decodes rows to objects. Many or long rows are decoded on a thread, so that the event loop does not wait.
 
 
 Noun = TypeVar("Noun")
 
 CHARACTERS_OF_A_ROW = 500
-"""As many characters of JSON are read in the time that a row takes without its long columns."""
+"""The cost of a row without its long columns, in characters of JSON that take as long to decode."""
 
 
 async def made_of(rows: Sequence[RowMapping], make: Callable[[RowMapping], Noun], long_column: str) -> list[Noun]:

@@ -1,4 +1,5 @@
-"""SQL that SQLite and Postgres write differently: a caller writes it once, and the compiler knows the database."""
+"""Expressions that SQLite and Postgres write differently. A caller writes one expression, and the compiler chooses the
+form for its database."""
 
 from typing import Any, cast
 
@@ -11,9 +12,9 @@ from sqlalchemy.sql.functions import FunctionElement
 class OwnedBy(FunctionElement[bool]):
     """Compares a column with a value (two arguments), for a query that orders by the column and then by `number`.
 
-    Postgres gets a range, because it drops a column that is compared by equality from the order. The primary key would
-    then have the same order, and Postgres might scan it through all other owners' newer rows. SQLite prefers the index
-    of a column that is compared by equality, and uses its order.
+    Postgres gets a range. It would drop a column that is compared by equality from the order; the primary key would
+    then have the same order, and Postgres might scan it through the newer rows of all other owners. SQLite prefers the
+    index of a column that is compared by equality, and uses its order.
     """
 
     # Not Boolean: SQLAlchemy would compare it with 1 on SQLite, which then would not use the index.
@@ -34,8 +35,8 @@ def _in_a_range(element: OwnedBy, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class JsonOf(FunctionElement[Any]):
-    """A column of JSON text as a JSON value, whose fields can be asked for. SQLite reads JSON from text as it is, and
-    its CAST would make a number of it; Postgres needs the type."""
+    """A column of JSON text as a JSON value with fields. SQLite reads JSON from the text itself, and its CAST would
+    turn the text into a number; Postgres needs the type."""
 
     type = sa.JSON()
     inherit_cache = True
@@ -53,8 +54,8 @@ def _cast(element: JsonOf, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class PositionOf(FunctionElement[int]):
-    """Where a text (the second argument) begins in another (the first), from 1; 0: nowhere. Unlike LIKE, it tells
-    capitals from small letters on every database."""
+    """The position of a text (the second argument) in another (the first), from 1; 0 if it does not occur. Unlike LIKE,
+    it is sensitive to case on both databases."""
 
     type = sa.Integer()
     inherit_cache = True
@@ -71,8 +72,8 @@ def _strpos(element: PositionOf, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class AdvisoryLock(FunctionElement[None]):
-    """Postgres's lock of a number, which the transaction holds to its end. SQLite has one writer, which needs no
-    lock."""
+    """Postgres's advisory lock for a number, which the transaction holds to its end. SQLite has one writer at a time
+    and needs no lock."""
 
     name = "advisory_lock"
     type = sa.types.NullType()

@@ -1,4 +1,4 @@
-"""The tables of runs and of everything that belongs to a run."""
+"""The tables of runs, and the tables whose rows belong to a run."""
 
 from collections.abc import Collection
 from typing import Any
@@ -18,8 +18,8 @@ def _one_of(statuses: Collection[RunStatus]) -> str:
 
 
 def has_one_of(table: sa.FromClause, statuses: Collection[RunStatus]) -> sa.ColumnElement[bool]:
-    """The index's condition, for `runs` or an alias of it. A database uses a partial index only for a condition that
-    says literally what the index says."""
+    """Returns the condition of the partial indices, for `runs` or an alias of it. A database uses a partial index only
+    for a condition with literally the same text."""
     wanted = [sa.literal(status.value, literal_execute=True) for status in RunStatus if status in statuses]
     return table.c.status.in_(wanted)
 
@@ -63,10 +63,12 @@ runs = sa.Table(
     sa.Column("body_state", sa.LargeBinary),
     sa.Column("waits_until", UtcMoment),
     sa.Column("waits_for", sa.Text),
-    # Of a run that another run's call has started (`ParentCall`).
+    # Only for a run that another run's call has started (`ParentCall`).
     sa.Column("parent_run_id", sa.Text),
     sa.Column("root_run_id", sa.Text),
     sa.Column("awaited", sa.Boolean),
+    # Only for a run of an operator's own code: the version that has executed it last.
+    sa.Column("code_version", sa.Text),
     sa.Column("callback_url", sa.Text),
     sa.Column("callback_sent_at", UtcMoment),
     sa.Column("callback_status_code", sa.Integer),
@@ -83,8 +85,8 @@ runs = sa.Table(
     sa.Index("ix_runs_thread_id_number", "thread_id", "number"),
     sa.Index("ix_runs_status_updated_at", "status", "updated_at"),
     sa.Index("ix_runs_thread_id_turn", "thread_id", "turn"),
-    # Queries for a thread's queue and a project's active runs cost the same with ten earlier runs and with a hundred
-    # thousand.
+    # With these, queries for a thread's queue and a project's active runs cost the same after ten runs and after a
+    # hundred thousand.
     sa.Index("ix_runs_active_project", "project_id", "number", **_where(_one_of(ACTIVE))),
     sa.Index("ix_runs_active_thread", "thread_id", "number", **_where(_one_of(ACTIVE))),
     sa.Index(
@@ -93,7 +95,7 @@ runs = sa.Table(
         **_where("cancel_requested_at IS NOT NULL AND status IN ('created', 'awaiting_approval')"),
     ),
     sa.Index("ix_runs_not_pruned", "completed_at", **_where("pruned_at IS NULL")),
-    # A list of the few that failed, among a million that did not, is as quick as one of all.
+    # With this, a list of the few failed runs among a million others is as quick as a list of all.
     sa.Index("ix_runs_ended_project", "project_id", "status", "number", **_where(_one_of(TERMINAL))),
     sa.Index("ix_runs_ended_agent", "agent_id", "status", "number", **_where(_one_of(TERMINAL))),
     sa.Index("ix_runs_stopped_project", "project_id", "stop_reason", "number", **_where("stop_reason IS NOT NULL")),
@@ -104,7 +106,7 @@ runs = sa.Table(
     ),
     sa.Index("ix_runs_parent_run_id", "parent_run_id", "number", **_where("parent_run_id IS NOT NULL")),
     sa.Index("ix_runs_root_run_id", "root_run_id", "number", **_where("root_run_id IS NOT NULL")),
-    # Those that the sweeper looks at.
+    # For the sweeper.
     sa.Index("ix_runs_waits_for_runs", "number", **_where("waits_for = 'runs'")),
     # Enforces one run at a time per thread, even if a claim overlooked another.
     sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
@@ -113,7 +115,7 @@ runs = sa.Table(
 run_inputs = sa.Table(
     "run_inputs",
     metadata,
-    # A submission's messages, images included: megabytes that only the first claim reads.
+    # A submission's messages, images included. Only the first claim reads these, and they may be megabytes.
     sa.Column("run_id", sa.Text, primary_key=True),
     sa.Column("input", sa.Text, nullable=False),
 )
@@ -124,9 +126,9 @@ submission_keys = sa.Table(
     sa.Column("thread_id", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    # For a name: a hash of the content that was sent under it.
+    # Of a key that is a name: a hash of the content that was sent under it.
     sa.Column("content", sa.Text),
-    # For a body: when it was sent last.
+    # Of a key that is a body's hash: when the body was last sent.
     sa.Column("sent_at", UtcMoment),
 )
 
@@ -145,7 +147,7 @@ steps = sa.Table(
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("ix_steps_run_id_number", "run_id", "number"),
     sa.Index("ix_steps_project_id_created_at", "project_id", "created_at"),
-    # In the order of the lists. Few steps have feedback.
+    # In the order of the lists. Partial, because few steps have feedback.
     sa.Index(
         "ix_steps_opinions",
         "project_id",
@@ -165,6 +167,67 @@ tool_intents = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("started_at", UtcMoment, nullable=False),
     sa.Column("result", sa.Text),
+    # How often the tool was started.
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="1"),
+)
+
+settled_effects = sa.Table(
+    "settled_effects",
+    metadata,
+    # Of a call whose outcome was unknown, what a probe or a person has said.
+    sa.Column("idempotency_key", sa.Text, primary_key=True),
+    sa.Column("run_id", sa.Text, nullable=False, index=True),
+    sa.Column("call_id", sa.Text, nullable=False),
+    sa.Column("settled_by", sa.Text, nullable=False),
+    sa.Column("who", sa.Text),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("result", sa.Text),
+    sa.Column("settled_at", UtcMoment, nullable=False),
+)
+
+run_steps = sa.Table(
+    "run_steps",
+    metadata,
+    # The run with which the turn began; its continuations have the same journal.
+    sa.Column("journal", sa.Text, primary_key=True),
+    sa.Column("slot", sa.Text, primary_key=True),
+    # The turn's newest run.
+    sa.Column("run_id", sa.Text, nullable=False, index=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("branch", sa.Text, nullable=False),
+    sa.Column("ordinal", sa.Integer, nullable=False),
+    sa.Column("hash", sa.Text, nullable=False),
+    sa.Column("settings_hash", sa.Text, nullable=False, server_default=""),
+    sa.Column("state", sa.Text, nullable=False),
+    # Compressed JSON.
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("started_at", UtcMoment, nullable=False),
+    sa.Column("ended_at", UtcMoment),
+    sa.Column("idempotency_key", sa.Text, nullable=False),
+)
+
+code_agents = sa.Table(
+    "code_agents",
+    metadata,
+    # Of the deployment: workers show what they have.
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("framework", sa.Text, nullable=False, server_default=sa.text("'function'")),
+    sa.Column("seen_at", UtcMoment, nullable=False),
+)
+
+code_agent_versions = sa.Table(
+    "code_agent_versions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("version", sa.Text, primary_key=True),
+    # Its place among the versions: the newest is the one that was seen last for the first time.
+    sa.Column("first_seen_at", UtcMoment, nullable=False),
+    sa.Column("seen_at", UtcMoment, nullable=False),
 )
 
 event_blocks = sa.Table(
@@ -190,7 +253,7 @@ approvals = sa.Table(
     sa.Column("tool_name", sa.Text, nullable=False),
     sa.Column("arguments", sa.Text, nullable=False),
     sa.Column("arguments_hash", sa.Text, nullable=False),
-    # Null for a tool of the client's.
+    # NULL for a tool that the client runs.
     sa.Column("tool_version", sa.Text),
     sa.Column("client_side", sa.Boolean, nullable=False),
     sa.Column("asked_at", UtcMoment, nullable=False),
@@ -202,7 +265,7 @@ approvals = sa.Table(
     sa.Column("continued_by", sa.Text),
     sa.Index("ix_approvals_project_id_decided_at", "project_id", "decided_at"),
     sa.Index("ix_approvals_agent_id_decided_at", "agent_id", "decided_at"),
-    # A worker asks every few seconds what has expired, and nearly all rows are decided.
+    # A worker looks for expired requests every few seconds, and nearly all rows are decided.
     sa.Index("ix_approvals_expires_at", "expires_at", **_where("decided_at IS NULL")),
     sa.Index("ix_approvals_open_thread", "thread_id", **_where("decided_at IS NULL")),
     sa.Index("ix_approvals_decided_thread", "thread_id", "decided_at", **_where("decided_at IS NOT NULL")),
@@ -234,7 +297,7 @@ callbacks = sa.Table(
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
     sa.Column("given_up_at", UtcMoment),
-    # Those that wait or were given up: nearly all are delivered.
+    # For callbacks that wait or were given up: nearly all others are delivered.
     sa.Index(
         "ix_callbacks_open",
         "project_id",
@@ -250,7 +313,7 @@ webhook_deliveries = sa.Table(
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("run_id", sa.Text, nullable=False),
     sa.Column("endpoint_id", sa.Text, nullable=False),
-    # What the run came to, as its end has said it: what becomes of a parked run later is no news of its answer.
+    # The outcome of the run when it ended or parked. A later change of a parked run's status does not change it.
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
@@ -272,7 +335,7 @@ webhook_deliveries = sa.Table(
 budget_totals = sa.Table(
     "budget_totals",
     metadata,
-    # One row per account and day. `reserved` is set aside for calls that are under way.
+    # One row per account and day. `reserved` is the amount for calls in progress.
     sa.Column("account", sa.Text, primary_key=True),
     sa.Column("day", sa.Text, primary_key=True),
     sa.Column("project_id", sa.Text, nullable=False),
@@ -284,10 +347,11 @@ budget_totals = sa.Table(
 )
 
 OF_A_RUN = (
-    *(approvals, callbacks, event_blocks, injected_messages, run_inputs, steps, submission_keys, tool_intents),
-    webhook_deliveries,
+    *(approvals, callbacks, event_blocks, injected_messages, run_inputs, run_steps, settled_effects),
+    *(steps, submission_keys, tool_intents, webhook_deliveries),
 )
-"""The tables that hang on a run by its id, but for the messages, which stay in the history."""
+"""The tables with a `run_id`, except messages, which stay in the history."""
 
-RETAINED_FOR_A_WHILE = tuple(table for table in OF_A_RUN if table is not approvals)
-"""Those whose rows retention deletes. Decisions on approvals stay with the history."""
+RETAINED_FOR_A_WHILE = tuple(table for table in OF_A_RUN if table not in (approvals, settled_effects))
+"""The tables whose rows retention deletes. Decisions on approvals, and what was found out about calls, stay with the
+history."""

@@ -1,7 +1,7 @@
 """The tables. Migrations in `migrations/` bring a database to this shape; a test holds the two together.
 
-Structs of `shared.domain` that are read and written whole are kept as JSON text in a column; a field that a query
-filters, orders or guards by has a column of its own. `document_of` refuses a text that Postgres could not return.
+A struct of `shared.domain` that stores read and write whole is JSON text in a column. A field by which a query filters,
+orders or guards has its own column. `document_of` refuses a text that Postgres could not return.
 """
 
 from array import array
@@ -21,20 +21,21 @@ Struct = TypeVar("Struct")
 
 
 def to_json(value: Any) -> str:
-    """A struct (or a list of them) as JSON text."""
+    """Returns a struct, or a list of structs, as JSON text."""
     return msgspec.json.encode(value).decode()
 
 
 def from_json(text: str, kind: type[Struct]) -> Struct:
-    """The struct of a JSON column."""
+    """Returns the struct of a JSON column."""
     return msgspec.json.decode(text, type=kind)
 
 
 def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
-    """The struct, or the fields of one, as JSON text. Raises `InvalidRequest` for a NUL or half a surrogate pair in one
-    of its texts.
+    """Returns a struct, or the fields of one, as JSON text. Raises `InvalidRequest` for a NUL or half a surrogate pair
+    in one of its texts.
 
-    A NUL passes as JSON, but Postgres then fails at every look into the document, also for other rows of the list.
+    JSON allows a NUL, but then every query of Postgres that reads a field of the document fails, even if it wants other
+    rows.
     """
     try:
         document = msgspec.json.encode(value).decode()
@@ -50,12 +51,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def microseconds(moment: datetime) -> int:
-    """A moment as it is stored: microseconds since 1970."""
+    """Returns a time as it is stored: microseconds since 1970."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 class UtcMoment(sa.TypeDecorator[datetime]):
-    """An aware datetime, kept as microseconds since 1970: the same bits on SQLite and Postgres, exact and ordered."""
+    """An aware datetime, stored as microseconds since 1970: on both databases it is exact, ordered, and the same."""
 
     impl = sa.BigInteger
     cache_ok = True
@@ -68,7 +69,8 @@ class UtcMoment(sa.TypeDecorator[datetime]):
 
 
 class VectorNumbers(sa.TypeDecorator[Vector]):
-    """Numbers of single precision: bytes on SQLite; on Postgres an array, which pgvector can read where it is there."""
+    """Numbers of single precision: bytes on SQLite; on Postgres an array, which pgvector can read if it is
+    installed."""
 
     impl = sa.LargeBinary
     cache_ok = True
@@ -90,7 +92,7 @@ class VectorNumbers(sa.TypeDecorator[Vector]):
 
 
 BigNumber = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only for a column of type INTEGER."""
+"""SQLite generates numbers only for a column of type INTEGER."""
 
 metadata = sa.MetaData(
     naming_convention={
@@ -174,6 +176,14 @@ conversations = sa.Table(
     sa.Column("document", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("updated_at", UtcMoment, nullable=False),
+    sa.Column("name", sa.Text),
+    sa.Index(
+        "uq_conversations_agent_id_name",
+        *("agent_id", "name"),
+        unique=True,
+        sqlite_where=sa.text("name IS NOT NULL"),
+        postgresql_where=sa.text("name IS NOT NULL"),
+    ),
 )
 
 messages = sa.Table(
@@ -204,7 +214,7 @@ messages = sa.Table(
 deleted_rows = sa.Table(
     "deleted_rows",
     metadata,
-    # Places of deleted rows in lists, for cursors that name them.
+    # The places that deleted rows had in lists, for cursors that name these rows.
     sa.Column("entry", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("id", sa.Text, nullable=False, unique=True),
     sa.Column("project_id", sa.Text, nullable=False),
@@ -230,7 +240,7 @@ agent_archives = sa.Table(
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("agent_id", sa.Text, nullable=False),
     sa.Column("archive_id", sa.Text, nullable=False, index=True),
-    # The archive was made with the agent's first passage.
+    # The agent's first passage created the archive.
     sa.Column("is_own", sa.Boolean, nullable=False),
     sa.UniqueConstraint("agent_id", "archive_id"),
 )
@@ -272,7 +282,7 @@ passage_words = sa.Table(
     sa.Column("words", postgresql.TSVECTOR().with_variant(sa.Text(), "sqlite"), nullable=False),
     sa.Index("ix_passage_words_words", "words", postgresql_using="gin"),
 )
-"""As it is on Postgres. On SQLite it is a table of FTS5, or a plain one of that shape where FTS5 is not compiled in."""
+"""The table on Postgres. On SQLite it is a table of FTS5, or a plain one of that shape if SQLite lacks FTS5."""
 
 passage_vectors = sa.Table(
     "passage_vectors",
@@ -280,7 +290,7 @@ passage_vectors = sa.Table(
     sa.Column("number", BigNumber, primary_key=True, autoincrement=False),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("dimensions", sa.Integer, nullable=False),
-    # In front of the long column, so that SQLite reads it without reading that one.
+    # Precedes the long column, so that SQLite reads it without that one.
     sa.Column("signs", sa.LargeBinary, nullable=False),
     sa.Column("vector", VectorNumbers, nullable=False),
 )
@@ -296,7 +306,7 @@ webhook_endpoints = sa.Table(
     sa.Column("url", sa.Text, nullable=False),
     # JSON list of texts.
     sa.Column("outcomes", sa.Text, nullable=False),
-    # Encrypted where there is a key, as the one that it has replaced.
+    # Encrypted if there is a key, like the secret that it has replaced.
     sa.Column("secret", sa.Text, nullable=False),
     sa.Column("secret_hint", sa.Text, nullable=False),
     sa.Column("former_secret", sa.Text),
@@ -314,7 +324,7 @@ mcp_servers = sa.Table(
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
-    # JSON object of texts, encrypted where there is a key. The document has none of them.
+    # JSON object of texts, encrypted if there is a key. The document does not contain them.
     sa.Column("secrets", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Column("updated_at", UtcMoment, nullable=False),
@@ -325,7 +335,7 @@ mcp_servers = sa.Table(
     sa.Index("ix_mcp_servers_project_id_number", "project_id", "number"),
 )
 
-# Begun sign-ins at MCP servers. They are needed for minutes.
+# Sign-ins at MCP servers that have begun. Each is needed for minutes.
 mcp_sign_ins = sa.Table(
     "mcp_sign_ins",
     metadata,
@@ -333,7 +343,7 @@ mcp_sign_ins = sa.Table(
     sa.Column("id", sa.Text, nullable=False, unique=True),
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("server_id", sa.Text, nullable=False),
-    # SHA-256 of the state that the browser brings back.
+    # SHA-256 of the state that the browser returns.
     sa.Column("state_hash", sa.Text, nullable=False, unique=True),
     sa.Column("status", sa.Text, nullable=False),
     sa.Column("problem", sa.Text, nullable=False),

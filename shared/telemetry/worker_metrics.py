@@ -1,7 +1,7 @@
 """A worker's metrics. All methods are called on the event loop. `docs/operations/metrics.md` explains each
 instrument."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -66,6 +66,9 @@ class WorkerMetrics:
             "runs_ended", "Runs that this worker brought to an end.", "status", "stop_reason"
         )
         self.runs_in_hand = self._gauge("runs_in_hand", "Runs that this worker executes now.")
+        self._body_silence = self._gauge(
+            "body_silent_seconds", "The longest time for which the process of an agent of own code has said nothing."
+        )
         self.queue_wait = self._histogram(
             "queue_wait_seconds", "From the submission of a run to its first claim.", _QUEUE_S
         )
@@ -111,6 +114,10 @@ class WorkerMetrics:
             self._cancel_latency.labels(state)
         for reason in FOUND_BECAUSE:
             self._sweeper_found.labels(reason)
+
+    def watch_bodies(self, silence: Callable[[], float]) -> None:
+        """`silence` returns seconds. Each scrape calls it."""
+        self._body_silence.set_function(silence)
 
     def run_ended(self, status: str, stop_reason: str) -> None:
         self._runs_ended.labels(bounded(status, tuple(RunStatus)), bounded(stop_reason, STOP_REASONS)).inc()

@@ -19,7 +19,7 @@ from shared.domain.searches import AUTOMATIC_DESCRIPTION, MOST_WORDS, Archive, N
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.paging import Page, rows_of_page
+from shared.sql.paging import Page, remember_place, rows_of_page
 from shared.sql.tables import (
     agent_archives,
     agents,
@@ -430,6 +430,8 @@ async def forget_agent(connection: Connection, project_id: ProjectId, agent_id: 
 
 async def _delete_archives(connection: Connection, ids: Sequence[str]) -> None:
     if ids:
+        for archive_id in ids:
+            await remember_place(connection, archives, archive_id)
         # The archive is deleted first: a transaction that wants to store a passage in it waits for this one, and then
         # does not find the archive.
         await connection.execute(sa.delete(archives).where(archives.c.id.in_(ids)))

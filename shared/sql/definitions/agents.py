@@ -62,18 +62,18 @@ _LOCK = sa.select(
 
 
 async def lock_definitions(connection: Connection, project_id: ProjectId) -> None:
-    """One change of a project's agents, tools and blocks at a time, until the transaction ends.
+    """Keeps other transactions from changing the project's agents, tools and blocks until this one ends.
 
-    An agent's stored instructions are made of its own text and of its blocks': two concurrent changes would each see
-    only half. On SQLite the write lock does this already.
+    An agent's stored instructions combine its own text with that of its blocks: of two concurrent changes, each would
+    miss the other. On SQLite the write lock is enough.
     """
     if connection.dialect.name == "postgresql":
         await connection.execute(_LOCK, {"of_project": project_id})
 
 
 def tool_of(row: RowMapping) -> Tool:
-    """The tool of a row of `tools`. The columns win over the document: an upsert keeps the row's id. Fields that only a
-    newer release knows are ignored."""
+    """Returns the tool of a row of `tools`. The columns override the document, because an upsert keeps the row's id.
+    Ignores fields that only a newer release knows."""
     document = from_json(row["document"], dict[str, Any])
     known = {name: value for name, value in document.items() if name in _FIELDS}
     for name, kind in _STRUCTS.items():
@@ -191,7 +191,7 @@ async def add_links(
 
 # When an agent or a conversation last worked. The rows of its runs show this; no other column stores it.
 #
-# Runs beside every conversation do not count, because a client started them, and not the agent.
+# Runs outside of any history do not count, because a client started them, and not the agent.
 
 
 LastRunOrder = Literal["last_run_completion", "last_message_at"]
@@ -224,7 +224,8 @@ def _last_runs() -> sa.Select[*tuple[Any, ...]]:
 def last_run_keys(
     connection: Connection, order: LastRunOrder, owner: sa.Column[str], rows: sa.Table, *, ascending: bool
 ) -> list[sa.ColumnElement[Any]]:
-    """The keys that order `rows` by their last run: a column of runs names the rows. Rows without a run come last."""
+    """Returns the keys that order `rows` by their last run, whose given column refers to the row. Rows without a run
+    come last."""
     by = runs.c.completed_at if order == "last_run_completion" else runs.c.created_at
     newest = _newest(by, owner, rows.c.id, has_ended=order == "last_run_completion")
     return [nulls_last(newest, ascending=ascending), rows.c.number]
@@ -250,7 +251,7 @@ async def agents_of(connection: Connection, rows: Sequence[RowMapping]) -> list[
 
     def linked(row: RowMapping) -> Agent:
         return replace(
-            _unlinked(row),
+            unlinked_agent(row),
             tool_ids=[ToolId(tool_id) for tool_id in links["tool", row["id"]]],
             block_ids=[BlockId(block_id) for block_id in links["block", row["id"]]],
             tags=links["tag", row["id"]],
@@ -268,7 +269,7 @@ def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa
 CHARACTERS_OF_A_LINK = 50
 """As `CHARACTERS_OF_A_ROW`."""
 
-# Made once: it is read for every run and every agent that is shown, and making it costs more than reading it.
+# Built once: every run and every shown agent needs it, and to build it costs more than to execute it.
 _LINKS = sa.union_all(
     _links("tool", agent_tools.c.tool_id, agent_tools.c.number),
     _links("block", agent_blocks.c.block_id, agent_blocks.c.number),
@@ -290,10 +291,12 @@ def _grouped(rows: Iterable[Sequence[Any]]) -> defaultdict[tuple[str, str], list
     return links
 
 
-_AGENT = sa.select(agents).where(
+AGENT_ROW = sa.select(agents).where(
     agents.c.id == sa.bindparam("agent_id"), agents.c.project_id == sa.bindparam("of_project")
 )
-_AGENT_TO_EQUIP = _AGENT.add_columns(
+"""One agent of a project, for `agent_row`."""
+
+_AGENT_TO_EQUIP = AGENT_ROW.add_columns(
     sa.exists().where(agent_tools.c.agent_id == agents.c.id).label("has_tools"),
     sa.exists().where(agent_blocks.c.agent_id == agents.c.id).label("has_blocks"),
 )
@@ -301,19 +304,23 @@ _AGENT_TO_EQUIP = _AGENT.add_columns(
 
 async def load_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> Agent:
     """One agent of this project. Raises `NotFound`."""
-    [agent] = await agents_of(connection, [await _row_of(connection, _AGENT, project_id, agent_id)])
+    [agent] = await agents_of(connection, [await agent_row(connection, AGENT_ROW, project_id, agent_id)])
     return agent
 
 
-async def _row_of(connection: Connection, query: sa.Executable, project_id: ProjectId, agent_id: AgentId) -> RowMapping:
-    found = await connection.execute(query, {"agent_id": agent_id, "of_project": project_id})
+async def agent_row(
+    connection: Connection, query: sa.Executable, project_id: ProjectId, agent_id: AgentId, **given: Any
+) -> RowMapping:
+    """Returns the row of a query that extends `AGENT_ROW`; `given` are the values of its further parameters. Raises
+    `NotFound`."""
+    found = await connection.execute(query, {"agent_id": agent_id, "of_project": project_id, **given})
     row = found.mappings().one_or_none()
     if row is None:
         raise NotFound(f"Agent with ID {agent_id} not found")
     return row
 
 
-def _unlinked(row: RowMapping) -> Agent:
+def unlinked_agent(row: RowMapping) -> Agent:
     """The agent of a row of `agents`, without its links and tags."""
     agent = from_json(row["document"], Agent)
     return replace(agent, last_stop_reason=row["last_stop_reason"], updated_at=row["updated_at"])
@@ -382,20 +389,20 @@ class AgentStore:
         """Returns an agent of this project without its tools, blocks and tags, for callers that only send to it. Raises
         `NotFound`."""
         async with self._database.read() as connection:
-            return _unlinked(await _row_of(connection, _AGENT, project_id, agent_id))
+            return unlinked_agent(await agent_row(connection, AGENT_ROW, project_id, agent_id))
 
     async def equipped(self, project_id: ProjectId, agent_id: AgentId) -> EquippedAgent:
         """Returns an agent of this project with its tools and blocks. Raises `NotFound`."""
         async with self._database.read() as connection:
-            row = await _row_of(connection, _AGENT_TO_EQUIP, project_id, agent_id)
+            row = await agent_row(connection, _AGENT_TO_EQUIP, project_id, agent_id)
             tools = (await tools_of_agents(connection, [agent_id]))[agent_id] if row["has_tools"] else []
             blocks = (await blocks_of_agents(connection, [agent_id]))[agent_id] if row["has_blocks"] else []
-            return EquippedAgent(_unlinked(row), tools, blocks)
+            return EquippedAgent(unlinked_agent(row), tools, blocks)
 
     async def list(
         self, project_id: ProjectId, wanted: AgentFilter, page: Page, order_by: AgentOrder = "created_at"
     ) -> list[Agent]:
-        """A page of the project's agents. Those that have not run yet come last where runs order them."""
+        """Returns a page of the project's agents. If the last run orders them, agents without a run come last."""
         conditions = _conditions(wanted)
         async with self._database.read() as connection:
             keys: list[sa.ColumnElement[Any]] = [agents.c.number]
@@ -413,7 +420,8 @@ class AgentStore:
             return await count_rows(connection, agents, project_id, *conditions)
 
     async def details(self, some: Sequence[Agent]) -> Sequence[AgentDetails]:
-        """The agents with their tools, blocks, message ids and last runs: a query for each, however many agents."""
+        """Returns the agents with their tools, blocks, message ids and last runs: one query for each of the four,
+        however many agents."""
         ids = [agent.id for agent in some]
         async with self._database.read() as connection:
             tools = await tools_of_agents(connection, [agent.id for agent in some if agent.tool_ids])

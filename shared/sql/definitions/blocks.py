@@ -104,9 +104,10 @@ class BlockStore:
     async def update(
         self, project_id: ProjectId, block_id: BlockId, change: Callable[[Block], Block], now: datetime
     ) -> Block:
-        """Changes the stored block, and the instructions of its agents with it, in one transaction.
+        """Changes the stored block and the instructions of its agents in one transaction.
 
-        `change` must be quick and pure. Raises `NotFound`, and `Conflict` when an agent would have its label twice.
+        `change` must be quick and pure. Raises `NotFound`, and `Conflict` if an agent would have two blocks of its
+        label.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
@@ -143,7 +144,7 @@ def _conditions(wanted: BlockFilter) -> list[sa.ColumnElement[bool]]:
         conditions.append(blocks.c.id.in_(linked))
     if wanted.tags:
         tags = field_of_document(blocks, "tags").as_string()
-        # Unlike LIKE, these tell capitals from small letters on every database.
+        # Unlike LIKE, these are sensitive to case on both databases.
         has = [PositionOf(tags, to_json(tag)) > 0 for tag in wanted.tags]
         conditions.append(sa.and_(*has) if wanted.match_all_tags else sa.or_(*has))
     return [*conditions, *_by_number_of_agents(wanted)]
@@ -179,8 +180,8 @@ class MemoryStore:
     async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> FinishedEdit:
         """Applies the edit of a call, or returns the stored result if it was applied before.
 
-        `edit` must be quick and pure. Raises `RefusedEdit` when nothing was changed, `StaleFence` when the run
-        has a new owner.
+        `edit` must be quick and pure. Changes nothing if it raises `RefusedEdit`, or `StaleFence` because the run has a
+        new owner.
         """
         async with self._database.write(CrashPoint.EDIT_MEMORY) as connection:
             # All transactions lock in this order: the deletion of an agent locks the project's definitions and then the
@@ -203,9 +204,9 @@ class MemoryStore:
     async def remember(
         self, run: Run, call: ToolCall, passage: NewPassage, *, new_archive_id: ArchiveId, now: datetime
     ) -> ToolReturn:
-        """Stores the passage of a call in the agent's archive, or finds that it was stored; the result for the model.
+        """Stores the passage of a call in the agent's archive, unless it is stored. Returns the result for the model.
 
-        The upkeep computes its vector later. Raises `StaleFence` when the run has a new owner.
+        The worker's upkeep computes its vector later. Raises `StaleFence` if the run has a new owner.
         """
         async with self._database.write(CrashPoint.REMEMBER) as connection:
             await lock_definitions(connection, run.project_id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cache, partial
 from typing import Any, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import RowMapping
 
+from shared.domain.agents import Agent
 from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
@@ -16,14 +18,23 @@ from shared.domain.messages import NewMessage
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import begin_history, system_message
-from shared.sql.definitions.agents import LastRunOrder, blocks_of_agents, last_run_keys, load_agent
+from shared.sql.definitions.agents import (
+    AGENT_ROW,
+    LastRunOrder,
+    agent_row,
+    blocks_of_agents,
+    last_run_keys,
+    load_agent,
+    unlinked_agent,
+)
 from shared.sql.engine import Database
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, append_turn, ids_in_context, insert_into_thread
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.paging import Page, contains, field_of_document, remember_place, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.runs.listing import delete_histories
-from shared.sql.tables import conversations, document_of, from_json, messages, to_json
+from shared.sql.runs.run_store import Opened, Opens
+from shared.sql.tables import agents, conversations, document_of, from_json, messages, to_json
 
 ArchiveStatus = Literal["unarchived", "archived", "all"]
 ConversationOrder = Literal["created_at"] | LastRunOrder
@@ -82,6 +93,32 @@ class ConversationStore:
                     after=SYSTEM_POSITION if turn == FIRST_TURN else 0,
                 )
         return conversation
+
+    async def named(self, project_id: ProjectId, agent_id: AgentId, name: str) -> tuple[Agent, Conversation | None]:
+        """Returns an agent of this project as `AgentStore.without_links` does, and its conversation with this name.
+        Raises `NotFound` for an unknown agent."""
+        return await self._with_agent(_AGENT_AND_NAMED, project_id, agent_id, name)
+
+    async def of_agent(
+        self, project_id: ProjectId, agent_id: AgentId, conversation_id: ConversationId
+    ) -> tuple[Agent, Conversation]:
+        """Returns an agent of this project as `AgentStore.without_links` does, and a conversation of it. Raises
+        `NotFound`, for an unknown agent first."""
+        agent, found = await self._with_agent(_AGENT_AND_CONVERSATION, project_id, agent_id, conversation_id)
+        if found is None:
+            raise _not_found(conversation_id)
+        return agent, found
+
+    async def ensure(self, conversation: Conversation, *, system_message_id: MessageId) -> Conversation:
+        """Stores a conversation with a name unless the agent has one of this name, as `create`. Returns the
+        conversation as stored. Raises `NotFound` when the project does not have its agent."""
+        async with self._database.write() as connection:
+            row = await agent_row(connection, AGENT_ROW, conversation.project_id, conversation.agent_id)
+            opened = await _open(conversation, unlinked_agent(row), system_message_id, connection)
+            if opened.write_history is None:
+                return await _load(connection, conversation.project_id, opened.conversation_id)
+            opened.write_history()
+            return conversation
 
     async def render_again(self, project_id: ProjectId, conversation_id: ConversationId) -> None:
         """Renders the system message again from the agent and its blocks as they are now. Raises `NotFound`."""
@@ -186,8 +223,36 @@ class ConversationStore:
             await connection.execute(sa.delete(conversations).where(conversations.c.id == conversation_id))
             await record(connection, project_id, "conversation.deleted", conversation_id)
 
+    async def _with_agent(
+        self, query: sa.Executable, project_id: ProjectId, agent_id: AgentId, named: str
+    ) -> tuple[Agent, Conversation | None]:
+        async with self._database.read() as connection:
+            row = await agent_row(connection, query, project_id, agent_id, named=named)
+        document = row["of_conversation"]
+        found = None if document is None else replace(from_json(document, Conversation), name=row["name_of_it"])
+        return unlinked_agent(row), found
+
     def _field(self, name: str) -> Any:
         return field_of_document(conversations, name)
+
+
+def opening(conversation: Conversation, agent: Agent, system_message_id: MessageId) -> Opens:
+    """Returns what stores a conversation with a name together with its first run. `agent` is its agent, as read just
+    before; the system message is rendered as `ConversationStore.create` does."""
+    return partial(_open, conversation, agent, system_message_id)
+
+
+async def _open(new: Conversation, agent: Agent, system_message_id: MessageId, connection: Connection) -> Opened:
+    # Of several processes that store it at once, one does: the others wait here for its end.
+    stored = await connection.execute(_unless_named(connection.insert), _values(new))
+    if not stored.rowcount:
+        given = {"of_agent": new.agent_id, "named": new.name, "of_project": new.project_id}
+        known = (await connection.execute(_NAMED, given)).scalar_one_or_none()
+        if known is None:
+            raise NotFound(f"Conversation {new.name!r} not found")  # it was deleted meanwhile
+        return Opened(known, None)
+    blocks = (await blocks_of_agents(connection, [agent.id]))[agent.id]
+    return Opened(new.id, partial(begin_history, connection, agent, blocks, system_message_id, conversation=new))
 
 
 async def _last_requests(connection: Connection, ids: Sequence[ConversationId]) -> dict[str, datetime]:
@@ -208,12 +273,44 @@ async def _load(
     found = await connection.execute(query.with_for_update() if lock else query)
     row = found.mappings().one_or_none()
     if row is None:
-        raise NotFound(f"Conversation with ID {conversation_id} not found")
+        raise _not_found(conversation_id)
     return _conversation_of(row)
 
 
+def _not_found(conversation_id: ConversationId) -> NotFound:
+    return NotFound(f"Conversation with ID {conversation_id} not found")
+
+
+_NAMED = sa.select(conversations.c.id).where(
+    conversations.c.agent_id == sa.bindparam("of_agent"),
+    conversations.c.name == sa.bindparam("named"),
+    conversations.c.project_id == sa.bindparam("of_project"),
+)
+
+
+@cache
+def _unless_named(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    return insert(conversations).on_conflict_do_nothing(
+        index_elements=[conversations.c.agent_id, conversations.c.name], index_where=sa.text("name IS NOT NULL")
+    )
+
+
+def _with_conversation(column: sa.Column[Any]) -> sa.Select[*tuple[Any, ...]]:
+    of_agent = (conversations.c.agent_id == agents.c.id, conversations.c.project_id == agents.c.project_id)
+    found = sa.outerjoin(agents, conversations, sa.and_(*of_agent, column == sa.bindparam("named")))
+    return AGENT_ROW.select_from(found).add_columns(
+        conversations.c.document.label("of_conversation"), conversations.c.name.label("name_of_it")
+    )
+
+
+# A page names its agent and its conversation, so one query reads both.
+_AGENT_AND_NAMED = _with_conversation(conversations.c.name)
+_AGENT_AND_CONVERSATION = _with_conversation(conversations.c.id)
+
+
 def _conversation_of(row: RowMapping) -> Conversation:
-    return from_json(row["document"], Conversation)
+    # An older release that changes the conversation drops the name from the document, and not from the column.
+    return replace(from_json(row["document"], Conversation), name=row["name"])
 
 
 def _values(conversation: Conversation) -> dict[str, object]:
@@ -224,4 +321,5 @@ def _values(conversation: Conversation) -> dict[str, object]:
         "document": document_of(conversation),
         "created_at": conversation.created_at,
         "updated_at": conversation.updated_at,
+        "name": conversation.name,
     }

@@ -198,8 +198,8 @@ async def _refuse_members(connection: Connection, group: Group) -> None:
     chained = (await connection.execute(sa.union_all(above, below).limit(1))).scalar_one_or_none()
     if chained is not None:
         raise Conflict(
-            f"a sleep-time agent cannot manage a group of its own, and the group {chained} would then be one: no agent "
-            "sleeps for one that works in the background"
+            f"a sleep-time agent cannot manage a group, and one of {chained} would: the turns of a sleep-time agent "
+            "start no other agents"
         )
 
 

@@ -25,7 +25,7 @@ from shared.sql.paging import made_of
 from shared.sql.tables import agents, blocks, tools
 
 TOOLS_AT_ONCE = 100
-"""Rows of one statement: a tool's source may be long."""
+"""The limit for one statement, in rows: a tool's source may be long."""
 
 
 class BroughtAgentStore:

@@ -51,8 +51,8 @@ class McpSignInStore:
         return _session_of(row)
 
     async def take(self, state_hash: str, now: datetime) -> SignInSession | None:
-        """Takes the waiting sign-in with this hash, of any project, so that no other process can take it. None: there
-        is none, another process took it, or it has expired."""
+        """Takes the waiting sign-in with this hash, of any project, so that no other process can take it. Returns None
+        if there is none, another process took it, or it has expired."""
         columns = mcp_sign_ins.c
         is_waiting = (columns.state_hash == state_hash, columns.status == "waiting", columns.expires_at > now)
         async with self._database.write() as connection:

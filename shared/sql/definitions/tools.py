@@ -104,7 +104,7 @@ class ToolStore:
     async def ids_by_name(
         self, project_id: ProjectId, names: Sequence[str], *, if_there: Sequence[str] = ()
     ) -> Sequence[ToolId]:
-        """The ids of the tools with these names, in this order, and then of those of `if_there` that the project has.
+        """Returns the ids of the tools with these names, in this order, then of the project's tools in `if_there`.
 
         Raises `UnknownTools` naming those that are missing.
         """
@@ -179,7 +179,7 @@ class ToolStore:
 
 
 async def _record_change(connection: Connection, before: Tool, changed: Tool) -> None:
-    """Records a change only if something changed, because scripts send their tools each time they start."""
+    """Records a change in the audit log only if it differs: scripts send their tools each time they start."""
     if replace(changed, updated_at=before.updated_at) != before:
         await record(connection, changed.project_id, "tool.changed", changed.id)
 
@@ -236,8 +236,8 @@ class StoredSecrets(msgspec.Struct, frozen=True):
     secrets: dict[str, str]
 
     def with_secrets(self, secrets: dict[str, str]) -> str:
-        """The document with these secrets. Everything else in it stays as it was written, also fields that this release
-        does not know."""
+        """Returns the document with these secrets. All other fields stay as written, also those that this release does
+        not know."""
         fields = msgspec.json.decode(self.document, type=dict[str, msgspec.Raw])
         fields[_FIELD] = msgspec.Raw(msgspec.json.encode(secrets))
         return msgspec.json.encode(fields).decode()

@@ -13,9 +13,9 @@ from shared.domain.messages import Message
 from shared.domain.searches import MOST_WORDS, Role, has_words, kind_of_role, plain_parts
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.history.messages import is_listed, message_of
+from shared.sql.history.messages import is_listed, is_of, message_of
 from shared.sql.paging import contains, made_of
-from shared.sql.tables import agents, conversations, messages
+from shared.sql.tables import agents, conversations, from_json, messages
 
 Order = Literal["asc", "desc"]
 
@@ -54,6 +54,34 @@ class MessageFilter(msgspec.Struct, frozen=True):
         return self.thread_id is not None or self.run_id is not None or self.step_id is not None
 
 
+_SAID_BY_USERS = '{"type":"user",'
+"""How the stored body of a user's message begins."""
+
+_NEWEST = (
+    sa.select(messages.c.id, messages.c.run_id, messages.c.turn, messages.c.position, messages.c.body)
+    .where(messages.c.thread_id == sa.bindparam("of_thread"), is_listed())
+    .where(is_of(sa.bindparam("of_project", type_=sa.Text)))
+    .order_by(messages.c.turn.desc(), messages.c.position.desc())
+    .limit(sa.bindparam("among"))
+    .subquery()
+)
+_NEWEST_SAID = (
+    sa.select(_NEWEST.c.id, _NEWEST.c.run_id, _NEWEST.c.body)
+    .where(_NEWEST.c.body.startswith(_SAID_BY_USERS, autoescape=True))
+    .order_by(_NEWEST.c.turn, _NEWEST.c.position)
+)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The part of a user's message that names it."""
+
+    otid: str | None = None
+
+
+def _name_of(row: RowMapping) -> tuple[str, RunId | None]:
+    return from_json(row["body"], _Named).otid or row["id"], row["run_id"]
+
+
 class MessageLists:
     """Lists and searches messages. Lists leave out messages that were rolled back."""
 
@@ -84,6 +112,24 @@ class MessageLists:
             query = query.where(is_listed())
             found = await _collect(connection, query, keys, limit, is_wanted, ascending=order == "asc")
         return found if order == "asc" else found[::-1]
+
+    async def newest_turns(self, of: MessageFilter, *, limit: int) -> list[Message]:
+        """The newest messages of one history, listed oldest first, as many as fit: whole turns, but for a turn that is
+        alone."""
+        found = await self.page(of, limit=limit)
+        first = await self.page(of, limit=1, order="asc")
+        if not found or [found[0].id] == [message.id for message in first]:
+            return found
+        whole = [message for message in found if message.turn != found[0].turn]
+        return whole or found
+
+    async def newest_said(self, project_id: ProjectId, thread_id: ThreadId, among: int) -> dict[str, RunId | None]:
+        """Returns the users' messages among the newest ones of one of the project's threads, by the client's id for
+        each, or else its own: the run that has each."""
+        given = {"of_thread": thread_id, "of_project": project_id, "among": among}
+        async with self._database.read() as connection:
+            rows = (await connection.execute(_NEWEST_SAID, given)).mappings().all()
+            return dict(await made_of(rows, _name_of, "body"))
 
     async def search(
         self,

@@ -1,5 +1,5 @@
-"""The messages of histories: runs write them inside their transactions, workers read them for the model, `MessageLists`
-lists them."""
+"""The messages of histories. Runs write them inside their transactions, workers read them for the model, and
+`MessageLists` lists them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ FIRST_TURN = 0
 """The turn before the first run's."""
 
 SYSTEM_POSITION = 1
-"""A history begins with its system message, in the turn before the first run's."""
+"""The position of a history's system message, in the turn before the first run's."""
 
 
 _PLACES = sa.select(messages.c.id, messages.c.position).where(
@@ -171,7 +171,7 @@ _CONTEXT_OF_RUN = _CONTEXT.where(messages.c.turn <= sa.bindparam("of_turn")).add
 
 
 class ContextOfRun(NamedTuple):
-    """What a run has to answer."""
+    """The messages that a run has to answer."""
 
     messages: Sequence[Message]
     """The messages in the context of its thread, in order, without the turns after its own."""
@@ -192,7 +192,7 @@ class MessageStore:
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def context_of_run(self, run: Run) -> ContextOfRun:
-        """What the run has to answer."""
+        """Returns the messages that the run has to answer."""
         of_thread = {"of_thread": run.thread_id, "of_project": run.project_id}
         async with self._database.read() as connection:
             found = await connection.execute(_CONTEXT_OF_RUN, of_thread | {"of_turn": run.turn or 0, "run_id": run.id})
@@ -235,6 +235,23 @@ class MessageStore:
             )
             return await made_of(found.mappings().all(), message_of, "body")
 
+    async def before(self, run: Run, most: int) -> list[Message]:
+        """Returns the newest messages of a run's thread that were there before the run's own, oldest first, also those
+        that have left the context, without the instructions and those that were rolled back; all for a run that never
+        had a turn."""
+        of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~_IS_SYSTEM, is_of(run.project_id))
+        query = sa.select(messages).where(*of_thread)
+        if run.turn is not None:
+            first = sa.select(sa.func.min(messages.c.position)).where(
+                messages.c.thread_id == run.thread_id, messages.c.turn == run.turn, messages.c.run_id == run.id
+            )
+            is_earlier = sa.and_(messages.c.turn == run.turn, messages.c.position < first.scalar_subquery())
+            query = query.where(sa.or_(messages.c.turn < run.turn, is_earlier))
+        newest = query.order_by(messages.c.turn.desc(), messages.c.position.desc()).limit(most)
+        async with self._database.read() as connection:
+            found = await connection.execute(newest)
+            return (await made_of(found.mappings().all(), message_of, "body"))[::-1]
+
     async def list_of_turn(self, run: Run) -> list[Message]:
         """Returns the messages of a run's turn in order, also those that have left the context, without those that were
         rolled back."""
@@ -261,10 +278,10 @@ class MessageStore:
             await connection.execute(gone)
 
     async def reset(self, project_id: ProjectId, thread_id: ThreadId) -> None:
-        """Empties the context of one of the project's threads, but for its system message.
+        """Empties the context of one of the project's threads, except for its system message.
 
-        Raises `NotFound`, and `Conflict` while a run of the thread has not ended: its results would then lack the calls
-        that they answer.
+        Raises `NotFound`, and `Conflict` while a run of the thread has not ended: the run's results would lack the
+        calls that they answer.
         """
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             ours = sa.select(messages.c.id).where(messages.c.thread_id == thread_id, is_of(project_id))
@@ -285,8 +302,8 @@ async def append_turn(
     thread_id: ThreadId,
     conversation_id: ConversationId | None,
 ) -> int:
-    """Stores a turn of no run behind all others of a thread, deferred. Returns its place. Inside a caller's
-    transaction, which has the thread's lock."""
+    """Stores a turn without a run after all others of a thread. The writes are deferred. Returns the turn's number. The
+    caller's transaction has the thread's lock."""
     turn = await next_turn(connection, thread_id)
     insert_into_thread(
         connection,
@@ -330,7 +347,7 @@ async def ids_in_context(connection: Connection, thread_ids: Collection[str]) ->
 
 
 CHARACTERS_OF_AN_ID = 50
-"""As many characters of JSON are read in the time that the id of a message takes."""
+"""The cost of the id of a message, in characters of JSON that take as long to decode."""
 
 
 def _by_thread(rows: Iterable[Sequence[Any]]) -> dict[str, list[MessageId]]:
@@ -363,7 +380,7 @@ def _begins_with_sibling(body: AssistantMessage) -> bool:
     return body.sibling_holds == "calls" and not body.text and body.reasoning is None
 
 
-# One turn of a history, as the end of its run reads and completes it. Inside a caller's transaction.
+# One turn of a history, which the end of its run reads and completes. Inside a caller's transaction.
 
 
 _ONE_ROW = sa.select(sa.literal(1)).subquery("one_row")
@@ -415,7 +432,7 @@ def compacted_by(run_id: RunId) -> str:
 
 
 async def has_compacted_its_own(connection: Connection, run_id: RunId) -> bool:
-    """Whether a summary of the run stands for steps of the run itself."""
+    """Whether a summary of the run replaces steps of the run itself."""
     found = await connection.execute(
         sa.select(messages.c.id)
         .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)
@@ -437,8 +454,8 @@ async def replace_by_summary(connection: Connection, run: Run, compaction: Compa
             .where(messages.c.thread_id == run.thread_id, messages.c.id.in_(some))
             .values(in_context=False, left_because=compacted_by(run.id))
         )
-    # Turn 0 comes before every run's. It holds the system message, the messages that an agent was made with, and the
-    # summaries.
+    # Turn 0 comes before the turns of runs. It has the system message, the messages that an agent was created with, and
+    # the summaries.
     last = await connection.execute(
         sa.select(sa.func.coalesce(sa.func.max(messages.c.position), 0)).where(
             messages.c.thread_id == run.thread_id, messages.c.turn == FIRST_TURN
@@ -457,8 +474,8 @@ async def replace_by_summary(connection: Connection, run: Run, compaction: Compa
 
 
 async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
-    """The messages of the run's turn leave the context and every list; the rows stay. Its summaries stay, too: they
-    replace messages of other turns."""
+    """Removes the messages of the run's turn from the context and from every list; the rows stay. Its summaries stay,
+    too: they replace messages of other turns."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)

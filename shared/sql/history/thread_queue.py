@@ -1,12 +1,13 @@
 """The queue of a thread: one run at a time, in the order of submission. Inside a caller's transaction.
 
-Every query here costs the same for a thread with ten earlier runs and for one with a hundred thousand: it looks only at
-runs that have not ended, which have an index of their own.
+Every query here costs the same for a thread with ten earlier runs and for one with a hundred thousand: it reads only
+runs that have not ended, which have a separate index.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
 from shared.domain.ids import Fence, RunId, ThreadId
@@ -16,7 +17,7 @@ from shared.domain.runs import Dispatch, Run
 from shared.sql.connection import Connection, Filled
 from shared.sql.portable import AdvisoryLock
 from shared.sql.run_tables import has_one_of, runs
-from shared.sql.tables import messages
+from shared.sql.tables import from_json, messages
 
 
 class InProgress(NamedTuple):
@@ -45,8 +46,8 @@ async def lock_thread(connection: Connection, thread_id: ThreadId) -> None:
 
 
 def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
-    """No run of a thread comes before a certain one: none is running or parked, and none was submitted earlier. The
-    parameters `of_thread`, `of_run` and `of_number` say which run.
+    """Whether no run of a thread precedes a certain one: none is running or parked, and none was submitted earlier. The
+    parameters `of_thread`, `of_run` and `of_number` name the run.
 
     The continuation of a parked run precedes the runs that were queued while the decision was pending.
     """
@@ -62,7 +63,7 @@ def is_next_in_queue(*, continues: bool) -> sa.ColumnElement[bool]:
 async def oldest_in_progress(
     connection: Connection, thread_id: ThreadId, *conditions: sa.ColumnElement[bool]
 ) -> InProgress | None:
-    """The thread's oldest run that has not ended, and meets the conditions: it is running, queued or parked."""
+    """Returns the thread's oldest run that is running, queued or parked and meets the conditions."""
     found = await connection.execute(_OLDEST.where(*conditions) if conditions else _OLDEST, {"of_thread": thread_id})
     row = found.one_or_none()
     return None if row is None else InProgress(row.id, RunStatus(row.status))
@@ -77,7 +78,7 @@ _OLDEST = (
 
 
 def oldest_other_in_progress() -> sa.ScalarSelect[Any]:
-    """The id of the oldest run that has not ended of the thread that the parameter `of_thread` names, but for the run
+    """The id of the oldest run that has not ended, in the thread that the parameter `of_thread` names, except the run
     that `of_run` names."""
     other = runs.alias("other")
     return (
@@ -123,8 +124,8 @@ def input_to_place(run: Run, given: list[NewMessage]) -> list[NewMessage]:
 
 
 async def next_dispatches(connection: Connection, seen: Sequence[tuple[RunId, int, Fence]]) -> list[Dispatch]:
-    """Gives runs that have not ended their next dispatch. `seen` has each with the number of its dispatch and the fence
-    that the caller has seen. Leaves a run as it is if it was dispatched or claimed since."""
+    """Gives runs that have not ended their next dispatch. `seen` has each run with the dispatch and the fence that the
+    caller has read. Skips a run that was dispatched or claimed since."""
     is_as_seen = sa.tuple_(runs.c.id, runs.c.dispatch, runs.c.fence).in_(seen)
     # SQLite finds rows by an index for a list of ids, and not for a list of tuples.
     is_seen = runs.c.id.in_([run_id for run_id, _, _ in seen])
@@ -132,9 +133,25 @@ async def next_dispatches(connection: Connection, seen: Sequence[tuple[RunId, in
         sa.update(runs)
         .where(is_seen, is_as_seen, has_one_of(runs, ACTIVE))
         .values(dispatch=runs.c.dispatch + 1)
-        .returning(runs.c.id, runs.c.dispatch, runs.c.project_id, runs.c.priority)
+        .returning(runs.c.id, runs.c.dispatch, runs.c.project_id, runs.c.priority, runs.c.options, runs.c.code_version)
     )
-    return [Dispatch(row.id, row.dispatch, row.project_id, row.priority) for row in dispatched]
+    return [
+        Dispatch(
+            row.id,
+            row.dispatch,
+            row.project_id,
+            row.priority,
+            from_json(row.options, _BodyChoice).code_agent,
+            row.code_version,
+        )
+        for row in dispatched
+    ]
+
+
+class _BodyChoice(msgspec.Struct, frozen=True):
+    """What of a run's options says which workers may claim it."""
+
+    code_agent: str | None = None
 
 
 _NEXT_IN_QUEUE = (
@@ -151,7 +168,8 @@ def has_next_in_queue() -> sa.ColumnElement[bool]:
 
 
 async def next_in_queue(connection: Connection, thread_id: ThreadId) -> Dispatch | None:
-    """The next run in the thread's queue, with a new dispatch. For a caller that has just ended the run before it."""
+    """Returns the next run in the thread's queue, with a new dispatch, for a caller that has just ended the run before
+    it."""
     found = await connection.execute(_NEXT_IN_QUEUE, {"of_thread": thread_id})
     row = found.one_or_none()
     dispatched = [] if row is None else await next_dispatches(connection, [(row.id, row.dispatch, row.fence)])

@@ -21,7 +21,7 @@ from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import from_json
 
 MOST_CALL_IDS = 1_000
-"""A call's id is not used again until so many later calls of its thread were decided."""
+"""How many later calls of a thread must be decided before a call may have the same id again."""
 
 
 def approval_of(row: RowMapping) -> Approval:
@@ -127,6 +127,21 @@ class ApprovalStore:
         async with self._database.read() as connection:
             return await waiting_on(connection, thread_id, approvals.c.project_id == project_id)
 
+    async def decided_among(self, project_id: ProjectId, thread_id: ThreadId, names: Collection[str]) -> list[Approval]:
+        """The decided requests of one of the project's threads whose ids, or whose calls' ids, are among these names:
+        those that were decided last first."""
+        is_named = sa.or_(approvals.c.id.in_(names), approvals.c.tool_call_id.in_(names))
+        of_thread = (approvals.c.thread_id == thread_id, approvals.c.project_id == project_id)
+        query = (
+            sa.select(approvals)
+            .join(runs, runs.c.id == approvals.c.run_id)
+            .where(*of_thread, approvals.c.decided_at.is_not(None), is_named)
+            .order_by(runs.c.number.desc(), approvals.c.number)
+        )
+        async with self._database.read() as connection:
+            found = await connection.execute(query)
+            return await made_of(found.mappings().all(), approval_of, "arguments")
+
     async def of_calls(self, project_id: ProjectId, call_ids: Collection[str]) -> list[Approval]:
         """The project's requests about calls with one of these ids, decided or not."""
         async with self._database.read() as connection:
@@ -166,9 +181,10 @@ class ApprovalStore:
         *,
         agent_id: AgentId | None = None,
         thread_id: ThreadId | None = None,
+        run_id: RunId | None = None,
     ) -> list[Approval]:
-        """A page of the project's waiting requests. One that was decided meanwhile still marks its place."""
-        conditions = [approvals.c.decided_at.is_(None), _of_a_parked_run(), *_asked_by(agent_id, thread_id)]
+        """Returns a page of the project's waiting requests. A cursor may name a request that was decided meanwhile."""
+        conditions = [approvals.c.decided_at.is_(None), _of_a_parked_run(), *_asked_by(agent_id, thread_id, run_id)]
         keys = [approvals.c.asked_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
@@ -181,9 +197,10 @@ class ApprovalStore:
         *,
         agent_id: AgentId | None = None,
         thread_id: ThreadId | None = None,
+        run_id: RunId | None = None,
     ) -> list[Approval]:
         """A page of the project's decided requests, by the time of their decisions."""
-        conditions = [approvals.c.decided_at.is_not(None), *_asked_by(agent_id, thread_id)]
+        conditions = [approvals.c.decided_at.is_not(None), *_asked_by(agent_id, thread_id, run_id)]
         keys = [approvals.c.decided_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
@@ -197,11 +214,15 @@ class ApprovalStore:
             return await made_of(found.mappings().all(), approval_of, "arguments")
 
 
-def _asked_by(agent_id: AgentId | None, thread_id: ThreadId | None) -> Iterator[sa.ColumnElement[bool]]:
+def _asked_by(
+    agent_id: AgentId | None, thread_id: ThreadId | None, run_id: RunId | None
+) -> Iterator[sa.ColumnElement[bool]]:
     if agent_id is not None:
         yield approvals.c.agent_id == agent_id
     if thread_id is not None:
         yield approvals.c.thread_id == thread_id
+    if run_id is not None:
+        yield approvals.c.run_id == run_id
 
 
 def _waiting() -> sa.Select[tuple[object, ...]]:

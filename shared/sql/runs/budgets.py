@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from shared.domain.errors import BudgetExceeded
 from shared.domain.ids import ProjectId, RunId
-from shared.domain.limits import NOTHING, Account, Amount, Reservation, amount_of, day_of, next_day
+from shared.domain.limits import NOTHING, ONE_TOKEN, Account, Amount, Reservation, amount_of, day_of, next_day
 from shared.domain.runs import Run, Usage
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
@@ -46,8 +46,8 @@ class BudgetStore:
         """Reserves the amount in each of the accounts, in place of the run's earlier reservation. A repetition changes
         nothing. `prompt` is the part of the amount for the call's prompt.
 
-        Raises `BudgetExceeded` when one of the accounts has too little left, `StaleFence` when the run has a new owner.
-        Nothing is changed then.
+        Changes nothing and raises `BudgetExceeded` if one of the accounts has too little left, or `StaleFence` if the
+        run has a new owner.
         """
         day = day_of(now)
         async with self._database.write() as connection:
@@ -60,8 +60,24 @@ class BudgetStore:
             reservation = Reservation(day, [account.name for account in accounts], amount, prompt)
             update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
 
+    async def refuse_if_used_up(self, accounts: Sequence[Account], now: datetime) -> None:
+        """Raises `BudgetExceeded` if one of the accounts has nothing left for a call of which nobody knows the size."""
+        names, day = [account.name for account in accounts], day_of(now)
+        query = sa.select(budget_totals).where(budget_totals.c.account.in_(names), budget_totals.c.day == day)
+        async with self._database.read() as connection:
+            found = {row.account: row for row in await connection.execute(query)}
+        for account in accounts:
+            if (row := found.get(account.name)) is None:
+                continue
+            used = Amount(row.used_tokens + row.reserved_tokens, row.used_nano_usd + row.reserved_nano_usd)
+            if over := account.limit.exceeded_by(used.plus(ONE_TOKEN)):
+                raise BudgetExceeded(
+                    f"the next call would bring the {account.kind}'s budget of this day to {over}",
+                    room_at=next_day(now),
+                )
+
     async def used_beside(self, run: Run) -> Amount:
-        """Returns what all other runs of the run's tree have used, as far as it is stored."""
+        """Returns the stored usage of all other runs in the run's tree."""
         parent = run.options.parent
         root_id = run.id if parent is None else parent.root_id
         in_tree = sa.or_(runs.c.id == root_id, runs.c.root_run_id == root_id)
@@ -73,7 +89,7 @@ class BudgetStore:
             return total
 
     async def totals(self, day: str, project_id: ProjectId | None = None) -> list[AccountTotal]:
-        """The accounts that were used on a day, of one project or of all; by their names."""
+        """Returns the accounts that paid on a day, of one project or of all, ordered by name."""
         query = sa.select(budget_totals).where(budget_totals.c.day == day).order_by(budget_totals.c.account)
         if project_id is not None:
             query = query.where(budget_totals.c.project_id == project_id)
@@ -117,6 +133,21 @@ async def count_usage(connection: Connection, run_id: RunId, locked: LockedRun, 
     used = amount_of(usage).since(amount_of(locked.usage))
     await _change(connection, locked.reservation, used=used)
     await connection.execute(sa.update(runs).where(runs.c.id == run_id).values(reservation=None))
+
+
+async def charge_unreserved(
+    connection: Connection, run: Run, locked: LockedRun, usage: Usage, accounts: Sequence[Account], now: datetime
+) -> None:
+    """As `count_usage`, for a call that a body may have made by itself: the accounts pay, although nothing is reserved
+    in them."""
+    if locked.reservation is not None:
+        await count_usage(connection, run.id, locked, usage)
+        return
+    day = day_of(now)
+    for account in accounts:
+        await _ensure_row(connection, account, day, run.project_id)
+    payers = Reservation(day, [account.name for account in accounts], NOTHING, NOTHING)
+    await _change(connection, payers, used=amount_of(usage).since(amount_of(locked.usage)))
 
 
 async def has_accounts(connection: Connection, project_id: ProjectId) -> bool:

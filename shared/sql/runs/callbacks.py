@@ -21,7 +21,7 @@ CLAIM_HOLDS = timedelta(seconds=60)
 
 
 def is_open(table: sa.Table) -> sa.ColumnElement[bool]:
-    """What is in the outbox of this table waits or was given up. It must be spelled as in the partial index."""
+    """The condition for rows of the outbox that wait or were given up. Its text must be that of the partial index."""
     return sa.or_(table.c.next_attempt_at.is_not(None), table.c.given_up_at.is_not(None))
 
 
@@ -29,8 +29,8 @@ IS_OPEN = is_open(callbacks)
 
 
 def any_due(table: sa.Table) -> sa.Select[tuple[int]]:
-    """Whether the outbox in this table has something whose attempt is due at `now`. It is asked every second, and there
-    is seldom one."""
+    """Returns the query whether the outbox in this table has a row whose attempt is due at `now`. The API runs it every
+    second, and seldom finds one."""
     now = sa.bindparam("now", type_=table.c.claimed_until.type)
     is_free = table.c.claimed_until.is_(None) | (table.c.claimed_until < now)
     return sa.select(table.c.number).where(table.c.next_attempt_at <= now, is_free).limit(1)
@@ -44,7 +44,8 @@ async def claim_rows(
     columns: Sequence[sa.Column[Any]],
     but_not_of: Collection[ProjectId],
 ) -> Sequence[sa.Row[Any]]:
-    """Claims rows of the outbox whose attempt is due, those that wait longest first; these columns of them."""
+    """Claims rows of the outbox whose attempt is due, and returns these columns of them. Those that have waited longest
+    come first."""
     is_others = [table.c.project_id.not_in(but_not_of)] if but_not_of else []
     free = table.c.claimed_until.is_(None) | (table.c.claimed_until < now)
     due = (
@@ -87,7 +88,7 @@ class CallbackStore:
     async def claim_due(
         self, now: datetime, limit: int = 20, *, but_not_of: Collection[ProjectId] = ()
     ) -> list[Callback]:
-        """Callbacks whose attempt is due. No other process gets them for `CLAIM_HOLDS`."""
+        """Claims callbacks whose attempt is due. No other process can claim them for `CLAIM_HOLDS`."""
         async with self._database.read() as connection:
             if (await connection.execute(_ANY_DUE, {"now": now})).one_or_none() is None:
                 return []
@@ -139,9 +140,9 @@ class CallbackStore:
             return await _with_outcomes(connection, rows)
 
     async def retry(self, project_id: ProjectId, run_id: RunId, now: datetime) -> OpenCallback:
-        """Makes a callback due now, also one that was given up: then it gets one more attempt.
+        """Makes a callback due now. One that was given up gets one more attempt.
 
-        Raises `NotFound` when the project's run has none, `Conflict` when it was delivered."""
+        Raises `NotFound` if the project's run has none, and `Conflict` if it was delivered."""
         is_it = (callbacks.c.run_id == run_id, callbacks.c.project_id == project_id)
         async with self._database.write() as connection:
             moved = await connection.execute(
@@ -161,7 +162,7 @@ class CallbackStore:
 
 
 async def _with_outcomes(connection: Connection, rows: Sequence[RowMapping]) -> list[OpenCallback]:
-    """The callbacks of these rows, each with what came of its last attempt, which is kept with the run."""
+    """Returns the callbacks of these rows, each with the outcome of its last attempt, which the run's row has."""
     ids = [row["run_id"] for row in rows]
     columns = (runs.c.id, runs.c.callback_status_code, runs.c.callback_error, runs.c.completed_at, runs.c.created_at)
     found = await connection.execute(sa.select(*columns).where(runs.c.id.in_(ids)))

@@ -1,39 +1,45 @@
-"""The writes of a worker while a run goes on: answers, intents, results, events. Each is one transaction. It is refused
-when the fence is old, and does no harm when it is repeated because the answer to its commit was lost.
+"""The writes of a worker during a run: answers, intents, results, events. Each is one transaction, which fails if the
+worker's fence is old. A worker may repeat a write if the answer to its commit was lost; this changes nothing.
 
-A step that calls tools has two checkpoints: the answer, so that a crash cannot make the model ask for the same tools a
-second time, and the results. Between them the intents say which tools were about to start.
+A step that calls tools has two checkpoints. The first stores the answer, so that after a crash the model does not ask
+for the same tools a second time; the second stores the results. Between them, intents record which tools were about to
+start.
 """
 
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint, crash_point
+from shared.domain.effects import SettledEffect
 from shared.domain.ids import Fence, IdMaker, RunId, Seq
+from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import RunStatus
+from shared.domain.limits import Account
 from shared.domain.log_writer import Entries, LogTail, consecutive
 from shared.domain.memory import EditedBlock, FinishedEdit
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn, ToolReturns
-from shared.domain.runs import Compaction, Run, Step, Usage, asked_call
+from shared.domain.runs import Compaction, Run, Step, Usage, WaitsFor, asked_call
 from shared.domain.settling import RunEnd, unfinished_return
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import insert_messages, replace_by_summary
 from shared.sql.run_tables import runs, tool_intents
-from shared.sql.runs.budgets import count_usage
+from shared.sql.runs.budgets import charge_unreserved, count_usage
+from shared.sql.runs.effects import store_settled_effect
+from shared.sql.runs.journal import FORGET_JOURNAL, entries_of, state_of_thread, store_entries
 from shared.sql.runs.rows import LockedRun, input_of, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, insert_events, packed_blocks, upsert_step
 from shared.sql.tables import from_json, microseconds, to_json
 
-# The state of a run's tool calls before their results enter the history: the intent to start a tool, and the result of
-# a call that was stored with the call's effect, or before other calls of the same answer had ended.
+# The state of a run's tool calls before their results enter the history. A row has the intent to start a tool, and the
+# call's result if a worker stored it with the call's effect, or before other calls of the same answer had ended.
 
 
 _INSERT_INTENT = sa.insert(tool_intents)
@@ -51,22 +57,35 @@ _FORGET_INTENTS = sa.delete(tool_intents).where(
     tool_intents.c.tool_call_id.in_(sa.bindparam("call_ids", expanding=True)),
 )
 
+_ATTEMPT = sa.select(tool_intents.c.attempt).where(
+    tool_intents.c.run_id == sa.bindparam("of_run"), tool_intents.c.tool_call_id == sa.bindparam("call_id")
+)
 
-async def insert_intents(connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime) -> None:
-    """Stores that the tools of these calls are about to start; deferred. The run's row is locked."""
+
+async def insert_intents(
+    connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime, attempt: int = 1
+) -> None:
+    """Stores that the tools of these calls are about to start, for the `attempt`th time. The writes are deferred. The
+    caller has locked the run's row."""
     rows = {
         call.id: {
-            "run_id": run_id, "tool_call_id": call.id, "tool_name": call.name, "state": "started", "started_at": now
+            "run_id": run_id,
+            "tool_call_id": call.id,
+            "tool_name": call.name,
+            "state": "started",
+            "started_at": now,
+            "attempt": attempt,
         }
         for call in calls
-    }  # fmt: skip
+    }
     await forget_intents(connection, run_id, rows)
     if rows:
         connection.defer(_INSERT_INTENT, *rows.values())
 
 
 def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
-    """Stores the results of calls whose intents are stored; deferred. The run's row is locked."""
+    """Stores the results of calls whose intents are stored. The writes are deferred. The caller has locked the run's
+    row."""
     if results:
         connection.defer(
             _INSERT_RESULT,
@@ -75,32 +94,30 @@ def insert_results(connection: Connection, run_id: RunId, results: Sequence[Tool
 
 
 async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
-    """Deletes the intents and results of calls with these ids: some servers number the calls of every answer anew, so
-    an earlier answer may have had a call of the same id."""
+    """Deletes the intents and results of calls with these ids. Some model servers number the calls of each answer from
+    the start, so an earlier answer may have had a call with the same id."""
     if call_ids:
         await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
 
 
 class _StoredResult(ToolReturn, frozen=True):
-    """A result as the row has it. It decodes as a plain `ToolReturn`, too."""
+    """The stored result. Readers can also decode it as a plain `ToolReturn`."""
 
     edited: Sequence[EditedBlock] = ()
 
 
 async def finish_intent(connection: Connection, run_id: RunId, finished: FinishedEdit, now: datetime) -> None:
-    """Stores the result of a call, with the transaction that has its effect."""
+    """Stores the result of a call, in the transaction that stores the call's effect."""
     result = finished.result
-    await forget_intents(connection, run_id, [result.tool_call_id])
-    await connection.execute(
-        sa.insert(tool_intents).values(
-            run_id=run_id,
-            tool_call_id=result.tool_call_id,
-            tool_name=result.tool_name,
-            state="finished",
-            started_at=now,
-            result=to_json(_StoredResult(**msgspec.structs.asdict(result), edited=finished.edited)),
-        )
-    )
+    is_it = (tool_intents.c.run_id == run_id, tool_intents.c.tool_call_id == result.tool_call_id)
+    ended = {
+        "state": "finished",
+        "result": to_json(_StoredResult(**msgspec.structs.asdict(result), edited=finished.edited)),
+    }
+    # The row says when, and how often, the tool was started. A call that never started has none.
+    if (await connection.execute(sa.update(tool_intents).where(*is_it).values(**ended))).rowcount == 0:
+        place = {"run_id": run_id, "tool_call_id": result.tool_call_id, "tool_name": result.tool_name}
+        await connection.execute(sa.insert(tool_intents).values(**place, **ended, started_at=now))
 
 
 async def finished_edit(connection: Connection, run_id: RunId, call_id: str) -> FinishedEdit | None:
@@ -125,7 +142,7 @@ async def intents_of(connection: Connection, run_id: RunId) -> dict[str, ToolRet
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint stores: messages, the step as it stands, usage so far, and the events that showed it."""
+    """The data of a checkpoint: messages, the step's present state, usage so far, and the events that showed them."""
 
     now: datetime
     messages: list[NewMessage]
@@ -134,12 +151,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step_count: int
     step: Step | None = None
     shown_at: int = 0
-    """When the first piece of an answer was shown that SQL may not know of; Unix milliseconds, 0: none was."""
+    """When readers got the first piece of an answer, if SQL may lack that time; in Unix milliseconds, 0 for none."""
     body_state: bytes | None = None
-    """The body's own state. None leaves the stored one."""
+    """The body's own state. None keeps the stored one."""
+    journal: Sequence[JournalEntry] = ()
+    """Entries of the turn's journal that are new, or have changed."""
 
     def columns(self, run_id: RunId, last_seq: Seq) -> dict[str, Any]:
-        """The run's columns after the checkpoint; `last_seq` is the last event that SQL has then."""
+        """Returns the run's columns after the checkpoint. `last_seq` is the number of the last event in SQL then."""
         return {
             "attempts_without_progress": 0,
             "usage": to_json(self.usage),
@@ -151,9 +170,19 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class Spent(NamedTuple):
+    """A finished model call, and the run's usage and steps with it."""
+
+    step: Step
+    usage: Usage
+    step_count: int
+    accounts: Sequence[Account]
+    """Those that pay."""
+
+
 class CheckpointStore:
-    """Writes the progress of running runs. Every method raises `StaleFence` when the run has a new owner. With
-    `together`, the events of all runs are stored with one another."""
+    """Writes the progress of running runs. Every method raises `StaleFence` if the run has a new owner. With
+    `together`, one transaction may store events of several runs."""
 
     def __init__(self, database: Database, together: GroupCommit | None = None) -> None:
         self._database = database
@@ -172,7 +201,7 @@ class CheckpointStore:
         self, run: Run, compaction: Compaction, tail: LogTail, usage: Usage, now: datetime, *, shown_at: int = 0
     ) -> None:
         """Stores a compaction in the middle of a run, with the events that show it. A repetition changes nothing.
-        `shown_at` is as in `Checkpoint`: the next owner does not see that piece any more.
+        `shown_at` is as in `Checkpoint`: a later owner cannot learn it from the log any more.
 
         The run's next owner continues after those events. This does not count as progress, because no step has ended.
         """
@@ -184,13 +213,34 @@ class CheckpointStore:
             update_owned(connection, run.id, now, {**values, **first_token(run.id, None, shown_at)})
 
     async def record_intents(
-        self, run: Run, calls: Sequence[ToolCall], now: datetime, *, results: Sequence[ToolReturn] = ()
+        self,
+        run: Run,
+        calls: Sequence[ToolCall],
+        now: datetime,
+        *,
+        results: Sequence[ToolReturn] = (),
+        attempt: int = 1,
     ) -> None:
-        """Stores that the tools of these calls are about to be started, and the results of earlier calls."""
+        """Stores that the tools of these calls are about to be started, for the `attempt`th time, and the results of
+        earlier calls."""
         async with self._database.write(CrashPoint.INTENT) as connection:
             await lock_owned(connection, run.id, run.fence)
             insert_results(connection, run.id, results)
-            await insert_intents(connection, run.id, calls, now)
+            await insert_intents(connection, run.id, calls, now, attempt)
+
+    async def attempt(self, run: Run, call_id: str) -> int:
+        """How often the tool of this call was started; 0 if it was not."""
+        async with self._database.read() as connection:
+            found = await connection.execute(_ATTEMPT, {"of_run": run.id, "call_id": call_id})
+            return found.scalar_one_or_none() or 0
+
+    async def record_settled_effect(self, run: Run, said: SettledEffect, results: Sequence[ToolReturn] = ()) -> None:
+        """Stores what a probe has said about a call that an earlier owner had started, with the result that the call
+        has then."""
+        async with self._database.write(CrashPoint.SETTLE_EFFECT) as connection:
+            await lock_owned(connection, run.id, run.fence)
+            insert_results(connection, run.id, results)
+            await store_settled_effect(connection, run, said)
 
     async def record_results(self, run: Run, results: Sequence[ToolReturn]) -> None:
         """Stores the results of calls while other calls of the same answer still run. A stored result stays."""
@@ -198,8 +248,38 @@ class CheckpointStore:
             await lock_owned(connection, run.id, run.fence)
             insert_results(connection, run.id, results)
 
+    async def record_journal(
+        self,
+        run: Run,
+        entries: Sequence[JournalEntry],
+        tail: LogTail,
+        now: datetime,
+        *,
+        spent: Spent | None = None,
+        anew: bool = False,
+    ) -> None:
+        """Stores entries of the turn's journal with the events up to there, and with what a call of a model has spent.
+        The step in which they are goes on: the next owner of the run shows its text again. `anew`: the journal has
+        these entries and no others."""
+        async with self._database.write(CrashPoint.JOURNAL) as connection:
+            locked, last_seq = await lock_and_store(connection, run, tail)
+            if anew:
+                await connection.execute(FORGET_JOURNAL, {"of_journal": run.journal})
+            store_entries(connection, run, entries)
+            values: dict[str, Any] = {"last_seq": last_seq, "attempts_without_progress": 0}
+            if spent is not None:
+                upsert_step(connection, run, spent.step)
+                await charge_unreserved(connection, run, locked, spent.usage, spent.accounts, now)
+                values |= {"usage": to_json(spent.usage), "step_count": spent.step_count}
+            update_owned(connection, run.id, now, values)
+
+    async def journal(self, run: Run) -> list[JournalEntry]:
+        """The journal of the run's turn, in order."""
+        async with self._database.read() as connection:
+            return await entries_of(connection, run)
+
     async def record_events(self, run: Run, tail: LogTail, now: datetime) -> None:
-        """Stores events of a step that is not finished, so that a long answer does not live in Redis alone."""
+        """Stores events of an unfinished step, so that a long answer is not in Redis alone."""
         if self._together is not None:
             blocks = await packed_blocks(run.id, tail)
             with crash_point(CrashPoint.SPILL):
@@ -228,27 +308,27 @@ class CheckpointStore:
         now: datetime,
         *,
         waits_until: datetime | None = None,
+        waits_for: WaitsFor = "budget",
         in_model_call: bool = False,
     ) -> None:
-        """Stores the events of an unfinished step for the worker that continues it, if the wait is long enough to need
-        this. The present worker is alive, so the claims so far do not count as attempts without progress.
-        `in_model_call`: a model call was in progress, and the next owner will repeat it."""
+        """Stores the events of an unfinished step for the worker that continues it, if the wait for that worker is long
+        enough to need this. The present worker is alive, so the claims so far do not count as attempts without
+        progress. `in_model_call`: a model call was in progress, and the next owner repeats it."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
-            waits_for = None if waits_until is None else "budget"
             values = {
                 "last_seq": last_seq,
                 "attempts_without_progress": 0,
                 "waits_until": waits_until,
-                "waits_for": waits_for,
+                "waits_for": None if waits_until is None else waits_for,
             }
             if not in_model_call:
                 values["owner"] = None
             update_owned(connection, run.id, now, values)
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:
-        """Stores events and gives the run's owner a new fence, because the numbers of the present one are nearly used
-        up."""
+        """Stores events and gives the run's owner a new fence, because the present fence has few event numbers
+        left."""
         renewed = msgspec.structs.replace(run, fence=Fence(run.fence + 1))
         async with self._database.write(CrashPoint.NEW_FENCE) as connection:
             locked = await lock_run(connection, run.id)
@@ -259,7 +339,7 @@ class CheckpointStore:
             return renewed
 
     async def has_fence(self, run: Run) -> bool:
-        """Whether the caller still is the run's owner."""
+        """Whether the caller is still the run's owner."""
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run.id, runs.c.fence == run.fence))
             return found.one_or_none() is not None
@@ -280,6 +360,11 @@ class CheckpointStore:
                     return None if row is None else row.body_state
                 of_run = row.continues
         return None
+
+    async def thread_state(self, run: Run) -> bytes | None:
+        """The state that the body of the thread's last completed run which has one has left."""
+        async with self._database.read() as connection:
+            return await state_of_thread(connection, run)
 
 
 _BODY_STATE = sa.select(runs.c.body_state, runs.c.continues).where(
@@ -310,32 +395,33 @@ def _add_events(
 async def store_tail(connection: Connection, run: Run, tail: LogTail) -> Seq:
     """Locks the run and stores the entries that SQL lacks. Returns the last number in SQL.
 
-    Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
+    Raises `StaleFence`, `IllegalTransition` if the run has ended or is parked, and `NotFound` if it was deleted.
     """
     return (await lock_and_store(connection, run, tail))[1]
 
 
 async def lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tuple[LockedRun, Seq]:
-    """As `store_tail`; returns the locked row as well."""
+    """Like `store_tail`, but also returns the locked row."""
     locked = await lock_owned(connection, run.id, run.fence)
     await insert_events(connection, run.id, tail.behind(locked.last_seq))
-    # An owner without entries has shown nothing, so the log's end stays where it was.
+    # Readers have seen nothing of an owner without entries, so the end of the log stays where it was.
     return locked, max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
 async def store_step(connection: Connection, run: Run, checkpoint: Checkpoint) -> None:
-    """Stores all of a checkpoint but its events. The run's row is locked."""
+    """Stores all of a checkpoint except its events. The caller has locked the run's row."""
     await forget_intents(connection, run.id, _called_in(checkpoint.messages))
     await insert_messages(connection, run, checkpoint.messages)
     if checkpoint.step is not None:
         upsert_step(connection, run, checkpoint.step)
+    store_entries(connection, run, checkpoint.journal)
 
 
 def _called_in(messages: Sequence[NewMessage]) -> list[str]:
     return [call.id for new in messages if isinstance(new.body, AssistantMessage) for call in new.body.tool_calls]
 
 
-# The result of a run that makes one call of a tool is in the row of the call's intent.
+# A run that only calls one tool has its result in the row of the call's intent.
 
 
 class ToolRunStore:
@@ -363,10 +449,10 @@ async def close_tool_run(
     ids: IdMaker,
     now: datetime,
 ) -> NewMessage:
-    """Stores the result of the run's call in the transaction that settles the run, whichever process ends it. Returns
+    """Stores the result of the run's call in the transaction that settles the run, in the API or in a worker. Returns
     the message that shows the result in the log; it enters no history.
 
-    `known` are the results that the run's owner has. A result that was stored with the call's effect counts as well.
+    `known` has the results that the run's owner has. A result that was stored with the call's effect counts, too.
     """
     call = asked_call(await input_of(connection, run_id)).call
     intents = await intents_of(connection, run_id)

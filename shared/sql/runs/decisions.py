@@ -1,5 +1,5 @@
-"""Decisions on approval requests: one by one, by people and by the clock, or all requests of an answer in one message.
-The last decision of an answer closes the parked run and stores its continuation."""
+"""Decisions on approval requests. People and the expiry decide them one by one; a message decides all requests of an
+answer. The last decision of an answer closes the parked run and stores its continuation."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -29,14 +29,15 @@ from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.approvals import approval_of, record_decision, requests_of, waiting_on
+from shared.sql.runs.journal import MOVE_JOURNAL
 from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
 from shared.sql.tables import to_json
 
 
 class AskedBy(NamedTuple):
-    """The run whose calls are decided. `continued_by` is its continuation, if the calls were decided before and that
-    continuation is still active."""
+    """The run whose calls are decided. `continued_by` is its continuation, if an earlier request decided the calls and
+    the continuation is still active."""
 
     run_id: RunId
     fence: Fence
@@ -44,7 +45,7 @@ class AskedBy(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A request as it was decided. `run` is the continuation; None while other calls of the answer wait."""
+    """A decided request. `run` is the continuation; None while other calls of the answer wait."""
 
     approval: Approval
     run: Run | None
@@ -62,10 +63,10 @@ class DecisionStore:
     ) -> Submitted:
         """Decides all calls that a thread waits for, and stores `run`, which continues the parked one.
 
-        The decisions are the `ApprovalResponse` that `given` begins with; they cover exactly the calls that are not
-        decided yet. A repetition while the continuation is active returns that run again; `again` is as in
-        `RunStore.submit`. Raises `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, `NameTaken`, or `Conflict`
-        when another caller decided otherwise.
+        `given` begins with the `ApprovalResponse`, whose decisions cover exactly the undecided calls. A repetition
+        while the continuation is active returns that run again; `again` is as in `RunStore.submit`. Raises
+        `NoPendingApproval`, `WrongToolCalls`, `AlreadyDecided`, `NameTaken`, or `Conflict` if another caller decided
+        otherwise.
         """
         async with self._database.write(CrashPoint.DECIDE, thread_lock(run.thread_id)) as connection:
             seen = await submitted_before(connection, run, keys, again=again)
@@ -79,7 +80,8 @@ class DecisionStore:
     async def decide(self, asked: Approval, decision: Decision, *, by: str, now: datetime) -> Decided:
         """Decides one request. A repetition of the same decision returns the result of the first.
 
-        Raises `Conflict` when it was decided otherwise or its run is being cancelled, `NotFound` when it is gone.
+        Raises `Conflict` if another decision is stored or a cancel of its run is recorded, and `NotFound` if it was
+        deleted.
         """
         # Another caller that decides calls of the same answer waits for the thread.
         async with self._database.write(CrashPoint.DECIDE, thread_lock(asked.thread_id)) as connection:
@@ -98,8 +100,8 @@ class DecisionStore:
             return Decided(await _get(connection, asked.id), run)
 
     def _continuation(self, parked: Run, now: datetime) -> Run:
-        """The continuation after decisions that came one by one. No client's request starts it, so it has the options
-        of the parked run."""
+        """Returns the continuation after decisions that came one by one. No request of a client starts it, so it has
+        the options of the parked run."""
         return Run(
             id=self._ids.run(),
             project_id=parked.project_id,
@@ -112,7 +114,7 @@ class DecisionStore:
 
 
 async def _decide_waiting(connection: Connection, run: Run, given: Sequence[NewMessage], decided_by: str) -> AskedBy:
-    """Stores the decisions that `given` begins with, each once. All calls that still wait must be decided together."""
+    """Stores the decisions at the beginning of `given`, each once. They must decide all calls that still wait."""
     response = given[0].body if given else None
     if not isinstance(response, ApprovalResponse):
         raise NoPendingApproval
@@ -142,8 +144,8 @@ async def _start_continuation(
 ) -> Run:
     """Closes a parked run whose calls are all decided, and stores its continuation.
 
-    Some decisions may have come earlier, one by one. So the `ApprovalResponse` that `given` begins with is replaced by
-    one with all decisions on the answer. It continues the trace of the run that asked.
+    Some decisions may have come earlier, one by one. So the run's input begins with an `ApprovalResponse` that has all
+    decisions on the answer, instead of that in `given`. The run continues the trace of the run that asked.
     """
     now = run.created_at
     closed = {"continued_by": run.id, "decided_at": now}
@@ -156,6 +158,7 @@ async def _start_continuation(
         run,
         continues=parked.id,
         turn=parked.turn,
+        code_version=parked.code_version,
         priority=run.priority or parked.priority,
         callback_url=run.callback_url or parked.callback_url,
         options=msgspec.structs.replace(
@@ -164,8 +167,14 @@ async def _start_continuation(
             first_words=parked.options.first_words,
             parent=parked.options.parent,
             leg=parked.options.leg + 1,
+            code_agent=parked.options.code_agent,
+            journal=None if parked.options.code_agent is None else parked.journal,
+            # The code asks once more for what its model was asked, and the tools are a part of it.
+            client_tools=(run if parked.options.code_agent is None else parked).options.client_tools,
         ),
     )
+    if parked.options.code_agent is not None:
+        await connection.execute(MOVE_JOURNAL, {"of_journal": parked.journal, "to_run": run.id})
     return (await insert_run(connection, continuation, [whole, *given[1:]], keys)).run
 
 
@@ -204,11 +213,11 @@ async def _store_decision(
     now: datetime,
     run_id: RunId | None,
 ) -> None:
-    """Writes one decision, unless there is one. Raises `Conflict` when another caller decided in the meantime, and
-    `InvalidRequest` when it approves a call that only the client can run."""
+    """Writes one decision unless one is stored. Raises `Conflict` if another caller decided in the meantime, and
+    `InvalidRequest` if it approves a call that only the client can run."""
     if approval.client_side and decision.kind == "approval" and decision.approve:
         raise InvalidRequest(
-            f"{approval.tool_name} is run by the client: bring its result with the decision 'tool_return', or deny it",
+            f"{approval.tool_name} is run by the client: send its result with the decision 'tool_return', or deny it",
             field="decision",
         )
     written = await connection.execute(
@@ -217,7 +226,7 @@ async def _store_decision(
         .values(decision=to_json(decision), decided_at=now, decided_by=by, continued_by=run_id)
     )
     if written.rowcount != 1:
-        raise DecidedOtherwise(f"approval {approval.id} was decided by somebody else in the meantime")
+        raise DecidedOtherwise(f"another caller decided approval {approval.id} in the meantime")
     if by == EXPIRY:
         await record(connection, approval.project_id, "approval.expired", approval.id)
     else:
@@ -225,8 +234,8 @@ async def _store_decision(
 
 
 _NAMES = (approvals.c.tool_call_id, approvals.c.id, approvals.c.message_id)
-"""What a client may name a call by: its id, its approval, or the message that asks. All of an answer's calls have the
-same message."""
+"""The names by which a client may decide a call: the id of the call, of its approval, or of the message that asks. All
+calls of an answer have the same message."""
 
 
 async def _decided_before(connection: Connection, thread_id: ThreadId, decisions: Mapping[str, Decision]) -> AskedBy:
@@ -234,7 +243,8 @@ async def _decided_before(connection: Connection, thread_id: ThreadId, decisions
         sa.select(approvals, runs.c.status, runs.c.fence)
         .join(runs, runs.c.id == approvals.c.continued_by)
         .where(approvals.c.thread_id == thread_id, sa.or_(*(name.in_(decisions) for name in _NAMES)))
-        # Some servers number the calls of every answer anew, so an id may have been decided in an earlier turn.
+        # Some model servers number the calls of each answer from the start, so an earlier turn may have had a call with
+        # the same id.
         .order_by(approvals.c.decided_at.desc(), runs.c.number.desc())
     )
     rows = found.mappings().all()
@@ -260,7 +270,7 @@ async def _get(connection: Connection, approval_id: ApprovalId) -> Approval:
 
 
 async def _lock_parked(connection: Connection, run_id: RunId) -> Run:
-    """Locks the run that asked, so that no cancel of it is recorded meanwhile."""
+    """Locks the run that asked, so that no process can record a cancel of it meanwhile."""
     found = await connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == run_id).with_for_update())
     row = found.mappings().one_or_none()
     if row is None:

@@ -1,5 +1,5 @@
 """Statistics of a project's runs and callbacks for operators. They are cheap even with a million runs: active runs have
-an index of their own, an index by time finds the last hour, and waits are sampled from a few runs of each minute.
+a separate index, an index by time finds the last hour, and a few runs of each minute serve as a sample for the waits.
 """
 
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ SAMPLE = 30
 _US_PER_MINUTE = 60_000_000
 
 Waits = Mapping[int, list[float]]
-"""Milliseconds that runs of a minute have waited."""
+"""The waits of runs in milliseconds, by the minute of their submission."""
 
 
 class RunFigureStore:
@@ -75,7 +75,7 @@ class RunFigureStore:
         return CallbackFigures(waiting=waiting, failing=failing)
 
     async def of_deployment(self) -> "DeploymentCounts":
-        """Counts the active work of all projects together. The database must show the rows of all projects."""
+        """Counts the active work of all projects together. The caller's database must not be scoped to one project."""
         by_status = sa.select(runs.c.status, sa.func.count()).where(has_one_of(runs, ACTIVE)).group_by(runs.c.status)
         outboxes = (callbacks, webhook_deliveries)
         each = [
@@ -110,7 +110,7 @@ class DeploymentCounts(NamedTuple):
     """The active work of a deployment."""
 
     runs: Mapping[str, int]
-    """Active ones, by status; a status that none has is missing."""
+    """The number of active runs by status, without statuses that no run has."""
     callbacks_waiting: int
 
 
@@ -168,7 +168,7 @@ def _sample(project_id: ProjectId, begin: datetime) -> sa.Select[Any]:
         .order_by(runs.c.project_id, runs.c.created_at)
         .limit(SAMPLE)
     )
-    # SQLite takes a limit inside a union in a query of its own only.
+    # SQLite accepts a limit inside a union only in a subquery.
     return sa.select(first.subquery())
 
 

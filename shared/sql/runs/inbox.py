@@ -1,4 +1,4 @@
-"""Messages that are injected into running runs: each enters the history exactly once, in order."""
+"""Messages that clients inject into running runs. Each enters the history exactly once, in order."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from shared.crash_points import CrashPoint
 from shared.domain.errors import Conflict
 from shared.domain.ids import RunId
+from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage
@@ -18,6 +19,7 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
+from shared.sql.runs.journal import store_entries
 from shared.sql.runs.rows import lock_run, run_of_keys, store_keys, update_owned
 from shared.sql.tables import from_json, to_json
 
@@ -46,8 +48,8 @@ class InboxStore:
         """Stores messages for a run that is running or will run. Returns False and changes nothing if the keys were
         seen before.
 
-        A client may inject the same messages again if the answer was lost. Raises `Conflict` when the run cannot take
-        them any more, `NameTaken` if other content was sent under one of the names.
+        A client may inject the same messages again if the answer was lost. Raises `Conflict` if the run cannot take
+        them any more, and `NameTaken` if other content was sent under one of the names.
         """
         async with self._database.write(CrashPoint.INJECT) as connection:
             # The locked row makes a settle and this transaction run one after the other.
@@ -83,9 +85,12 @@ class InboxStore:
             rows = (await connection.execute(_UNDELIVERED, {"run_id": run_id})).all()
         return WaitingMessages([from_json(row.message, NewMessage) for row in rows], rows[-1].number if rows else 0)
 
-    async def deliver(self, run: Run, waiting: WaitingMessages, tail: LogTail, now: datetime) -> None:
+    async def deliver(
+        self, run: Run, waiting: WaitingMessages, tail: LogTail, now: datetime, journal: Sequence[JournalEntry] = ()
+    ) -> None:
         """Moves waiting messages into the run's history, together with the events that show them, with which the tail
-        of the log ends. A repetition changes nothing. Raises `StaleFence`."""
+        of the log ends, and the entries of its journal that record them. A repetition changes nothing. Raises
+        `StaleFence`."""
         async with self._database.write(CrashPoint.DELIVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             await connection.execute(
@@ -94,6 +99,7 @@ class InboxStore:
                 .values(delivered_at=now)
             )
             await insert_messages(connection, run, waiting.messages)
+            store_entries(connection, run, journal)
             update_owned(connection, run.id, now, {"last_seq": last_seq})
 
 

@@ -18,17 +18,17 @@ from shared.sql.engine import Database
 from shared.sql.paging import Page, made_of, remember_place, rows_of_page
 from shared.sql.portable import OwnedBy
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
-from shared.sql.runs.rows import RUN_COLUMNS, not_found, run_of
+from shared.sql.runs.rows import RUN_COLUMNS, RUNS_OF_KEYS, not_found, run_of
 from shared.sql.tables import messages
 
 QUIET_PAGE = 500
 
 OUT_OF_ORDER = timedelta(minutes=10)
-"""Runs get their numbers when they are stored, and their times come from many machines' clocks. A run with a later
-number has a time that is earlier by at most this."""
+"""The database numbers runs when it stores them, but their times come from the clocks of several machines. The time of
+a run with a higher number may be earlier by at most this."""
 
 UNCLAIMED = frozenset({RunStatus.CREATED, RunStatus.AWAITING_APPROVAL})
-"""Statuses of runs that no worker has."""
+"""The statuses in which no worker owns a run."""
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     agent_ids: list[AgentId] | None = None
     thread_id: ThreadId | None = None
     parent_run_id: RunId | None = None
-    """Only runs that a call of this run has started."""
+    """Only runs that a call of this run started."""
     statuses: list[RunStatus] | None = None
-    """As they are stored. A dialect may show clients other ones."""
+    """The stored statuses. A dialect may show clients other names."""
     background: bool | None = None
     stop_reason: str | None = None
     created_after: datetime | None = None
@@ -55,7 +55,7 @@ class QuietRun(NamedTuple):
     fence: Fence
     updated_at: datetime
     waits: bool = False
-    """It waits for room in a budget, or has done so and may be tried again."""
+    """The run waits for room in a budget, or has waited and may be dispatched again."""
 
 
 class RunListing:
@@ -65,8 +65,8 @@ class RunListing:
         self._database = database
 
     async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
-        """A page in the order asked for; its cursors are run ids. With filters by agent, conversation, status, stop
-        reason and time, it costs the same however many other runs the project has."""
+        """Returns a page in the requested order; its cursors are run ids. With filters by agent, conversation, status,
+        stop reason and time, its cost does not depend on how many other runs the project has."""
         found: dict[int, RowMapping] = {}
         async with self._database.read() as connection:
             times = await _times(connection, project_id, wanted)
@@ -86,7 +86,8 @@ class RunListing:
     async def active_of_agent(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None = None
     ) -> list[Run]:
-        """The agent's runs, of one thread or of all, that have not ended, parked ones included; oldest first."""
+        """Returns the runs of the agent, or of one of its threads, that have not ended, parked ones included; oldest
+        first."""
         query = sa.select(*RUN_COLUMNS).where(
             runs.c.project_id == project_id, runs.c.agent_id == agent_id, has_one_of(runs, ACTIVE)
         )
@@ -99,7 +100,8 @@ class RunListing:
     async def just_streamed(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None, since: datetime
     ) -> Run | None:
-        """The agent's newest run, of one thread or of all, if a client streamed it and it ended after `since`."""
+        """Returns the newest run of the agent, or of one of its threads, if a client streamed it and it ended after
+        `since`."""
         # A tool call runs in its own thread beside other runs, so a client may consider another run the newest.
         is_in_history = runs.c.thread_id != runs.c.id
         query = sa.select(*RUN_COLUMNS).where(runs.c.project_id == project_id, is_in_history)
@@ -114,6 +116,13 @@ class RunListing:
         if newest is None or newest.completed_at is None or newest.completed_at < since:
             return None
         return newest if newest.options.streamed else None
+
+    async def of_names(self, project_id: ProjectId, thread_id: ThreadId, names: Collection[str]) -> dict[str, RunId]:
+        """The project's runs whose submissions had these names on the thread (`SubmissionKeys.names`), by name,
+        whatever was sent under them."""
+        given = {"of_thread": thread_id, "of_project": project_id, "keys": list(names)}
+        async with self._database.read() as connection:
+            return {row.key: RunId(row.run_id) for row in await connection.execute(RUNS_OF_KEYS, given)}
 
     async def of_otid(self, project_id: ProjectId, thread_id: ThreadId, otid: str) -> Run:
         """The project's newest run whose submission had a message with this otid. Raises `NotFound`."""
@@ -142,8 +151,8 @@ class RunListing:
         """Returns a page, after `after`, of the runs that a worker should or could execute and that have no write to
         SQL since `since`.
 
-        Runs whose last write lies in the future count as well: the clock was set back, and waiting for it could take
-        long.
+        It also returns runs whose last write lies in the future: the clock was set back, and to wait for that time
+        could take long.
         """
         earlier = runs.alias("earlier")
         blocked = sa.exists().where(
@@ -157,7 +166,7 @@ class RunListing:
             runs.c.status.in_([RunStatus.CREATED, RunStatus.RUNNING]),
             sa.or_(runs.c.updated_at < since, runs.c.updated_at > now),
             sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
-            # Runs that wait for room in a budget are left out, unless a cancel of them is recorded.
+            # Leaves out runs that wait for room in a budget, unless a cancel of them is recorded.
             sa.or_(runs.c.waits_until.is_(None), runs.c.waits_until <= now, runs.c.cancel_requested_at.is_not(None)),
         )
         if after is not None:
@@ -171,7 +180,7 @@ class RunListing:
             ]
 
     async def cancelled_but_unclaimed(self, limit: int = 100) -> list[Run]:
-        """Runs that no worker has, parked or never claimed, for which a cancel is recorded."""
+        """Returns the runs without a worker (parked, or never claimed) for which a cancel is recorded."""
         is_open = (runs.c.cancel_requested_at.is_not(None), has_one_of(runs, UNCLAIMED))
         async with self._database.read() as connection:
             found = await connection.execute(
@@ -180,7 +189,7 @@ class RunListing:
             return await made_of(found.mappings().all(), run_of, "options")
 
     async def count_queued(self, project_id: ProjectId, at_most: int) -> int:
-        """How many runs of the project no worker has had yet; `at_most` are counted."""
+        """Returns how many runs of the project no worker has claimed yet. Counts up to `at_most`."""
         waiting = (
             sa.select(runs.c.number)
             .where(runs.c.project_id == project_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)
@@ -191,8 +200,8 @@ class RunListing:
             return counted.scalar_one()
 
     async def delete(self, project_id: ProjectId, run_id: RunId, *, with_thread: bool = False) -> None:
-        """Deletes a run that has ended, with its log. Its messages stay in the history, unless the run began a thread
-        of its own and that is to go as well. Raises `NotFound`."""
+        """Deletes a run that has ended, with its log. Its messages stay in the history; `with_thread` also deletes the
+        messages of the thread that the run began. Raises `NotFound`."""
         async with self._database.write() as connection:
             # Deletes the run's row first and then the rows that belong to it, as retention does: otherwise the two
             # could deadlock.
@@ -212,12 +221,12 @@ class RunListing:
 
 
 Way = tuple[tuple[sa.Column[str], str], list[sa.ColumnElement[bool]]]
-"""How a page is read: by an index that begins with this column, or ends with it and the number; and the other
-conditions."""
+"""One way to read a page: a column with its value, for an index that begins with the column or ends with it and the
+number; and the other conditions."""
 
 
 def _ways(project_id: ProjectId, wanted: RunFilter) -> Iterator[Way]:
-    """Returns the ways that together find the matching runs, each by an index that has few other rows."""
+    """Returns the ways that together find the matching runs, each by an index with few other rows."""
     conditions = _conditions(wanted)
     if wanted.thread_id is not None or wanted.parent_run_id is not None:
         if wanted.stop_reason is not None:
@@ -264,8 +273,8 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
 async def _times(
     connection: Connection, project_id: ProjectId, wanted: RunFilter
 ) -> list[sa.ColumnElement[bool]] | None:
-    """The moments between which the runs were submitted, and the numbers between which these can be. Lists go by
-    number, and must not walk over a million runs to come to a moment. None: no run was submitted then."""
+    """Returns conditions for the times of submission, and for the range of numbers that these runs can have. Lists are
+    ordered by number, and must not read a million runs to reach a time. None: no run was submitted then."""
     created = (runs.c.project_id, runs.c.created_at)
     numbers = sa.select(runs.c.number).where(runs.c.project_id == project_id).limit(1)
     conditions: list[sa.ColumnElement[bool]] = []
@@ -288,7 +297,7 @@ async def _times(
 
 
 def _moved(moment: datetime, by: timedelta) -> datetime:
-    """The moment so much later, or the last one that there is in this direction."""
+    """Returns the time so much later, or the last time that can be represented in this direction."""
     try:
         return moment + by
     except OverflowError:
@@ -298,7 +307,7 @@ def _moved(moment: datetime, by: timedelta) -> datetime:
 async def delete_histories(connection: Connection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
     """Deletes the runs and messages of an agent (in all its histories) or of one thread.
 
-    A worker that still executes one of the runs learns it from its next fenced write, which finds no row.
+    The next fenced write of a worker that still executes one of the runs finds no row and fails.
     """
     of_owner = sa.select(runs.c.id).where(runs.c[owner] == owner_id)
     # As in `RunListing.delete`: the runs first, then the rows that belong to them.

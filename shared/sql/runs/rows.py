@@ -1,13 +1,13 @@
 """Rows of runs, inside a caller's transaction. Only this module writes a run's status: it compiles the lifecycle table
 into a guarded UPDATE.
 
-A worker's write locks the run's row first, and is refused when the fence is no longer the worker's. With the row
-locked, the write looks at what is stored already: a commit whose answer was lost is repeated, and must not be done
-twice.
+A worker's write locks the run's row first, and fails if the fence is no longer the worker's. With the row locked, the
+write reads the stored state: a worker repeats a write after a lost answer to its commit, and it must not happen twice.
 
-Statements that every run needs are made once: to make one of so many columns costs more than to execute it.
+This module builds the statements that every run needs once: to build one with so many columns costs more than to
+execute it.
 
-The rows of a new run are written while its thread is locked.
+The caller that stores a new run has locked the run's thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,20 +34,20 @@ from shared.sql.tables import from_json, to_json
 _OF_PARENT = ("parent_run_id", "root_run_id", "awaited")
 
 RUN_COLUMNS = [column for column in runs.c if column.name not in ("reservation", "body_state", *_OF_PARENT)]
-"""The columns that are read of a run. Only a write that locks the run reads the reservation for its call, and only the
-body reads the body's state. Queries find runs by the columns of the parent, which `RunOptions.parent` has as well."""
+"""The columns from which a run is read. Only a write that locks the run reads the reservation for its call, and only
+the body reads the body's state. The columns of the parent serve queries; `RunOptions.parent` has the same values."""
 
 _AS_THEY_ARE = (
     "id", "project_id", "agent_id", "thread_id", "conversation_id", "number", "stop_reason", "cause", "continues",
     "continued_by", "decided_at", "turn", "dispatch", "priority", "fence", "owner", "attempts_without_progress",
     "step_count", "last_seq", "checkpoint_seq", "callback_url", "callback_sent_at", "callback_status_code",
     "callback_error", "created_at", "started_at", "first_token_at", "completed_at", "pruned_at", "waits_until",
-    "waits_for",
+    "waits_for", "code_version",
 )  # fmt: skip
 
 
 class LockedRun(NamedTuple):
-    """The part of a locked row that a write looks at."""
+    """The part of a locked row that a write reads."""
 
     status: RunStatus
     fence: Fence
@@ -80,7 +80,7 @@ def run_of(row: RowMapping) -> Run:
 
 
 def not_found(run_id: str) -> NotFound:
-    """The error for a missing run. Programs look for these words."""
+    """Returns the error for a missing run. Client programs match its words."""
     return NotFound(f"Run not found with id='['{run_id}']'")
 
 
@@ -107,8 +107,8 @@ async def input_of(connection: Connection, run_id: RunId) -> list[NewMessage]:
 
 @lru_cache(maxsize=100)
 def move_of(trigger: RunTrigger, *columns: str) -> sa.Update:
-    """The statement that applies a trigger, and sets these further columns. Its parameters are `of_run`, `of_fence`,
-    and one of the name of each column behind `new_`."""
+    """Returns the statement that applies a trigger and sets these further columns. Its parameters are `of_run`,
+    `of_fence`, and `new_` with the name of each column."""
     targets = sources_of(trigger)
     target = sa.case({source.value: target.value for source, target in targets.items()}, value=runs.c.status)
     is_to_move = (runs.c.id == sa.bindparam("of_run"), runs.c.fence == sa.bindparam("of_fence"))
@@ -125,11 +125,11 @@ def _new(columns: Sequence[str]) -> dict[str, sa.ColumnElement[Any]]:
 
 
 _WRITTEN_ONCE = ("first_token_at",)
-"""Columns whose first value stays."""
+"""Columns that keep their first value."""
 
 
 def parameters_of(run_id: RunId, fence: Fence, values: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a statement that `move_of` gives."""
+    """Returns the parameters of a statement of `move_of`."""
     return {"of_run": run_id, "of_fence": fence, **{f"new_{name}": value for name, value in values.items()}}
 
 
@@ -150,8 +150,8 @@ async def apply(
     """Applies a trigger to a run with this fence, together with the deferred writes, and returns the changed run.
     `values` are further columns to set.
 
-    Raises `StaleFence` when the run was claimed since, `IllegalTransition` when its status has no such move, `NotFound`
-    when it is gone. Nothing is changed then.
+    Changes nothing and raises `StaleFence` if the run was claimed since, `IllegalTransition` if its status has no such
+    move, and `NotFound` if it was deleted.
     """
     written = {"updated_at": now, **(values or {})}
     moved = await connection.execute_with_deferred(_applied(trigger, *written), parameters_of(run_id, fence, written))
@@ -182,8 +182,8 @@ async def lock_run(connection: Connection, run_id: RunId) -> LockedRun:
 
 
 async def lock_run_and_thread(connection: Connection, run_id: RunId) -> LockedRun:
-    """Locks the run's thread and then its row, in the same order as every transaction that takes both. Returns the row
-    as it is when both are locked. Raises `NotFound`."""
+    """Locks the run's thread and then its row; every transaction that takes both locks takes them in this order. Reads
+    the row when both are locked. Raises `NotFound`."""
     # Postgres computes the selected columns, which include the lock of the thread, before it locks the row.
     return await _locked(connection, _LOCK_RUN_AND_THREAD, run_id)
 
@@ -201,7 +201,7 @@ async def _locked(connection: Connection, query: sa.Executable, run_id: RunId) -
 async def lock_owned(connection: Connection, run_id: RunId, fence: Fence) -> LockedRun:
     """Locks the row of a running run whose worker has this fence.
 
-    Raises `StaleFence`, `IllegalTransition` when the run has ended or is parked, `NotFound` when it is gone.
+    Raises `StaleFence`, `IllegalTransition` if the run has ended or is parked, and `NotFound` if it was deleted.
     """
     locked = await lock_run(connection, run_id)
     if locked.fence != fence or locked.status is not RunStatus.RUNNING:
@@ -222,15 +222,15 @@ def _written(*columns: str) -> sa.Update:
 
 
 def update_owned(connection: Connection, run_id: RunId, now: datetime, values: dict[str, Any]) -> None:
-    """Writes columns of a run whose row the caller has locked; deferred."""
+    """Writes columns of a run whose row the caller has locked. The write is deferred."""
     written = {"updated_at": now, **values}
     new = {f"new_{name}": value for name, value in written.items()}
     connection.defer(_written(*written), {"of_run": run_id, **new})
 
 
 def status_of(text: str) -> RunStatus:
-    """The status of this name. A status that only a newer release knows counts as running: the run has not ended, and
-    every write of ours names the statuses that it changes."""
+    """Returns the status of this name. A status that only a newer release knows counts as running: the run has not
+    ended, and every write of this release names the statuses that it changes."""
     try:
         return RunStatus(text)
     except ValueError:
@@ -238,14 +238,26 @@ def status_of(text: str) -> RunStatus:
 
 
 def cancel_mode_of(text: str) -> CancelMode:
-    """The mode of this name. A mode that only a newer release knows counts as `interrupt`: the run is to stop."""
+    """Returns the mode of this name. A mode that only a newer release knows counts as `interrupt`, because in every
+    mode the run must stop."""
     try:
         return CancelMode(text)
     except ValueError:
         return CancelMode.INTERRUPT
 
 
-# The keys of submissions, inside a caller's transaction that has the thread locked.
+# The keys of submissions, inside a transaction of a caller that has locked the thread.
+
+
+RUNS_OF_KEYS = (
+    sa.select(submission_keys)
+    .join(runs, runs.c.id == submission_keys.c.run_id)
+    .where(submission_keys.c.thread_id == sa.bindparam("of_thread"))
+    .where(submission_keys.c.key.in_(sa.bindparam("keys", expanding=True)))
+    .where(runs.c.project_id == sa.bindparam("of_project"))
+    .order_by(runs.c.number)
+)
+"""The keys among some that submissions to a thread of a project had, those of the oldest run first."""
 
 
 async def run_of_keys(
@@ -261,14 +273,8 @@ async def run_of_keys(
         looked_for.append(body.key)
     if not looked_for:
         return None
-    found = await connection.execute(
-        sa.select(submission_keys, runs.c.id)
-        .join(runs, runs.c.id == submission_keys.c.run_id)
-        .where(submission_keys.c.thread_id == thread_id, submission_keys.c.key.in_(looked_for))
-        .where(runs.c.project_id == project_id)
-        .order_by(runs.c.number)
-    )
-    rows = found.all()
+    given = {"of_thread": thread_id, "of_project": project_id, "keys": looked_for}
+    rows = (await connection.execute(RUNS_OF_KEYS, given)).all()
     for row in rows:
         if row.key in keys.names and row.content != keys.content:
             raise NameTaken(name=shown_name(row.key), run_id=row.run_id)
@@ -291,8 +297,8 @@ _INSERT_NAME = sa.insert(submission_keys)
 
 
 def store_keys(connection: Connection, thread_id: ThreadId, run_id: RunId, keys: SubmissionKeys) -> None:
-    """Stores the keys of a new submission; deferred. Among equal bodies, `run_of_keys` finds the one that was sent
-    last."""
+    """Stores the keys of a new submission. The writes are deferred. Among equal bodies, `run_of_keys` finds the one
+    that was sent last."""
     of_run = {"thread_id": thread_id, "run_id": run_id}
     for name in dict.fromkeys(keys.names):
         connection.defer(_INSERT_NAME, {**of_run, "key": name, "content": keys.content})
@@ -306,7 +312,7 @@ class InsertedRun(NamedTuple):
 
     run: Run
     behind: RunId | None
-    """The oldest run of the thread that had not ended when this one came."""
+    """The oldest run of the thread that had not ended when this one was stored."""
 
 
 _INSERT_RUN = sa.insert(runs).returning(runs.c.number, oldest_other_in_progress().label("behind"))
@@ -316,9 +322,9 @@ _INSERT_INPUT = sa.insert(run_inputs)
 async def insert_run(
     connection: Connection, run: Run, given: Sequence[NewMessage], keys: SubmissionKeys = NO_KEYS
 ) -> InsertedRun:
-    """Stores a new run with its input, and the keys by which a repeated submission is recognised."""
-    # A list of runs shows how each begins, and must not read the inputs for that. A continuation with only decisions
-    # has the first words of the run before.
+    """Stores a new run with its input, and the keys that identify a repeated submission."""
+    # A list of runs shows the first words of each, and must not read the inputs for them. A continuation that has only
+    # decisions keeps the first words of the run before.
     words, parent = first_words(given) or run.options.first_words, run.options.parent
     run = msgspec.structs.replace(run, options=msgspec.structs.replace(run.options, first_words=words))
     inserted = await connection.execute(
@@ -336,6 +342,7 @@ async def insert_run(
             "turn": run.turn,
             "dispatch": run.dispatch,
             "priority": run.priority,
+            "code_version": run.code_version,
             "fence": run.fence,
             "attempts_without_progress": 0,
             "usage": to_json(run.usage),
@@ -352,7 +359,7 @@ async def insert_run(
             "of_run": run.id,
         },
     )
-    # After the run, because the policies of these tables look it up.
+    # These writes come after the run, because the policies of their tables look it up.
     if given:
         connection.defer(_INSERT_INPUT, {"run_id": run.id, "input": to_json(list(given))})
     store_keys(connection, run.keys_thread_id, run.id, keys)

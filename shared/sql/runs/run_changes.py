@@ -1,4 +1,4 @@
-"""What dashboards see of runs: which there are, of a project or of one agent, and what each of them does now."""
+"""Reads the present states of the runs of a project or of one agent, for dashboards that follow them."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -6,17 +6,30 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.domain.ids import RunId
-from shared.domain.lifecycle import ACTIVE
+from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.turns import RunGlance, RunScope
 from shared.sql.engine import Database
-from shared.sql.run_tables import has_one_of, runs
+from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.rows import status_of
 
 AT_ONCE = 1000
 
 
+_OPEN_CALLS = (
+    sa.select(sa.func.count())
+    .select_from(approvals)
+    .where(approvals.c.run_id == runs.c.id, approvals.c.decided_at.is_(None))
+    .scalar_subquery()
+)
+
 _GLANCE = sa.select(
-    runs.c.id, runs.c.number, runs.c.agent_id, runs.c.conversation_id, runs.c.status, runs.c.stop_reason
+    runs.c.id,
+    runs.c.number,
+    runs.c.agent_id,
+    runs.c.conversation_id,
+    runs.c.status,
+    runs.c.stop_reason,
+    sa.case((runs.c.status == RunStatus.AWAITING_APPROVAL, _OPEN_CALLS), else_=0).label("waiting"),
 )
 
 
@@ -48,11 +61,19 @@ class RunChangeStore:
             found += await self._some(_GLANCE.where(*_of(scope), named).order_by(runs.c.number))
         return found
 
-    async def _some(self, query: sa.Select[Any, Any, Any, Any, Any, Any]) -> list[RunGlance]:
+    async def _some(self, query: sa.Select[Any, Any, Any, Any, Any, Any, Any]) -> list[RunGlance]:
         async with self._database.read() as connection:
             found = await connection.execute(query.limit(AT_ONCE))
             return [
-                RunGlance(row.id, row.number, row.agent_id, row.conversation_id, status_of(row.status), row.stop_reason)
+                RunGlance(
+                    row.id,
+                    row.number,
+                    row.agent_id,
+                    row.conversation_id,
+                    status_of(row.status),
+                    row.stop_reason,
+                    row.waiting,
+                )
                 for row in found
             ]
 

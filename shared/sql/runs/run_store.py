@@ -1,8 +1,7 @@
 """Runs: submit them, claim them, ask for their cancel. `checkpoints` has what ends a step, and `settlement` what ends a
 run."""
 
-from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -13,12 +12,12 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import ReopenedTurn
+from shared.domain.code_agents import ANY_VERSION, OwnVersions
 from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, MustRunAlone, NotFound
-from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
-from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus, RunTrigger
+from shared.domain.ids import ConversationId, Fence, ProjectId, RunId, Seq, ThreadId
+from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
-from shared.domain.settling import PARKED
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
@@ -40,13 +39,9 @@ from shared.sql.history.thread_queue import (
     turn_after_all,
 )
 from shared.sql.run_tables import (
-    RETAINED_FOR_A_WHILE,
-    callbacks,
     has_one_of,
-    injected_messages,
     run_inputs,
     runs,
-    webhook_deliveries,
 )
 from shared.sql.runs.approvals import record_decision, refuse_if_waiting
 from shared.sql.runs.inbox import has_left_over, take_left_over
@@ -72,8 +67,8 @@ from shared.sql.tables import from_json
 
 # The claim of a run, inside a caller's transaction. The first claim puts the run's input into the history.
 #
-# It stands between a submission and the first token, so it asks as few questions as it can: one that reads the run and
-# locks its thread, one that claims it, and one that writes its input.
+# The first token waits for the claim, so it has as few statements as possible: one reads the run and locks its thread,
+# one claims the run, and one writes its input.
 
 
 # Only the first claim reads the input, which may be megabytes.
@@ -103,7 +98,13 @@ def _claim(*columns: str, continues: bool) -> ReturningUpdate[Any]:
 
 
 async def claim_run(
-    connection: Connection, waiting: Run, given: list[NewMessage], dispatch: int, owner: str, now: datetime
+    connection: Connection,
+    waiting: Run,
+    given: list[NewMessage],
+    dispatch: int,
+    owner: str,
+    now: datetime,
+    code: OwnVersions = ANY_VERSION,
 ) -> Run:
     """Claims a run that `waiting_run` returned, with its input. Raises `LifecycleError` if the run must not be claimed
     now, or not by this dispatch."""
@@ -116,6 +117,7 @@ async def claim_run(
         "started_at": waiting.started_at or now,
         "waits_until": None,
         "waits_for": None,
+        "code_version": code.of(waiting),
     }
     of_run = {"of_thread": waiting.thread_id, "of_number": waiting.number, "of_dispatch": dispatch}
     moved = await connection.execute(
@@ -149,84 +151,31 @@ async def _begin_turn(
     insert_into_new_turn(connection, run, [*left_over, *placed])
 
 
-# Retention deletes the rows that runs of long ago have left behind. The run itself stays, and so do its end, its
-# messages and the decisions on its calls.
+class Opened(NamedTuple):
+    """The conversation that a run opens, as it is stored."""
+
+    conversation_id: ConversationId
+    write_history: Callable[[], None] | None
+    """Begins its history; deferred. None: another process has stored one of the same name meanwhile."""
 
 
-RUNS_AT_ONCE = 100
-"""Runs of one transaction. On SQLite, all other writers wait for it."""
-
-
-class RetentionStore:
-    """Finds and prunes runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def prune(self, before: datetime, now: datetime, limit: int = RUNS_AT_ONCE) -> Counter[str]:
-        """Prunes the first runs of those that ended before a moment; how many rows it deleted, by table, and under
-        "runs" how many runs it pruned. Empty if no run is left, or other
-        processes hold the locks of all that are."""
-        first = _prunable(before).order_by(runs.c.completed_at).limit(limit)
-        async with self._database.write() as connection:
-            # Two concurrent prunes take different runs, and neither waits.
-            found = await connection.execute(first.with_for_update(skip_locked=True))
-            run_ids = found.scalars().all()
-            if not run_ids:
-                return Counter()
-            pruned = Counter(runs=len(run_ids))
-            for table in RETAINED_FOR_A_WHILE:
-                deleted = await connection.execute(sa.delete(table).where(table.c.run_id.in_(run_ids)))
-                pruned[table.name] = deleted.rowcount
-            await connection.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(pruned_at=now))
-            return pruned
-
-    async def count(self, before: datetime) -> AsyncGenerator[tuple[str, int]]:
-        """Returns the number of rows that pruning would delete, by table, as `prune` counts them; the runs come first.
-        It may take minutes."""
-        of_the_runs = _prunable(before)
-        async with self._database.read() as connection:
-            counted = await connection.execute(sa.select(sa.func.count()).select_from(of_the_runs.subquery()))
-            yield "runs", counted.scalar_one()
-            for table in RETAINED_FOR_A_WHILE:
-                query = sa.select(sa.func.count()).select_from(table).where(table.c.run_id.in_(of_the_runs))
-                yield table.name, (await connection.execute(query)).scalar_one()
-
-
-def _prunable(before: datetime) -> sa.Select[tuple[str]]:
-    """Runs that ended before then and were not pruned yet, unless something of them is still to be delivered: their
-    callback, what a webhook endpoint is to hear, or a message that the next run of the thread is to get."""
-    calls_back = sa.or_(
-        *(
-            sa.exists().where(outbox.c.run_id == runs.c.id, outbox.c.next_attempt_at.is_not(None))
-            for outbox in (callbacks, webhook_deliveries)
-        )
-    )
-    # Others that wait for ever are those that were to be dropped with the end of the run.
-    is_awaited = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
-    leaves_messages = sa.exists().where(injected_messages.c.run_id == runs.c.id, *is_awaited)
-    # One expression, so that the index of those that were not pruned is the only one that helps.
-    ended_at = sa.case(
-        (runs.c.status.not_in(TERMINAL), sa.null()),
-        # The stream of a run that waited for a person was completed when it was parked. The decision ended it.
-        (runs.c.stop_reason == PARKED.stop_reason, runs.c.updated_at),
-        else_=runs.c.completed_at,
-    )
-    is_old = (runs.c.pruned_at.is_(None), runs.c.completed_at < before, ended_at < before)
-    return sa.select(runs.c.id).where(*is_old, ~calls_back, ~leaves_messages)
+Opens = Callable[[Connection], Awaitable[Opened]]
+"""Stores a conversation inside the transaction that stores its first run."""
 
 
 class Place(NamedTuple):
-    """Where a run goes on."""
+    """The point in a history at which a run begins."""
 
     begins: bool = False
-    """The run begins a thread, which nobody else knows yet."""
+    """The run begins a new thread, which no other caller knows yet."""
     history: Sequence[NewMessage] = ()
-    """The messages with which that thread begins."""
+    """The first messages of that thread."""
     reopened: ReopenedTurn | None = None
-    """The turn behind them, with which the run goes on. None: the run begins a turn."""
+    """The turn after them, which the run continues. None: the run begins a turn."""
     after: RunId | None = None
-    """The run from which it goes on: no run of the thread may be newer. None: whichever is the newest."""
+    """The run that it follows: the thread must not have a newer one. None: it follows the newest run."""
+    opens: Opens | None = None
+    """Stores the conversation whose thread is the run's. None: it exists, or the run has none."""
 
 
 ANYWHERE = Place()
@@ -254,8 +203,8 @@ REOPENED_TURN = FIRST_TURN + 1
 
 
 async def newest_to_follow(connection: Connection, thread_id: ThreadId) -> RunId | None:
-    """The thread's newest run from which others can go on; None if it has none. Most compactions are no such runs, nor
-    is a run that was refused."""
+    """Returns the thread's newest run that others can follow; None if it has none. No run can follow a refused run, nor
+    most compactions."""
     newest = (
         sa.select(*RUN_COLUMNS)
         .where(runs.c.thread_id == thread_id, ~((runs.c.status == RunStatus.FAILED) & (runs.c.fence == 0)))
@@ -266,7 +215,7 @@ async def newest_to_follow(connection: Connection, thread_id: ThreadId) -> RunId
 
 
 MOST_COMPACTIONS = 20
-"""Runs among which the newest one to follow is looked for; the others are compactions."""
+"""The limit for the search for the newest run to follow, in runs: those that it skips are compactions."""
 
 LOGS_AT_ONCE = 1000
 
@@ -305,14 +254,15 @@ class RunStore:
     ) -> Submitted:
         """Stores a run with its input. With the same keys on one thread, returns the first run again.
 
-        `again` says that an earlier try may have stored this very run and lost its answer. Raises `PendingApproval`
-        when a person must decide first, `Busy` when `refuse_if_busy` and a run is active, `HistoryWentOn` when the
-        thread has a newer run than `place` says, `NameTaken` when something else was sent under one of the names.
+        `again`: an earlier try may have stored this very run and lost its answer. Raises `PendingApproval` if a person
+        must decide first, `Busy` if `refuse_if_busy` and a run is active, `HistoryWentOn` if the thread has a newer run
+        than `place` allows, and `NameTaken` if other content was sent under one of the names. If another process has
+        opened the conversation meanwhile, the run is one of that conversation.
         """
         async with self._database.write(CrashPoint.SUBMIT, thread_lock(run.keys_thread_id)) as connection:
-            if run.keys_thread_id != run.thread_id and not place.begins:
-                await lock_thread(connection, run.thread_id)
-            seen = await submitted_before(connection, run, keys, again=again)
+            run, write_history = await _in_its_thread(connection, run, place)
+            # Nothing was ever submitted to a conversation that is new.
+            seen = await submitted_before(connection, run, keys, again=again) if write_history is None else None
             if seen is not None:
                 return Submitted(seen, is_new=False)
             if place.after is not None and await newest_to_follow(connection, run.thread_id) != place.after:
@@ -324,10 +274,13 @@ class RunStore:
                 await refuse_if_waiting(connection, run.thread_id)
             if inserted.behind is not None and refuse_if_busy:
                 raise Busy(run_id=inserted.behind)
+            if write_history is not None:
+                write_history()
             return Submitted(inserted.run, is_new=True)
 
     async def of_keys(self, project_id: ProjectId, thread_id: ThreadId, keys: SubmissionKeys) -> Run | None:
-        """The project's run of an earlier submission with these keys; None when there is none. Raises `NameTaken`."""
+        """Returns the project's run of an earlier submission with these keys; None if there is none. Raises
+        `NameTaken`."""
         async with self._database.read() as connection:
             return await _run_of_keys(connection, project_id, thread_id, keys)
 
@@ -376,22 +329,32 @@ class RunStore:
         ]
 
     async def claim(
-        self, run_id: RunId, dispatch: int, owner: str, now: datetime, *, limits: AttemptLimits | None = None
+        self,
+        run_id: RunId,
+        dispatch: int,
+        owner: str,
+        now: datetime,
+        *,
+        limits: AttemptLimits | None = None,
+        code: OwnVersions = ANY_VERSION,
     ) -> Run | None:
-        """Makes `owner` the run's owner, with a new fence. None when this dispatch may not execute the run, or not yet.
+        """Makes `owner` the run's owner, with a new fence. Returns None if this dispatch may not execute the run, or
+        not yet.
 
         A claim is refused while another run of the thread is running, waits for a person, or is earlier in the queue.
-        The first claim puts the run's input into the history. Each claim uses a new `owner`, so a repeated claim by the
-        same owner happens once.
+        The first claim puts the run's input into the history. Each claim has its own `owner`, so a repetition by the
+        same owner changes nothing.
 
-        Raises `MustRunAlone`, and changes nothing, when `limits` demand that the run is executed alone.
+        Raises `MustRunAlone`, and changes nothing, if `limits` require that no other run is executed beside it, and
+        `OtherVersion` if the run began in a version that is not in `code`.
         """
         try:
             async with self._database.write(CrashPoint.CLAIM) as connection:
                 waiting, given = await waiting_run(connection, run_id)
                 if waiting.owner == owner:
                     return _claimed_before(waiting)
-                claimed = await claim_run(connection, waiting, given, dispatch, owner, now)
+                claimed = await claim_run(connection, waiting, given, dispatch, owner, now, code)
+                code.refuse_others(waiting)
                 if limits is not None and limits.demand_solitude(waiting):
                     raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
                 return claimed
@@ -406,9 +369,9 @@ class RunStore:
             return found.one_or_none() is not None
 
     async def take_over(self, run: Run, owner: str, now: datetime) -> Run:
-        """Makes `owner` the owner of a running run whose worker is gone, to settle it. A repetition by the same owner
-        does nothing more. Raises `StaleFence` when another process was first, `IllegalTransition` when the run has
-        ended."""
+        """Makes `owner` the owner of a running run whose worker is gone, so that it can settle the run. A repetition by
+        the same owner changes nothing. Raises `StaleFence` if another process was first, `IllegalTransition` if the run
+        has ended."""
         async with self._database.write(CrashPoint.TAKE_OVER) as connection:
             current = await get_run(connection, run.id)
             if current.owner == owner:
@@ -420,7 +383,7 @@ class RunStore:
             return msgspec.structs.replace(current, fence=fence, owner=owner, follows_lost_owner=is_lost)
 
     async def request_cancel(self, run: Run, request: CancelRequest) -> Run:
-        """Records a cancel request and returns the run as it is then. A stronger mode replaces `after_step`."""
+        """Records a cancel request. Returns the run as stored. A stronger mode replaces `after_step`."""
         values = {
             "cancel_requested_at": request.requested_at,
             "cancel_actor": request.actor,
@@ -448,7 +411,7 @@ class RunStore:
             return {RunId(row.id): cancel_mode_of(row.cancel_mode) for row in found}
 
     async def ends_of_logs(self, run_ids: Collection[RunId]) -> list[EndOfLog]:
-        """How far the logs of these runs reach in SQL; deleted runs are left out."""
+        """Returns how far the logs of these runs reach in SQL, without deleted runs."""
         wanted, ends = list(run_ids), list[EndOfLog]()
         query = sa.select(runs.c.id, runs.c.status, runs.c.last_seq)
         async with self._database.read() as connection:
@@ -464,19 +427,34 @@ class RunStore:
             update_owned(connection, run_id, now, {"cancel_acknowledged_at": now})
 
     async def dispatch_again(self, quiet: Sequence[QuietRun]) -> list[Dispatch]:
-        """Gives runs a new dispatch, so that older ones can no longer claim them. A run that was dispatched or claimed
-        since it was seen keeps its dispatch."""
+        """Gives runs a new dispatch, after which older ones can no longer claim them. A run that was dispatched or
+        claimed since the caller read it keeps its dispatch."""
         seen = [(run.run_id, run.dispatch, run.fence) for run in quiet]
         async with self._database.write(CrashPoint.DISPATCH_AGAIN) as connection:
             return await next_dispatches(connection, seen)
 
 
 def _claimed_before(run: Run) -> Run | None:
-    """The run as its owner has claimed it. The row no longer shows how the previous owner left it; most claims that
-    follow another come after a lost worker."""
+    """Returns the run as its owner has claimed it. The row no longer shows its state under the previous owner; most
+    second claims come after a lost worker."""
     if run.status is not RunStatus.RUNNING:
         return None
     return msgspec.structs.replace(run, follows_lost_owner=run.fence > 1)
+
+
+async def _in_its_thread(connection: Connection, run: Run, place: Place) -> tuple[Run, Callable[[], None] | None]:
+    """Locks the run's thread, for a transaction that has locked the thread of its keys. If the run opens a
+    conversation, also returns what begins the history of a new one."""
+    if place.opens is None:
+        if run.keys_thread_id != run.thread_id and not place.begins:
+            await lock_thread(connection, run.thread_id)
+        return run, None
+    opened = await place.opens(connection)
+    if opened.write_history is None:
+        thread_id = ThreadId(opened.conversation_id)
+        run = msgspec.structs.replace(run, thread_id=thread_id, conversation_id=opened.conversation_id)
+        await lock_thread(connection, thread_id)
+    return run, opened.write_history
 
 
 async def submitted_before(connection: Connection, run: Run, keys: SubmissionKeys, *, again: bool) -> Run | None:

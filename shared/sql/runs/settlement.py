@@ -1,9 +1,9 @@
-"""The end of a run, in one transaction: its status, a valid conversation, the end of its log, its callback, and the
-next run of its thread. Parking a run ends its stream in the same way.
+"""Ends a run in one transaction, which stores its status, a valid conversation, the end of its log, its callback, and
+the dispatch of the thread's next run. Parking a run ends its stream in the same way.
 
-The answer to the commit may be lost, and the end is then repeated. It is stored once, and each repetition gives the
-same answer: a run that has ended under the caller's fence was ended by the caller, or does not need the caller any
-more.
+If the answer to the commit is lost, the caller repeats the end. The store writes it once, and each repetition returns
+the same result: if a run has ended under the caller's fence, the caller has ended it, or the run does not need the
+caller any more.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ _STOPPED = (
 
 
 def set_last_stop_reason(connection: Connection, run: Run, stop_reason: str | None) -> None:
-    """Stores how the agent's newest run stopped; deferred."""
+    """Stores how the agent's newest run stopped. The write is deferred."""
     if run.answers_messages:
         connection.defer(_STOPPED, {"of_agent": run.agent_id, "stop_reason": stop_reason})
 
@@ -124,8 +124,9 @@ _TELL_ENDPOINTS = sa.insert(webhook_deliveries).from_select(
 
 
 def enqueue_webhooks(connection: Connection, run: Run, end: RunEnd, now: datetime) -> None:
-    """Puts the end of a background run into the outbox, once for each of the project's endpoints that wants to hear of
-    it; deferred. At most once in a run's life: a parked run that ends later has had its event."""
+    """Puts the end of a background run into the outbox of webhooks, one row for each endpoint of the project that
+    subscribes to it. The writes are deferred. Each run has one such event: a run that parks has it then, and none when
+    it ends later."""
     if not run.options.background:
         return
     given = {"of_project": run.project_id, "of_run": run.id, "of_dialect": run.options.dialect, "now": now}
@@ -133,7 +134,7 @@ def enqueue_webhooks(connection: Connection, run: Run, end: RunEnd, now: datetim
 
 
 async def deny_pending(connection: Connection, run: Run, *, reason: str, cause: str | None, now: datetime) -> None:
-    """Denies every call of the run that waits for a person. `cause`: why the run ends."""
+    """Denies every call of the run that waits for a person. `cause` is the cause of the run's end."""
     denial = Decision(tool_call_id="", approve=False, reason=reason)
     is_waiting = (approvals.c.run_id == run.id, approvals.c.decided_at.is_(None))
     if cause == "approval_expired":
@@ -152,24 +153,24 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     end: RunEnd
     now: datetime
     tail: LogTail = LogTail(Seq(2), ())
-    """Events that SQL lacks; the end of the log follows on them."""
+    """Events that SQL lacks; the end of the log comes after them."""
     usage: Usage = Usage()
     lost: Usage = Usage()
-    """Of calls that were lost with their workers, and are not in `usage`. It counts if something was set aside for
-    them, and with that price, because an API process knows no prices."""
+    """Usage of calls that were lost with their workers, which `usage` lacks. It counts only if a worker had reserved an
+    amount for them, and costs what was reserved, because an API process knows no prices."""
     step_count: int = 0
     messages: list[NewMessage] = []
-    """The final answer, or the shown part of an answer that was cut off."""
+    """The final answer, or the part of an interrupted answer that readers have seen."""
     step: Step | None = None
     shown_at: int = 0
     """As in `Checkpoint`."""
     known_returns: dict[str, ToolReturn] = {}
-    """Results that tool calls had before the run was cut off."""
+    """Results of tool calls that ended before the run was interrupted."""
     denial_reason: str = ""
     rollback: bool = False
     compaction: Compaction | None = None
     unless_more_input: bool = False
-    """The run has answered every message, and ends only if that is still so."""
+    """End the run only if no message waits for its delivery to it."""
 
 
 class Settled(NamedTuple):
@@ -186,7 +187,7 @@ _SEEN = with_turn(
     has_next_in_queue().label("has_next"),
     count_small_blocks().label("small_blocks"),
 )
-"""The query at the end of a run. It begins after the locks are taken, so it sees all earlier writes."""
+"""The query at the end of a run. It begins when the transaction has the locks, so it sees all earlier writes."""
 
 
 class SettlementStore:
@@ -197,11 +198,11 @@ class SettlementStore:
         self._ids = ids
 
     async def settle(self, run: Run, settlement: Settlement) -> Settled:
-        """Ends a run whose fence the caller has. Raises `StaleFence`, `IllegalTransition` or `MoreInput`, and changes
-        nothing."""
+        """Ends a run whose fence the caller has. Changes nothing if it raises `StaleFence`, `IllegalTransition` or
+        `MoreInput`."""
         async with self._database.write(CrashPoint.SETTLE) as connection:
-            # Before its messages, so that the second of two processes that end it gets `StaleFence` instead of a
-            # conflict with the first one's rows.
+            # The locks come before the messages, so that the second of two processes that end a run gets `StaleFence`
+            # instead of a conflict with the rows of the first.
             locked = await lock_run_and_thread(connection, run.id)
             if locked.fence == run.fence and locked.status in TERMINAL:
                 return await _settled_before(connection, run, settlement.tail.first)
@@ -221,7 +222,7 @@ class SettlementStore:
     ) -> Run:
         """Stores a run that never begins, together with its end, whatever its thread waits for. Returns the run in its
         final state. It was never in the thread's queue, so its end starts no next run and does not change the agent's
-        last stop reason. `again` says that an earlier try may have stored this very run and lost its answer."""
+        last stop reason. `again`: an earlier try may have stored this very run and lost its answer."""
         async with self._database.write(CrashPoint.SUBMIT_REFUSED, thread_lock(run.thread_id)) as connection:
             seen = await submitted_before(connection, run, NO_KEYS, again=again)
             if seen is not None:
@@ -272,7 +273,7 @@ class SettlementStore:
         has_begun: bool = True,
     ) -> Settled:
         end, now = settlement.end, settlement.now
-        # With accounts, a worker sets room aside before each call. One that died with nothing set aside was in no call.
+        # If accounts pay, a worker reserves an amount before each call. A worker that died without one was in no call.
         was_in_call = locked.reservation is not None
         if settlement.lost.estimated and (was_in_call or not await has_accounts(connection, run.project_id)):
             usage = settlement.usage.plus(priced_as_set_aside(settlement.lost, locked.reservation))
@@ -315,7 +316,7 @@ class SettlementStore:
     async def _close(
         self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]
     ) -> list[NewMessage]:
-        """Stores the results of the run. Returns those that the log must show before it ends."""
+        """Stores the results of the run. Returns the messages that the log must show before its end."""
         if run.options.tool_name is not None:
             returns, end = settlement.known_returns, settlement.end
             return [await close_tool_run(connection, run.id, returns, end, self._ids, settlement.now)]
@@ -326,9 +327,9 @@ class SettlementStore:
     async def _close_conversation(
         self, connection: Connection, run: Run, settlement: Settlement, turn: Sequence[RowMapping]
     ) -> list[NewMessage]:
-        """Stores the messages that the run adds to its turn; returns those that had to be added to make the
-        conversation valid."""
-        # All of the input of a run that was claimed is in the history, unless it came with a decision.
+        """Stores the messages that the run adds to its turn. Returns those that were missing for a valid
+        conversation."""
+        # The history has all input of a claimed run, unless the input came with a decision.
         is_placed = run.fence > 0 and run.continues is None
         given = [] if is_placed or settlement.rollback else await input_of(connection, run.id)
         if settlement.rollback:
@@ -357,15 +358,15 @@ class SettlementStore:
             and settlement.end.trigger is RunTrigger.FAIL
             and not await has_compacted_its_own(connection, run.id)
         ):
-            # A turn without output leaves no message: when the client sends it again, the model sees it once.
+            # A turn without output leaves the context. If the client sends its input again, the model sees it once.
             await take_out_of_context(connection, run.id)
         await insert_messages(connection, run, [*closing, *given])
         return closing
 
 
 async def _settled_before(connection: Connection, run: Run, first: Seq) -> Settled:
-    """Returns the result of the first commit of this end, whose answer was lost. The next run may be dispatched
-    twice."""
+    """Returns the result of the first commit of this end, whose answer was lost. It may dispatch the next run a second
+    time, which is harmless."""
     settled = await get_run(connection, run.id)
     was_parked = run.status is RunStatus.AWAITING_APPROVAL
     tail = _nothing_to_send(run) if was_parked else await _stored_from(connection, run, first)
@@ -373,12 +374,12 @@ async def _settled_before(connection: Connection, run: Run, first: Seq) -> Settl
 
 
 async def _stored_from(connection: Connection, run: Run, first: Seq) -> LogTail:
-    """The entries in SQL from the first number of the run's last owner on."""
+    """Returns the entries in SQL from this number on, which is the first one of the run's last owner."""
     return LogTail(first, [entry for _, entry in await read_events(connection, run.id, Seq(first - 1))])
 
 
 def _nothing_to_send(parked: Run) -> LogTail:
-    """The stream of a parked run ended when it was parked, and a stream ends once."""
+    """Returns no entries: the stream of a parked run ended when the run was parked, and a stream ends once."""
     return LogTail(Seq(parked.last_seq + 1), ())
 
 

@@ -1,7 +1,7 @@
-"""Steps as clients read them (by id, by run or by agent), people's feedback on them, and the events of runs.
+"""Stores steps, people's feedback on them, and the events of runs. Clients read steps by id, by run or by agent.
 
-A worker writes a step's document again and again. Feedback has columns of its own, which the worker never touches. A
-run's log is kept in compressed blocks for as long as the run.
+A worker rewrites a step's document many times. Feedback has separate columns, which no worker writes. A run's log lies
+in compressed blocks, which stay as long as the run.
 """
 
 import zlib
@@ -31,7 +31,7 @@ MOST_OF_A_RUN = 10_000
 _COLUMNS = (steps.c.document, steps.c.feedback, steps.c.tags)
 
 _HAS_OPINION = steps.c.feedback.is_not(None) | steps.c.tags.is_not(None)
-"""As `ix_steps_opinions` says it: a database uses a partial index only for the same condition."""
+"""The condition of `ix_steps_opinions`: a database uses a partial index only for the same condition."""
 
 
 class StepFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class StepFilter(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId | None = None
     agent_id: AgentId | None = None
     model: str | None = None
-    """With its provider, or without."""
+    """The name of a model, with or without its provider."""
     since: datetime | None = None
     until: datetime | None = None
     feedback: Feedback | None = None
     has_feedback: bool | None = None
     tags: list[str] | None = None
-    """A step must have one of these."""
+    """A step must have at least one of these."""
 
 
 @cache
@@ -56,7 +56,7 @@ def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
 
 
 def upsert_step(connection: Connection, run: Run, step: Step) -> None:
-    """Stores a step, or its new state; deferred."""
+    """Stores a step, or its new state. The write is deferred."""
     connection.defer(
         _upsert_of(connection.insert),
         {
@@ -87,14 +87,14 @@ class StepStore:
         return _step_of(row)
 
     async def of_run(self, run: Run) -> list[Step]:
-        """The run's steps, in order, without feedback; the first ten thousand."""
+        """Returns the run's steps in order, without feedback: the first ten thousand."""
         query = sa.select(steps.c.document).where(steps.c.run_id == run.id).order_by(steps.c.number)
         async with self._database.read() as connection:
             found = await connection.execute(query.limit(MOST_OF_A_RUN))
             return await made_of(found.mappings().all(), _timed_step_of, "document")
 
     async def list(self, project_id: ProjectId, page: Page, wanted: StepFilter) -> list[Step]:
-        """A page of the project's steps, or of those of a run or an agent."""
+        """Returns a page of the steps of a project, a run or an agent."""
         conditions = _conditions(wanted)
         if wanted.run_id is not None:
             keys = [steps.c.number, steps.c.id]
@@ -145,11 +145,12 @@ def _conditions(wanted: StepFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def first_token(run_id: RunId, step: Step | None, shown_at: int) -> dict[str, Any]:
-    """Returns the run's column for the time of the first piece of an answer, if it is known; the first write stays.
+    """Returns the run's column for the time of the first piece of its answer, if that is known. The column keeps its
+    first value.
 
-    The step has the times of the worker that finished it. An earlier worker may have shown a piece before: `shown_at`,
-    in Unix milliseconds, 0 for none. The step with which a continuation begins is that of the parked run, whose model
-    had answered before this run existed.
+    The step has the times of the worker that finished it. An earlier worker may have shown a piece before: `shown_at`
+    is that time in Unix milliseconds, 0 if there was none. A continuation begins with the step of the parked run, whose
+    model had answered before the continuation existed.
     """
     came_at = 0 if step is None or step.run_id != run_id else step.timing.first_token_at
     known = [at for at in (came_at, shown_at) if at]
@@ -174,40 +175,41 @@ def _not_found(step_id: StepId) -> NotFound:
 
 
 BLOCK_ENTRIES = 1000
-"""Entries per block: one read of the middle of a long log unpacks no more than this."""
+"""The limit for a block, in entries: a read of the middle of a long log unpacks no more than this."""
 
 BLOCK_BYTES = 1_000_000
-"""Bytes of a block's entries, unless one alone is longer."""
+"""The limit for the entries of a block, in bytes, unless one entry alone is longer."""
 
 TIMES_SMALLER = 10
 """The approximate ratio of a log's size to the size of its compressed blocks."""
 
 BLOCKS_AT_ONCE = 64
 FIRST_BLOCKS = 4
-"""The blocks of the first read. A page lies in one or two blocks of a long log, and in many blocks of a log with short
-steps."""
+"""The number of blocks of the first read. A page needs one or two blocks of a long log, and many blocks of a log with
+short steps."""
 
 SMALL_BYTES = 1 << 12
 
 SMALL_BLOCK = 100
 SMALL_BLOCK_BYTES = 50_000
-"""Compressed bytes."""
+"""A block with fewer entries and fewer compressed bytes than these is small."""
 WORTH_MERGING = 8
-"""The end of a run puts its small blocks together when it has so many of them."""
+"""At its end, a run with at least so many small blocks has them merged."""
 
 
 async def insert_events(connection: Connection, run_id: RunId, tail: LogTail) -> None:
-    """Stores entries, deferred. The caller has locked the run's row, and has left out the entries that SQL has."""
+    """Stores entries. The writes are deferred. The caller has locked the run's row, and has left out the entries that
+    SQL has."""
     connection.defer(_INSERT_BLOCKS, *await packed_blocks(run_id, tail))
 
 
 async def packed_blocks(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
-    """Like `blocks_of`, but off the event loop if there is much to pack."""
+    """Like `blocks_of`, but compresses many bytes on a thread."""
     return await beside(partial(blocks_of, run_id, tail), sum(map(len, tail.entries)))
 
 
 def blocks_of(run_id: RunId, tail: LogTail) -> list[dict[str, Any]]:
-    """The rows of these entries."""
+    """Returns the rows for these entries."""
     return [
         {
             "run_id": run_id,
@@ -241,14 +243,14 @@ def _is_small(run_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def count_small_blocks() -> sa.ScalarSelect[int]:
-    """How many small blocks the run has that the parameter `run_id` names."""
+    """Counts the small blocks of the run that the parameter `run_id` names."""
     is_small = _is_small(sa.bindparam("run_id", type_=sa.Text))
     return sa.select(sa.func.count()).select_from(event_blocks).where(is_small).scalar_subquery()
 
 
 async def merge_small_blocks(connection: Connection, run_id: RunId, known: int) -> None:
-    """Puts the small blocks of an ended run together, if it has `known` of them and that is many: each costs a row, and
-    compresses badly."""
+    """Merges the small blocks of an ended run if their number, `known`, is at least `WORTH_MERGING`: each of them costs
+    a row, and short blocks compress badly."""
     if known < WORTH_MERGING:
         return
     is_small = _is_small(sa.literal(run_id))
@@ -268,7 +270,7 @@ _BLOCKS = (
     .order_by(event_blocks.c.first_seq)
     .limit(sa.bindparam("at_once"))
 )
-# Made once: to make a statement takes longer than to read a page.
+# Built once: to build the statement takes longer than to read a page.
 _BLOCKS_AROUND = _BLOCKS.where(
     event_blocks.c.first_seq
     >= sa.func.coalesce(
@@ -282,8 +284,8 @@ _BLOCKS_BEHIND = _BLOCKS.where(event_blocks.c.first_seq > sa.bindparam("seq"))
 
 
 async def read_events(connection: Connection, run_id: RunId, after: Seq, limit: int | None = None) -> Entries:
-    """The first `limit` entries after a cursor, or all of them, in order; empty when SQL has none. With a limit, as
-    many of them as a block may have bytes are enough."""
+    """Returns the first `limit` entries after a cursor, or all of them, in order; empty if SQL has none. With a limit,
+    stops early once the entries have as many bytes as a block may have."""
     entries: Entries = []
     wanted, seq = _BLOCKS_AROUND, after + 1
     at_once = BLOCKS_AT_ONCE if limit is None else FIRST_BLOCKS
@@ -301,8 +303,8 @@ async def read_events(connection: Connection, run_id: RunId, after: Seq, limit: 
 
 
 def _all_of(blocks: Iterable[Any], after: Seq, most: int | None = None) -> Entries:
-    """The entries of these blocks after a cursor; with `most`, so many of them and as many as a block may have bytes,
-    or a few more."""
+    """Returns the entries of these blocks after a cursor. With `most`, stops at that number or at the bytes of a full
+    block; the last block may add a few more."""
     entries: Entries = []
     for row in blocks:
         entries += [item for item in _unpacked(row.first_seq, row.data) if item[0] > after]
@@ -317,7 +319,7 @@ def _bytes_of(entries: Entries) -> int:
 
 def _packed(entries: Sequence[bytes]) -> bytes:
     data = b"\n".join(entries)
-    # zlib clears a quarter of a megabyte first, unless the window size is set for short input.
+    # zlib first clears a quarter of a megabyte, unless the window fits a short input.
     window, memory = (10, 1) if len(data) < SMALL_BYTES else (15, 8)
     packer = zlib.compressobj(1, zlib.DEFLATED, window, memory)
     return packer.compress(data) + packer.flush()
@@ -334,7 +336,7 @@ class EventStore:
         self._database = database
 
     async def read(self, run_id: RunId, after: Seq, limit: int | None = BLOCK_ENTRIES) -> Entries:
-        """The first `limit` entries after a cursor (None: all of them), in order; empty when SQL has none. A page of
-        long entries is shorter than the limit."""
+        """Returns the first `limit` entries after a cursor (None: all of them), in order; empty if SQL has none. A page
+        of long entries is shorter than the limit."""
         async with self._database.read() as connection:
             return await read_events(connection, run_id, after, limit)

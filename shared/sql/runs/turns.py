@@ -18,6 +18,7 @@ from shared.sql.runs.rows import RUN_COLUMNS, input_of, run_of, status_of
 from shared.sql.tables import agents, conversations, messages
 
 THREADS_AT_ONCE = 1000
+MOST_FAILED = 100
 
 
 ThreadState = tuple[int | None, tuple[tuple[RunId, RunStatus], ...]]
@@ -52,6 +53,20 @@ class TurnStore:
             turn = (await connection.execute(newest)).scalar_one_or_none()
         legs = [] if turn is None else await self.first_from(project_id, thread_id, turn)
         return next((leg for leg in reversed(legs) if has_begun(leg.run)), None)
+
+    async def failed_from(self, project_id: ProjectId, thread_id: ThreadId, turn: int) -> list[Run]:
+        """Returns the runs that have failed, from this turn on, the newest first and `MOST_FAILED` at most. Nothing
+        continues such a run, so a turn has one."""
+        query = (
+            sa.select(*RUN_COLUMNS)
+            .where(runs.c.thread_id == thread_id, runs.c.project_id == project_id, runs.c.turn >= turn)
+            .where(runs.c.status == RunStatus.FAILED)
+            .order_by(runs.c.turn.desc())
+            .limit(MOST_FAILED)
+        )
+        async with self._database.read() as connection:
+            found = await connection.execute(query)
+            return await made_of(found.mappings().all(), run_of, "options")
 
     async def input_of(self, run: Run) -> list[NewMessage]:
         """Returns the users' messages that the run added to its thread: those that an earlier run received and did

@@ -1,5 +1,5 @@
-"""What is on its way to webhook endpoints. The transaction that ends a run writes a row for each endpoint that wants to
-hear of it (see `settlement`), and the API delivers it."""
+"""The outbox of webhook deliveries. The transaction that ends a run writes a row for each endpoint that subscribes to
+the event (see `settlement`), and the API delivers it."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -30,7 +30,7 @@ _OPEN = [webhook_deliveries.c[name] for name in (*_SHOWN, "created_at")]
 
 
 class WebhookDelivery(NamedTuple):
-    """A delivery whose turn has come; `attempts` counts those that were made."""
+    """A delivery that is due; `attempts` counts the attempts so far."""
 
     run_id: RunId
     endpoint_id: WebhookId
@@ -38,11 +38,11 @@ class WebhookDelivery(NamedTuple):
     attempts: int
     event: RunEvent
     endpoint: WebhookEndpoint | None
-    """As it is now; None: it was deleted since."""
+    """The present state of the endpoint. None: it was deleted since."""
 
 
 class WebhookDeliveryStore:
-    """Reads and settles what is on its way to endpoints."""
+    """Reads the outbox and records the outcomes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,7 +50,7 @@ class WebhookDeliveryStore:
     async def claim_due(
         self, now: datetime, limit: int = 20, *, but_not_of: Collection[ProjectId] = ()
     ) -> list[WebhookDelivery]:
-        """As `CallbackStore.claim_due`."""
+        """Claims deliveries whose attempt is due, as `CallbackStore.claim_due`."""
         table = webhook_deliveries
         async with self._database.read() as connection:
             if (await connection.execute(_ANY_DUE, {"now": now})).one_or_none() is None:
@@ -75,7 +75,7 @@ class WebhookDeliveryStore:
         ]
 
     async def postpone(self, delivery: WebhookDelivery, until: datetime) -> None:
-        """Gives back a delivery that was claimed and not attempted."""
+        """Releases a delivery that was claimed and not attempted."""
         attempts = webhook_deliveries.c.attempts - 1
         await self._set(delivery, next_attempt_at=until, claimed_until=None, attempts=attempts)
 
@@ -88,7 +88,8 @@ class WebhookDeliveryStore:
         error: str | None,
         next_at: datetime | None,
     ) -> None:
-        """What came of an attempt. `next_at` None: delivered, or given up when there is an error."""
+        """Records the outcome of an attempt. If `next_at` is None, the delivery has arrived, or is given up if there is
+        an error."""
         await self._set(
             delivery,
             next_attempt_at=next_at,
@@ -109,9 +110,9 @@ class WebhookDeliveryStore:
             return await _with_urls(connection, rows)
 
     async def retry(self, project_id: ProjectId, run_id: RunId, endpoint_id: WebhookId, now: datetime) -> OpenDelivery:
-        """Makes a delivery due now, also one that was given up: then it gets one more attempt.
+        """Makes a delivery due now. One that was given up gets one more attempt.
 
-        Raises `NotFound` when the project has no such delivery, or no such endpoint any more, `Conflict` when it was
+        Raises `NotFound` if the project has no such delivery or no such endpoint any more, and `Conflict` if it was
         delivered."""
         table = webhook_deliveries
         is_it = (table.c.run_id == run_id, table.c.endpoint_id == endpoint_id, table.c.project_id == project_id)
@@ -122,11 +123,11 @@ class WebhookDeliveryStore:
             if not rows:
                 known = await connection.execute(sa.select(table.c.run_id).where(*is_it))
                 if known.one_or_none() is None:
-                    raise NotFound(f"Webhook endpoint {endpoint_id} has not to hear of run {run_id}")
-                raise Conflict(f"endpoint {endpoint_id} has heard of run {run_id}: there is nothing to try again")
+                    raise NotFound(f"No event of run {run_id} is for the webhook endpoint {endpoint_id}")
+                raise Conflict(f"endpoint {endpoint_id} has the event of run {run_id}: there is nothing to try again")
             [delivery] = await _with_urls(connection, rows)
             if delivery.url is None:
-                raise NotFound(f"Webhook endpoint {endpoint_id} was deleted: it hears of nothing more")
+                raise NotFound(f"Webhook endpoint {endpoint_id} was deleted: it receives no more events")
             await record(connection, project_id, "webhook.retried", run_id, endpoint_id)
             return delivery
 
@@ -144,7 +145,7 @@ def _has_id(named: str) -> sa.ColumnElement[bool]:
 
 
 async def _with_urls(connection: Connection, rows: Sequence[RowMapping]) -> list[OpenDelivery]:
-    """The deliveries of these rows, each with the present URL of its endpoint."""
+    """Returns the deliveries of these rows, each with the present URL of its endpoint."""
     ids = {row["endpoint_id"] for row in rows}
     columns = (webhook_endpoints.c.id, webhook_endpoints.c.url)
     found = await connection.execute(sa.select(*columns).where(webhook_endpoints.c.id.in_(ids)))

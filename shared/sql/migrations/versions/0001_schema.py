@@ -1,6 +1,6 @@
-"""The whole schema, with the walls between projects.
+"""The first schema, with the policies that separate projects.
 
-`tables.py` says what the columns hold. What changes there later is a migration of its own.
+`tables.py` describes the columns. Each later change of the schema has its own migration.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ depends_on = None
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only for a column of type INTEGER."""
+"""SQLite generates numbers only for a column of type INTEGER."""
 VECTOR = sa.LargeBinary().with_variant(postgresql.ARRAY(sa.REAL), "postgresql")
 
 IS_A_STATUS = "status IN ('created', 'running', 'awaiting_approval', 'completed', 'failed', 'cancelled')"
@@ -48,11 +48,12 @@ PARENTS = {
     "submission_keys": ("runs", "id", "run_id"),
     "tool_intents": ("runs", "id", "run_id"),
 }
-"""Of the others: the table of the row that they belong to, its column, and theirs. That table's own policy decides."""
+"""Tables without such a column: for each the parent table, the key of the parent, and the column that refers to it. The
+policy of the parent decides."""
 
 SETTING = "current_setting('holdfast.project', true)"
 SEES_ALL = f"(SELECT coalesce({SETTING}, '') = '')"
-"""Asked once per statement, because it stands in a query of its own."""
+"""Evaluated once per statement, because it is a subquery."""
 
 
 def upgrade() -> None:
@@ -64,7 +65,7 @@ def upgrade() -> None:
     _create_passage_words()
     _create_passage_vectors()
     _create_runs()
-    _create_what_hangs_on_runs()
+    _create_tables_of_runs()
     _create_approvals()
     _create_deliveries()
     _create_budgets()
@@ -75,16 +76,16 @@ def upgrade() -> None:
 
 
 def _set_policies() -> None:
-    """Row-level security, the second wall between projects: rows are shown to their project's sessions only.
+    """Creates the policies of row-level security, the second barrier between projects: only a session of the row's
+    project sees the row.
 
-    A session says in `holdfast.project` whose rows it may see and write. One that says nothing sees all of them, as
-    workers do. The policies also hold for the tables' owner, as whom most servers run.
+    A session names in `holdfast.project` the project whose rows it may see and write. A session without it sees all
+    rows, as workers do. The policies also apply to the tables' owner, which is the role of most servers.
 
-    A row without a project of its own is shown with the row that it belongs to. The tables without texts have no
-    policy. Below one, Postgres would not use the index of words: it does not know that a comparison of words tells
-    nobody what it compares; a search is joined with the passages, which have a policy. And the places of deleted rows
-    are cleared away together, by whoever deletes next, for all projects. API keys are looked up before anybody knows
-    whose they are.
+    A row without a project column is visible with its parent row. These tables have no policy: the index of words,
+    because Postgres would not use it below one (the operator is not leakproof), and a search joins it with the
+    passages, which have a policy; the places of deleted rows, because the next deletion in any project clears old
+    ones of all projects; API keys, because the API looks up a key before it knows the key's project.
     """
     for table in OWNED:
         _protect(table, f"project_id = (SELECT {SETTING})")
@@ -104,11 +105,11 @@ def _column(kind: type[sa.types.TypeEngine[Any]], name: str, *, null: bool = Fal
 _text, _integer, _boolean = partial(_column, sa.Text), partial(_column, sa.Integer), partial(_column, sa.Boolean)
 _big, _binary = partial(_column, sa.BigInteger), partial(_column, sa.LargeBinary)
 _moment = _big
-"""Microseconds since 1970."""
+"""A column for a time in microseconds since 1970."""
 
 
 def _row_number(name: str = "number") -> SchemaItem:
-    """A number that the database gives."""
+    """A column whose numbers the database generates."""
     return sa.Column(name, NUMBER, autoincrement=True, nullable=False)
 
 
@@ -119,14 +120,15 @@ def _given_number(name: str) -> SchemaItem:
 def _create(
     table: str, *items: SchemaItem, key: Sequence[str] = ("number",), unique: Sequence[Sequence[str]] = ()
 ) -> None:
-    """A table with this primary key, and one constraint for each of the lists of columns in `unique`."""
+    """Creates a table with this primary key, and one constraint for each of the lists of columns in `unique`."""
     primary = sa.PrimaryKeyConstraint(*key, name=op.f(f"pk_{table}"))
     others = [sa.UniqueConstraint(*columns, name=op.f(f"uq_{table}_{'_'.join(columns)}")) for columns in unique]
     op.create_table(table, *items, primary, *others)
 
 
 def _index(name: str, table: str, *columns: str, unique: bool = False, where: str = "", on_postgres: str = "") -> None:
-    """An index of the rows for which `where` holds. On Postgres the condition may be written otherwise."""
+    """Creates an index of the rows for which `where` holds; `on_postgres` is the condition's form on Postgres, if it
+    differs."""
     conditions: dict[str, Any] = {}
     if where:
         conditions = {"sqlite_where": sa.text(where), "postgresql_where": sa.text(on_postgres or where)}
@@ -195,7 +197,7 @@ def _create_histories() -> None:
     _index("ix_messages_sibling_id", "messages", "sibling_id")
     _index("ix_messages_step_id", "messages", "step_id")
     _index("uq_messages_thread_turn_position", "messages", "thread_id", "turn", "position", unique=True)
-    # Each in the words of its queries: SQLite takes a partial index for no others.
+    # Each condition has the text of its queries: SQLite uses a partial index for no other condition.
     _index(
         "ix_messages_in_context",
         "messages",
@@ -252,7 +254,7 @@ def _create_passage_words() -> None:
         _create("passage_words", _given_number("number"), words)
         op.create_index("ix_passage_words_words", "passage_words", ["words"], postgresql_using="gin")
     elif op.get_bind().scalar(sa.text("SELECT sqlite_compileoption_used('ENABLE_FTS5')")):
-        # Words come folded and separated by spaces; this tokenizer leaves every character that is not ASCII alone.
+        # The words arrive folded and separated by spaces; this tokenizer keeps every character beyond ASCII.
         op.execute("CREATE VIRTUAL TABLE passage_words USING fts5(words, tokenize = 'ascii')")
     else:
         log.warning(
@@ -294,7 +296,7 @@ def _create_runs() -> None:
 
 
 def _index_runs() -> None:
-    # Of two indices that fit, SQLite takes the one that was made last, as long as nobody has it gather statistics.
+    # If two indices fit, SQLite uses the one that was created last, as long as it has no statistics (ANALYZE).
     _index("ix_runs_agent_id_number", "runs", "agent_id", "number")
     _index("ix_runs_project_id_number", "runs", "project_id", "number")
     _index("ix_runs_status_updated_at", "runs", "status", "updated_at")
@@ -325,7 +327,7 @@ def _index_runs() -> None:
     )
 
 
-def _create_what_hangs_on_runs() -> None:
+def _create_tables_of_runs() -> None:
     _create("run_inputs", _text("run_id"), _text("input"), key=["run_id"])
     _create(
         "submission_keys",

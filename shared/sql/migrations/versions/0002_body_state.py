@@ -1,4 +1,4 @@
-"""A column for what a run's body keeps of its own."""
+"""Adds a column for the state that a run's body stores."""
 
 import sqlalchemy as sa
 from alembic import op

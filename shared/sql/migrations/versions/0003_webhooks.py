@@ -1,4 +1,4 @@
-"""Webhook endpoints of projects, and what is on its way to them."""
+"""Adds webhook endpoints of projects, and the outbox of deliveries to them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,7 +9,7 @@ branch_labels = None
 depends_on = None
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only for a column of type INTEGER."""
+"""SQLite generates numbers only for a column of type INTEGER."""
 
 IS_DUE_SOME_TIME = sa.text("next_attempt_at IS NOT NULL")
 IS_OPEN = sa.text("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
@@ -75,7 +75,7 @@ def _create_deliveries() -> None:
 
 
 def _protect(table: str) -> None:
-    """As `0001_schema` protects a table with a column for the project."""
+    """Adds the policy that `0001_schema` gives a table with a project column."""
     sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
     op.execute(f"CREATE POLICY of_project ON {table} USING ({sees_all} OR project_id = (SELECT {SETTING}))")
     op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")

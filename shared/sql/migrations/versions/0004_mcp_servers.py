@@ -1,4 +1,4 @@
-"""MCP servers of projects."""
+"""Adds MCP servers of projects."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,7 +9,7 @@ branch_labels = None
 depends_on = None
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only for a column of type INTEGER."""
+"""SQLite generates numbers only for a column of type INTEGER."""
 
 SETTING = "current_setting('holdfast.project', true)"
 
@@ -34,7 +34,7 @@ def downgrade() -> None:
 
 
 def _protect() -> None:
-    """As `0001_schema` protects a table with a column for the project."""
+    """Adds the policy that `0001_schema` gives a table with a project column."""
     sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
     op.execute(f"CREATE POLICY of_project ON mcp_servers USING ({sees_all} OR project_id = (SELECT {SETTING}))")
     op.execute("ALTER TABLE mcp_servers ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")

@@ -1,4 +1,4 @@
-"""Trees of runs: the parent of a run, and what a run waits for."""
+"""Adds trees of runs: the parent of a run, and the kind of wait that a run is in."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Sleep-time groups of agents, and the turns that wait for them."""
+"""Adds sleep-time groups of agents, and the turns that wait for them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,7 +9,7 @@ branch_labels = None
 depends_on = None
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only for a column of type INTEGER."""
+"""SQLite generates numbers only for a column of type INTEGER."""
 
 SETTING = "current_setting('holdfast.project', true)"
 
@@ -78,7 +78,7 @@ def _create_turns() -> None:
 
 
 def _protect(table: str) -> None:
-    """As `0001_schema` protects a table with a column for the project."""
+    """Adds the policy that `0001_schema` gives a table with a project column."""
     sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
     op.execute(f"CREATE POLICY of_project ON {table} USING ({sees_all} OR project_id = (SELECT {SETTING}))")
     op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")

@@ -1,0 +1,56 @@
+"""Agents of operators' own code as workers show them, and which version of one may execute a run.
+
+A run that began in a version goes on in it while a worker with that version lives. A version that nobody has declared
+is the empty text, and any worker executes its runs.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from shared.domain.errors import OtherVersion
+from shared.domain.runs import Run
+
+
+class ShownAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that a worker has."""
+
+    name: str
+    version: str = ""
+    """Empty: its code declares none."""
+    description: str = ""
+    framework: str = "function"
+
+
+class KnownVersion(NamedTuple):
+    """A version that workers have shown."""
+
+    name: str
+    """Of the agent."""
+    version: str
+    first_seen_at: datetime
+    seen_at: datetime
+    """When a worker that has it was last seen."""
+
+
+class OwnVersions(NamedTuple):
+    """What one worker may execute."""
+
+    versions: Mapping[str, str] = {}
+    """The versions of its agents, by their names."""
+    stands_in: bool = False
+    """It also continues runs that began in other versions: no worker with theirs lives."""
+
+    def of(self, run: Run) -> str | None:
+        """The version in which this worker executes the run; None for a run of no such agent."""
+        return self.versions.get(run.options.code_agent, "") if run.options.code_agent is not None else None
+
+    def refuse_others(self, run: Run) -> None:
+        """Raises `OtherVersion` for a run that began in a version that this worker does not have."""
+        if run.code_version and run.code_version != self.of(run) and not self.stands_in:
+            raise OtherVersion(run.options.code_agent or "", run.code_version, run.fence)
+
+
+ANY_VERSION = OwnVersions()

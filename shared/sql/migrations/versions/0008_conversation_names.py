@@ -1,0 +1,28 @@
+"""Names of conversations, which clients give them: a name is one conversation of its agent."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008_conversation_names"
+down_revision = "0007_groups"
+branch_labels = None
+depends_on = None
+
+HAS_NAME = sa.text("name IS NOT NULL")
+
+
+def upgrade() -> None:
+    op.add_column("conversations", sa.Column("name", sa.Text, nullable=True))
+    op.create_index(
+        "uq_conversations_agent_id_name",
+        "conversations",
+        ["agent_id", "name"],
+        unique=True,
+        sqlite_where=HAS_NAME,
+        postgresql_where=HAS_NAME,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("uq_conversations_agent_id_name", table_name="conversations")
+    op.drop_column("conversations", "name")

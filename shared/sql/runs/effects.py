@@ -1,0 +1,104 @@
+"""The rows that make a run's effects: the starts of tools, and what was found out about lost calls."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from shared.crash_points import CrashPoint
+from shared.domain.effects import Effect, Intent, SettledEffect, effects_of_journal, effects_of_messages, settled
+from shared.domain.errors import Conflict
+from shared.domain.messages import Message, ToolReturn
+from shared.domain.runs import Run
+from shared.sql.access.audit import record
+from shared.sql.connection import Connection
+from shared.sql.engine import Database
+from shared.sql.run_tables import settled_effects, tool_intents
+from shared.sql.runs.journal import entries_of
+from shared.sql.tables import from_json
+
+_INTENTS = (
+    sa.select(tool_intents).where(tool_intents.c.run_id == sa.bindparam("of_run")).order_by(tool_intents.c.started_at)
+)
+_SETTLED = sa.select(settled_effects).where(settled_effects.c.idempotency_key.in_(sa.bindparam("keys", expanding=True)))
+
+
+@cache
+def _insert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    return insert(settled_effects).on_conflict_do_nothing(index_elements=[settled_effects.c.idempotency_key])
+
+
+async def store_settled_effect(connection: Connection, run: Run, settlement: SettledEffect) -> SettledEffect:
+    """Stores what was found out about a call, once. Returns what is stored."""
+    row = {
+        "idempotency_key": settlement.idempotency_key,
+        "run_id": run.id,
+        "call_id": settlement.call_id,
+        "settled_by": settlement.by,
+        "who": settlement.who,
+        "outcome": settlement.outcome,
+        "result": settlement.result,
+        "settled_at": settlement.at,
+    }
+    await connection.execute(_insert_of(connection.insert), row)
+    return (await _settlements(connection, [settlement.idempotency_key]))[settlement.idempotency_key]
+
+
+async def _settlements(connection: Connection, keys: Sequence[str]) -> dict[str, SettledEffect]:
+    rows = (await connection.execute(_SETTLED, {"keys": list(keys)})).all()
+    return {
+        row.idempotency_key: SettledEffect(
+            idempotency_key=row.idempotency_key,
+            call_id=row.call_id,
+            by=row.settled_by,
+            who=row.who,
+            outcome=row.outcome,
+            result=row.result,
+            at=row.settled_at,
+        )
+        for row in rows
+    }
+
+
+class EffectStore:
+    """Reads the effects of runs, and stores what a person has found out about one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def of_run(self, run: Run, turn: Sequence[Message]) -> list[Effect]:
+        """Returns the run's tool calls in order. `turn` are the messages of its turn; a run with a journal needs none.
+        Such a run shows the calls of its whole turn."""
+        async with self._database.read() as connection:
+            if run.options.code_agent is not None:
+                effects = effects_of_journal(run, await entries_of(connection, run))
+            else:
+                rows = (await connection.execute(_INTENTS, {"of_run": run.id})).all()
+                effects = effects_of_messages(run, turn, [_intent_of(row) for row in rows])
+            keys = [effect.idempotency_key for effect in effects]
+            return settled(effects, await _settlements(connection, keys) if keys else {})
+
+    async def settle(self, run: Run, settlement: SettledEffect) -> SettledEffect:
+        """Stores what a person has found out about a call of which nothing else will ever be known. A repetition
+        returns what is stored. Raises `Conflict` if a probe or another person has settled it otherwise."""
+        async with self._database.write(CrashPoint.SETTLE_EFFECT) as connection:
+            known = (await _settlements(connection, [settlement.idempotency_key])).get(settlement.idempotency_key)
+            stored = known or await store_settled_effect(connection, run, settlement)
+            if (stored.outcome, stored.result) != (settlement.outcome, settlement.result):
+                raise Conflict(
+                    f"the call {settlement.call_id} is settled already, by {stored.who or stored.by}: {stored.outcome}"
+                )
+            if known is None:
+                await record(connection, run.project_id, "effect.settled", run.id)
+            return stored
+
+
+def _intent_of(row: Any) -> Intent:
+    return Intent(
+        call_id=row.tool_call_id,
+        tool_name=row.tool_name,
+        started_at=row.started_at,
+        attempt=row.attempt,
+        result=None if row.result is None else from_json(row.result, ToolReturn),
+    )
