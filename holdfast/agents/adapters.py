@@ -1,0 +1,100 @@
+"""Which module makes a body of which framework's agent. No framework is imported but those that the program uses."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from holdfast.agents.run import Run
+
+Body = Callable[[Run], Awaitable[Any]]
+"""An async function that does the work of a run. A text that it returns is the answer."""
+
+FUNCTION = "function"
+"""Stands where others have the name of a framework."""
+
+
+class Adapter(NamedTuple):
+    """How the agents of one framework become bodies."""
+
+    framework: str
+    of_class: str
+    """How the modules of its agents' classes begin."""
+    module: str
+    """It offers `body_of(agent, name)`, a body for an agent that many runs share, and `run_agent(run, agent)`, which
+    executes an agent that one run has."""
+    can_share: bool
+    """Whether several runs may use it in one process: it changes nothing that these have in common."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the program has imported the framework, and not a package of its own with the same name."""
+        return self.of_class.rstrip(".") in sys.modules
+
+    def made_by(self, value: Any) -> bool:
+        """Whether the value is an agent of the framework."""
+        return any(f"{one.__module__}.".startswith(self.of_class) for one in type(value).__mro__)
+
+    def load(self) -> Any:
+        """The adapter's module."""
+        return importlib.import_module(self.module)
+
+
+ADAPTERS: tuple[Adapter, ...] = (
+    Adapter("openai_agents", "agents.agent.", "holdfast.agents.openai_agents", can_share=False),
+    Adapter("pydantic_ai", "pydantic_ai.agent.", "holdfast.agents.pydantic_ai", can_share=True),
+    Adapter("strands", "strands.agent.", "holdfast.agents.strands", can_share=False),
+    Adapter("langgraph", "langgraph.pregel.", "holdfast.agents.langgraph", can_share=False),
+)
+
+
+_SHARING: list[bool] = []
+
+
+def begin_sharing() -> None:
+    """Notes that several runs share this process."""
+    _SHARING.append(True)
+
+
+def refuse_sharing(module: str) -> None:
+    """An adapter calls this at its import if it changes what the runs of a process share. Raises `ImportError` in such
+    a process: the worker could not know that it would be used."""
+    if _SHARING:
+        raise ImportError(f"import {module} at the top of the module of agents: its runs cannot share a process")
+
+
+def body_for(name: str, value: Any) -> tuple[Body, str]:
+    """Returns the body that executes the value, and the framework's name. The value is an async function, an agent of a
+    framework, or a function that makes one for each run. Raises `TypeError` for anything else."""
+    adapter = _adapter_of(value)
+    if adapter is not None:
+        return adapter.load().body_of(value, name), adapter.framework
+    if inspect.iscoroutinefunction(value):
+        return value, FUNCTION
+    if not inspect.isroutine(value):
+        raise TypeError(
+            f"the agent {name!r} is a {type(value).__name__}: give an async function, an agent of "
+            f"{', '.join(one.framework for one in ADAPTERS) or 'a framework'}, or a function that makes one"
+        )
+    used = [one for one in ADAPTERS if one.is_used]
+    for one in used:
+        one.load()  # before the fork, not in every run
+    return _made_per_run(name, value), used[0].framework if len(used) == 1 else FUNCTION
+
+
+def _adapter_of(value: Any) -> Adapter | None:
+    return next((one for one in ADAPTERS if one.made_by(value)), None)
+
+
+def _made_per_run(name: str, factory: Callable[..., Any]) -> Body:
+    takes_run = bool(inspect.signature(factory).parameters)
+
+    async def body(run: Run) -> Any:
+        made = factory(run) if takes_run else factory()
+        adapter = _adapter_of(made)
+        if adapter is None:
+            raise TypeError(f"what makes the agent {name!r} has returned a {type(made).__name__}, which is no agent")
+        return await adapter.load().run_agent(run, made)
+
+    return body

@@ -1,0 +1,51 @@
+"""What a body asks of its worker, and gives up when a task of it is cancelled: the worker must not wait for it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.agents.frames import Frame
+
+
+class Worker(Protocol):
+    """The worker as a body's process sees it."""
+
+    async def ask(self, frame: Frame) -> Frame:
+        """Sends a frame and returns the answer to it."""
+        ...
+
+    def tell(self, frame: Frame) -> None:
+        """Sends a frame that has no answer."""
+        ...
+
+
+def given_up(call: str) -> Frame:
+    """The end of a call that the body does not want any more."""
+    error = {"type": "CancelledError", "text": "the body has given up this call"}
+    return {"t": "end", "call": call, "error": error}
+
+
+async def begun(worker: Worker, frame: Frame, is_ending: Callable[[], bool]) -> Frame:
+    """Asks how a call begins. If the body gives it up before the answer, the call ends where it would have begun.
+    `is_ending`: the whole run is being cancelled, and nobody waits for its calls."""
+    asked = asyncio.ensure_future(worker.ask(frame))
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        if not is_ending():
+            answer = await asked
+            if answer["t"] == "go":
+                await worker.ask(given_up(answer["call"]))
+            elif answer["t"] == "probe":
+                await worker.ask({"t": "probed", "call": answer["call"], "kind": "cannot_tell", "value": None})
+        raise
+
+
+async def made_by_worker(worker: Worker, call: str, is_ending: Callable[[], bool]) -> Frame:
+    """Waits for the end of a call that the worker makes."""
+    try:
+        return await worker.ask({"t": "await", "call": call})
+    except asyncio.CancelledError:
+        if not is_ending():
+            await worker.ask(given_up(call))
+        raise

@@ -1,0 +1,132 @@
+"""The process of one body: it talks to the worker over one socket, and executes the body once."""
+
+import asyncio
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, cast
+
+from holdfast.agents.errors import StepFailed
+from holdfast.agents.frames import Frame, packed, read_frame
+from holdfast.agents.registry import REGISTERED
+from holdfast.agents.run import Run
+
+MOST_FRAMES_NAMED = 5
+"""Functions of the program that an error names, the innermost last."""
+
+RESTS, REST_S = 10, 0.005
+"""A body that waits for a person is at rest when its loop has had so many turns, so many seconds from each other: what
+also waits is asked for together."""
+
+
+class WorkerConnection:
+    """The worker, at the other end of the socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._asked: dict[int, asyncio.Future[Frame]] = {}
+        self._number = 0
+        self._resting: asyncio.Task[None] | None = None
+        self.run: Run | None = None
+        """The run, when its body has begun."""
+
+    async def hello(self) -> Frame | None:
+        """The first frame. None if the worker is gone."""
+        return await read_frame(self._reader)
+
+    async def ask(self, frame: Frame) -> Frame:
+        """Sends a frame and returns the answer to it."""
+        self._number = number = self._number + 1
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.tell({**frame, "id": number})
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    def tell(self, frame: Frame) -> None:
+        """Sends a frame that has no answer. Raises as `packed`."""
+        self.send(packed(frame))
+
+    def send(self, data: bytes) -> None:
+        """Sends packed frames. A worker that has hung up does not get them."""
+        if not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def _rest(self, number: int) -> None:
+        """Says so when everything that could go on at once has done so."""
+        for _ in range(RESTS):
+            await asyncio.sleep(REST_S)
+        self.tell({"t": "rested", "number": number})
+
+    def hang_up(self) -> None:
+        """Ends the connection."""
+        self._writer.close()
+
+    async def listen(self, body: "asyncio.Task[Any]") -> None:
+        """Takes what the worker sends until it hangs up. The body has begun."""
+        while (frame := await read_frame(self._reader)) is not None:
+            if frame["t"] == "cancel":
+                if self.run is not None:
+                    self.run.cancelled, self.run.cancel_reason = True, frame["reason"]
+                body.cancel()
+            elif frame["t"] == "rest":
+                self._resting = asyncio.create_task(self._rest(frame["number"]), name="rest")
+            elif (answer := self._asked.get(frame["id"])) is not None and not answer.done():
+                answer.set_result(frame)
+        self.hang_up()
+
+
+def execute(name: str, connection: socket.socket) -> None:
+    """Executes the body of the agent `name` and ends this process."""
+    asyncio.run(_execute(name, connection))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of the body, which would keep an ordinary exit waiting, end with the run.
+    os._exit(0)
+
+
+async def _execute(name: str, connection: socket.socket) -> None:
+    worker = WorkerConnection(*await asyncio.open_unix_connection(sock=connection))
+    hello = await worker.hello()
+    if hello is None:
+        return
+    body = asyncio.create_task(execute_body(name, worker, hello), name=f"run {hello['id']}")
+    listening = asyncio.create_task(worker.listen(body), name="frames of the worker")
+    # What the worker has sent may make no run: then this raises, so that the process ends, and does not wait for ever.
+    worker.send(await body)
+    await listening
+
+
+async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> bytes:
+    """Executes the body of a run, in a task of its own. Returns the last frame for the worker, packed."""
+    run = worker.run = Run(worker, hello, cast("asyncio.Task[Any]", asyncio.current_task()))
+    if REGISTERED[name].models == "worker":
+        run.models.take_all()
+    try:
+        value = await REGISTERED[name].body(run)
+        return packed({"t": "returned", "text": value if isinstance(value, str) else "", "state": run.state})
+    except asyncio.CancelledError:
+        return packed({"t": "stopped"})
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run fails with it
+        return packed(_raised(error))
+
+
+def _raised(error: Exception) -> Frame:
+    """The error without paths, and its traceback for the worker's log."""
+    kind, text = type(error).__name__, str(error)
+    if isinstance(error, StepFailed):
+        kind, text = error.error_type, f"{error.text} (in {error.name!r})"
+    own = str(Path(__file__).parent)
+    named = [
+        one.name for one in traceback.extract_tb(_innermost(error).__traceback__) if not one.filename.startswith(own)
+    ]
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"t": "raised", "type": kind, "text": text, "functions": named[-MOST_FRAMES_NAMED:], "traceback": trace}
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return error.__cause__ if isinstance(error, StepFailed) and error.__cause__ is not None else error

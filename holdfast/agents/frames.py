@@ -1,0 +1,28 @@
+"""Frames between a worker and the process of a body: four bytes with a length, then JSON in UTF-8."""
+
+import asyncio
+import json
+from typing import Any
+
+Frame = dict[str, Any]
+
+LONGEST_FRAME = 64_000_000
+"""Bytes."""
+
+
+def packed(frame: Frame) -> bytes:
+    """The frame as bytes. Raises `TypeError` or `ValueError` for what JSON cannot say."""
+    data = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """Returns the next frame, or None if the other side is gone. A killed peer that left bytes unread resets the
+    connection, which means the same as its end. Raises `ValueError` for a frame that is longer than any may be."""
+    try:
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        if length > LONGEST_FRAME:
+            raise ValueError(f"a frame has {length} bytes, {LONGEST_FRAME} are allowed")
+        return json.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -1,0 +1,168 @@
+"""The process that has imported a module of agents, and forks a child for each attempt of a run.
+
+It talks to its worker alone, over one socket, and has no thread and no event loop, so that forking is sound. When the
+worker is gone, so is everything here: the host ends at the end of its socket, and its children with it.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from holdfast.agents.adapters import ADAPTERS
+from holdfast.agents.child import execute
+from holdfast.agents.memory import MemoryWatch, private_bytes
+from holdfast.agents.registry import REGISTERED, Agent
+from holdfast.agents.shared import execute_several
+
+LONGEST_REQUEST = 65536
+PR_SET_PDEATHSIG = 1
+MIB = 1 << 20
+
+
+def serve(module: str, control: socket.socket, max_mb: int) -> None:
+    """Imports the module and serves the worker until it is gone. A process that has more than `max_mb` MiB for itself
+    is ended; 0: none is."""
+    ours = {control.fileno()}
+    trace = ""
+    try:
+        flaws = [*_flaws(module, ours), *_flaws_of_system(max_mb)]
+    except BaseException as error:  # noqa: BLE001 - a module may raise anything, and its worker says what it was
+        flaws, trace = [f"{module} cannot be imported: {type(error).__name__}: {error}"], traceback.format_exc()
+    agents = [{**one.described(), "shares": _shares(one)} for one in REGISTERED.values()]
+    if flaws:
+        _say(control, {"t": "unfit", "reasons": flaws, "traceback": trace[-LONGEST_REQUEST:], "agents": agents})
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    gc.collect()
+    gc.freeze()
+    _say(control, {"t": "ready", "agents": agents})
+    children: dict[int, int] = {}
+    try:
+        _answer(control, children, MemoryWatch(max_mb * MIB), libc)
+    finally:
+        for child in children:
+            _kill_group(child)
+
+
+def _flaws(module: str, ours: set[int]) -> list[str]:
+    """Imports the module. Returns why it cannot be a host's, a sentence each. Raises what the module raises."""
+    flaws: list[str] = []
+    before = _open_sockets() | ours
+    importlib.import_module(module)
+    if not REGISTERED:
+        flaws.append(f"{module} registers no agent: use @agent or register of holdfast.agents")
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if others:
+        flaws.append(f"{module} starts a thread at its import ({', '.join(others)}), which no fork would have")
+    if len(_open_sockets() - before) > 0:
+        flaws.append(f"{module} opens a connection at its import, which every run would share: open it in the run")
+    return flaws
+
+
+def _shares(agent: Agent) -> bool:
+    """Whether runs of the agent may share a process. An adapter that changes agents in place, for one run, may be used
+    by any agent of the module; and the variables that name the worker's models name one run."""
+    changes = any(not one.can_share and one.module in sys.modules for one in ADAPTERS)
+    return not changes and agent.models != "worker"
+
+
+def _flaws_of_system(max_mb: int) -> list[str]:
+    if max_mb:
+        try:
+            private_bytes("self")
+        except OSError as error:
+            return [f"HOLDFAST_AGENTS_MAX_MB needs /proc/PID/smaps_rollup, which cannot be read here: {error.strerror}"]
+    return []
+
+
+def _open_sockets() -> set[int]:
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - of numbers
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.add(int(name))
+    return found
+
+
+def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch, libc: Any) -> None:
+    """Forks and buries children as the worker says, and ends those that are too large, whose bytes `children` has then.
+    A child that is dead stays a zombie until the worker has ended its group, so that its number means nobody else."""
+    while True:
+        readable, _, _ = select.select([control], [], [], watch.pause_s)
+        for pid, size in watch.too_large([pid for pid, ended_at in children.items() if not ended_at]).items():
+            children[pid] = size
+            _kill_group(pid)
+        if not readable:
+            continue
+        data, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 1)
+        if not data:
+            return
+        request = json.loads(data)
+        if request["t"] == "fork":
+            pid = _forked(request["agent"], descriptors[0], control, libc)
+            children[pid] = 0
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(control, [json.dumps({"t": "forked", "pid": pid}).encode()], [pidfd])
+            os.close(pidfd)
+        else:
+            pid = request["pid"]
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            status, size = os.waitstatus_to_exitcode(status), children.pop(pid)
+            _say(control, {"t": "buried", "pid": pid, "status": status, "grown_mb": size // MIB})
+
+
+def _forked(agent: str, descriptor: int, control: socket.socket, libc: Any) -> int:
+    """Forks a process for a run of this agent, or for several of any agents if it is empty. Returns its number."""
+    host = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        _lead_group(pid)
+        return pid
+    try:
+        _lead_group(0)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != host:
+            os._exit(1)
+        control.close()
+        connection = socket.socket(fileno=descriptor)
+        execute(agent, connection) if agent else execute_several(connection)
+    except BaseException:  # noqa: BLE001 - the child must never go on as a second host
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _lead_group(child: int) -> None:
+    """Makes the child the leader of its group. Both of us do it: whoever buries a child that has not run yet must find
+    its group."""
+    with suppress(ProcessLookupError):
+        os.setpgid(child, child)
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _say(control: socket.socket, message: Any) -> None:
+    with suppress(OSError):
+        control.send(json.dumps(message).encode())
+
+
+def main() -> None:
+    """Starts the host: the number of its control socket's descriptor, the MiB that a process may have and the module's
+    name are its arguments."""
+    serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))

@@ -1,0 +1,66 @@
+"""The agent whose run a body executes, as it was made through the API: its instructions, memory, tools and data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from holdfast.agents.frames import Frame
+
+
+@dataclass(frozen=True)
+class BlockInfo:
+    """A block of the agent's memory."""
+
+    label: str
+    value: str
+    description: str | None
+    limit: int
+    """The most characters that `value` may have."""
+    read_only: bool
+    """Tools of the agent may not change it."""
+
+
+@dataclass(frozen=True)
+class ToolInfo:
+    """A tool that is attached to the agent: `Run.call_tool` calls it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema of the arguments."""
+
+
+@dataclass(frozen=True)
+class AgentInfo:
+    """The agent as it was when the turn began: the same in every attempt, whatever has changed since."""
+
+    id: str
+    name: str
+    description: str | None
+    system: str
+    """Its instructions, with those that the request has brought. The memory is not in them."""
+    blocks: Mapping[str, BlockInfo]
+    """Its memory, by label, in the order in which the blocks were attached."""
+    tools: Mapping[str, ToolInfo]
+    """By name."""
+    metadata: Mapping[str, Any]
+    model_settings: Mapping[str, Any]
+    """As far as they were set: `temperature`, `top_p`, `max_output_tokens`, `reasoning_effort` and others."""
+
+
+def agent_of(frame: Frame) -> AgentInfo:
+    """The agent that the worker has sent. Raises `ValueError` if it has sent why there is none."""
+    if "error" in frame:
+        raise ValueError(frame["error"])
+    tools = [ToolInfo(one["name"], one["description"], MappingProxyType(one["parameters"])) for one in frame["tools"]]
+    return AgentInfo(
+        id=frame["id"],
+        name=frame["name"],
+        description=frame["description"],
+        system=frame["system"],
+        blocks=MappingProxyType({one["label"]: BlockInfo(**one) for one in frame["blocks"]}),
+        tools=MappingProxyType({one.name: one for one in tools}),
+        metadata=MappingProxyType(frame["metadata"]),
+        model_settings=MappingProxyType(frame["model_settings"]),
+    )

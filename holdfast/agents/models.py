@@ -1,0 +1,72 @@
+"""The worker's models, for clients of OpenAI's API: the keys stay in the worker, and a run's token stands for them.
+
+The worker listens on a Unix socket. Most clients take an address of HTTP alone, so a thread of this process forwards a
+port of the loopback interface to the socket.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import threading
+
+PIECE = 65536
+"""Bytes."""
+
+
+class Models:
+    """How a run asks the worker's models."""
+
+    def __init__(self, socket_path: str, api_key: str) -> None:
+        self.socket = socket_path
+        """The worker's Unix socket, for clients that take one."""
+        self.api_key = api_key
+        """Of this run alone, and without use when the run has ended."""
+
+    @property
+    def base_url(self) -> str:
+        """The address for clients of OpenAI's API. It exists while this process lives."""
+        with _FORWARDING:
+            return f"http://127.0.0.1:{_forwarded(self.socket)}/v1"
+
+    def take_all(self) -> None:
+        """Makes clients that are not told otherwise ask the worker's models: those that read OpenAI's variables."""
+        os.environ.update(OPENAI_BASE_URL=self.base_url, OPENAI_API_BASE=self.base_url, OPENAI_API_KEY=self.api_key)
+
+
+_FORWARDING = threading.Lock()
+
+FORWARDER = "models of the worker"
+"""The name of the thread that forwards."""
+
+
+@functools.cache
+def _forwarded(path: str) -> int:
+    """The number of a port that is forwarded to the Unix socket while this process lives."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    # On a loop of its own: a body may block the one that it runs on while it waits for an answer.
+    threading.Thread(target=lambda: asyncio.run(_forward(listening, path)), name=FORWARDER, daemon=True).start()
+    return int(listening.getsockname()[1])
+
+
+async def _forward(listening: socket.socket, path: str) -> None:
+    async def forward_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answers, requests = await asyncio.open_unix_connection(path)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(_copy(reader, requests), _copy(answers, writer))
+
+    server = await asyncio.start_server(forward_one, sock=listening)
+    await server.serve_forever()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copies until one side hangs up, which the other side then sees."""
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(PIECE):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

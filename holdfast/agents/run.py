@@ -1,0 +1,466 @@
+"""What a body may do with its run.
+
+Every value that a body cannot compute again is journaled: it takes a step, a tool, an approval, its inbox and even
+`now()` from the journal when its process died and the body is executed again. A body therefore reaches the place where
+it was, without doing anything twice.
+"""
+
+import asyncio
+import contextvars
+import hashlib
+import inspect
+import random as random_numbers
+import threading
+import uuid as uuids
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal, TypeVar, cast
+
+from holdfast.agents.asking import Worker, begun, given_up, made_by_worker
+from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed
+from holdfast.agents.frames import Frame
+from holdfast.agents.info import AgentInfo, agent_of
+from holdfast.agents.models import Models
+from holdfast.agents.probes import Verdict
+from holdfast.agents.values import content_hash, plain, restored, shown_arguments
+
+Result = TypeVar("Result")
+
+Function = Callable[..., Any]
+"""A function, async or not. One that is not async is called in a thread."""
+
+OnExpiry = Literal["keep", "deny", "cancel"]
+
+LONGEST_SLEEP_S = 366 * 86_400
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one call of a model, as its provider counts them."""
+
+    input_tokens: int = 0
+    """All of the prompt, cached or not."""
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, read from the provider's cache."""
+    reasoning_tokens: int = 0
+    """Of the output."""
+
+
+class Approved:
+    """What a person has approved: the arguments as the person has left them."""
+
+    def __init__(self, arguments: Any, decided_by: str | None) -> None:
+        self.arguments = arguments
+        self.decided_by = decided_by
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of a tool or step that the present function makes."""
+
+    id: str
+    idempotency_key: str
+    """The same in every attempt, and no other call ever has it."""
+    attempt: int
+    """1, and one more whenever the call is started again."""
+
+
+_CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("holdfast_call")
+
+
+def call() -> Call:
+    """The call that the present function makes. Raises `LookupError` outside of steps and tools."""
+    return _CALL.get()
+
+
+class Scope:
+    """The place of one task inside one call: its journal entries are numbered by themselves."""
+
+    def __init__(
+        self, journal: str, branch: str, task: "asyncio.Task[Any] | None", at: float, *, may_wait: bool = True
+    ) -> None:
+        self.branch = branch
+        self.may_wait = may_wait
+        """Whether a person may be asked here: everything around is entered again when its process has ended."""
+        self.task = task
+        self.at = at
+        self.random = random_numbers.Random(f"{journal}/{branch}")
+        self.tasks = 0
+
+
+_SCOPE: contextvars.ContextVar[Scope] = contextvars.ContextVar("holdfast_scope")
+
+
+class Inbox:
+    """Messages that clients inject into the running run."""
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+
+    async def take(self) -> list[dict[str, Any]]:
+        """Returns the messages that have come since, each once; an empty list if there are none. They have the form of
+        `Run.input`."""
+        answer = await self._run.begin("inbox", "take", content_hash(()))
+        return cast("list[dict[str, Any]]", answer["value"])
+
+
+class Run:
+    """One run, as its body sees it."""
+
+    def __init__(self, worker: Worker, hello: Frame, task: "asyncio.Task[Any]") -> None:
+        self._worker = worker
+        self._journal: str = hello["journal"]
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self.id: str = hello["id"]
+        self.attempt: int = hello["attempt"]
+        """1, and one more whenever the body is executed again."""
+        self.text: str = hello["text"]
+        """The text of the newest messages of the user."""
+        self.input: list[dict[str, Any]] = hello["input"]
+        """The messages that the run is to answer: `role`, `text`, `content`."""
+        self.history: list[dict[str, Any]] = hello["history"]
+        """The messages before them, the oldest first; with `tool_calls` and `tool_call_id` as well."""
+        self._agent: Frame = hello.get("agent", {"error": "the server is too old to say what agent this run has"})
+        self.client_tools: list[dict[str, Any]] = hello["client_tools"]
+        """The tools that the request has brought: `name`, `description`, `parameters`. The client answers their calls:
+        `await run.tool(name, …)`."""
+        self.state: dict[str, Any] = hello["state"]
+        """Of the thread. It is stored when the run completes; what a cancelled or failed run has changed is dropped."""
+        self.models = Models(hello["models"]["socket"], hello["models"]["token"])
+        """The worker's models: `base_url` and `api_key` for any client of OpenAI's API."""
+        self.inbox = Inbox(self)
+        self.cancelled = False
+        """The run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
+        self.cancel_reason: str | None = None
+        _SCOPE.set(Scope(self._journal, "", task, hello["at"]))
+
+    @property
+    def agent(self) -> AgentInfo:
+        """The agent that the client has made, as it was when the turn began: `system`, `blocks`, `tools`, `metadata`.
+        Raises `ValueError` if it has more than 1 MB with its memory and tools."""
+        return agent_of(self._agent)
+
+    def emit_text(self, text: str) -> None:
+        """Shows text to readers. It is not awaited."""
+        self._tell({"t": "text", "text": text})
+
+    def emit_reasoning(self, text: str) -> None:
+        """Shows reasoning to readers. It is not awaited."""
+        self._tell({"t": "reasoning", "text": text})
+
+    async def step(
+        self,
+        name: str,
+        function: Function,
+        *args: Any,
+        key: Any = None,
+        returns: Callable[..., Result] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls the function and journals its value, which is taken from the journal after a crash. The function is
+        called again if it had not ended.
+
+        The value is what JSON makes of it, the first time as well; `returns` is a dataclass or a pydantic model that is
+        made of it. `key` stands for the arguments where these are no JSON. Raises `StepFailed`.
+        """
+        counted = content_hash((args, kwargs)) if key is None else content_hash(key)
+        answer = await self.begin("step", name, counted)
+        value = await self._performed(name, answer, function, args, kwargs)
+        return restored(value, returns)
+
+    async def model(
+        self,
+        name: str,
+        function: Function,
+        *args: Any,
+        request: Any,
+        settings: Any = None,
+        usage: Callable[[Any], Usage | None] | None = None,
+        text: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls a model and journals its whole answer, which is taken from the journal after a crash.
+
+        `request` is what makes it this call: messages and the names of tools. `settings` is the rest, as instructions
+        and temperature: if only they have changed since, the recorded answer holds, and the log of the run says so.
+        `usage` reads the tokens of an answer, which count towards the run. `text` reads what an answer says: it is
+        shown if the answer comes from the journal; else the function has shown it with `emit_text`. Raises
+        `StepFailed`.
+        """
+        is_top, hashed = not self.in_call, "" if settings is None else content_hash(settings)
+        answer = await self.begin("model", name, content_hash(request), settings_hash=hashed)
+        is_recorded = answer["t"] == "result"
+        value = await self._performed(name, answer, function, args, kwargs, usage)
+        if is_recorded and is_top and text is not None and (said := text(value)):
+            self.emit_text(said)
+        return value
+
+    async def tool(
+        self,
+        name: str,
+        function: Function | None = None,
+        *args: Any,
+        key: Any = None,
+        idempotent: bool = False,
+        probe: Function | None = None,
+        needs_approval: bool = False,
+        returns: Callable[..., Result] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls the function at most once, and shows the call with its result as a call of a tool.
+
+        If the process dies before the result is stored, a call with `idempotent` is started again with the same key; a
+        `probe` is asked what became of it (`happened`, `did_not_happen`, `cannot_tell`); any other raises
+        `OutcomeUnknown`. With `needs_approval` a person decides first, and may change the arguments. Without a
+        function, the client that brought the tool makes the call. Raises `StepFailed` and `Denied`.
+        """
+        return await self._shown(
+            name,
+            function,
+            args,
+            kwargs,
+            returns,
+            key=key,
+            idempotent=idempotent,
+            probe=probe,
+            needs_approval=needs_approval,
+        )
+
+    async def _shown(
+        self,
+        name: str,
+        function: Function | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        returns: Callable[..., Any] | None,
+        **options: Any,
+    ) -> Any:
+        shown = shown_arguments(function, args, kwargs)
+
+        async def performed(arguments: dict[str, Any]) -> Any:
+            positional, named = (args, kwargs) if arguments == plain(shown) else ((), arguments)
+            return await _called(function or _nothing, positional, named)
+
+        value = await self.perform(name, shown, None if function is None else performed, **options)
+        return restored(value, returns)
+
+    async def perform(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        function: Callable[[dict[str, Any]], Any] | None,
+        *,
+        key: Any = None,
+        idempotent: bool = False,
+        probe: Function | None = None,
+        needs_approval: bool = False,
+        scope: bool = False,
+    ) -> Any:
+        """Does what `tool` does, for a function that gets its arguments as one object: as a person has left them, with
+        `needs_approval`. With `scope` it does what `scope` does. Raises `StepFailed`, `OutcomeUnknown` and `Denied`."""
+        if (needs_approval or function is None) and not self.may_wait:
+            raise NestedApproval(name)
+        answer = await self.begin(
+            "tool",
+            name,
+            content_hash(arguments if key is None else key),
+            arguments=plain(arguments),
+            idempotent=idempotent,
+            probe=probe is not None,
+            of_client=function is None,
+            needs_approval=needs_approval,
+            scope=scope,
+        )
+        given = (answer["arguments"] if "arguments" in answer else plain(arguments),)
+        if answer["t"] == "probe" and probe is not None:
+            verdict: Verdict = await _called(probe, (answer["key"],), {})
+            answer = await self._worker.ask(
+                {"t": "probed", "call": answer["call"], "kind": verdict.kind, "value": plain(verdict.value)}
+            )
+        return await self._performed(name, answer, function or _nothing, given, {}, is_scope=scope)
+
+    async def scope(
+        self,
+        name: str,
+        function: Function,
+        *args: Any,
+        key: Any = None,
+        needs_approval: bool = False,
+        returns: Callable[..., Result] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls a function that uses the run, as another agent does, and shows it as a call of a tool with its result.
+
+        It may do what the body itself may: its steps, tools and approvals are in the journal, under this call. While it
+        waits for a person it needs no process. After that, and after a crash, it is called again and repeats nothing.
+        So it should do nothing past the run. Raises `StepFailed` and `Denied`.
+        """
+        return await self._shown(
+            name, function, args, kwargs, returns, key=key, needs_approval=needs_approval, scope=True
+        )
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, returns: Callable[[str], Any] | None = None
+    ) -> Any:
+        """Calls a tool that is attached to the agent, at most once, and returns its result as a text, or what `returns`
+        makes of that (`json.loads`).
+
+        The worker calls the tool, as it does for its own agents: with the same walls, limits, secrets and probes. If
+        the tool needs an approval, a person decides first, and may change the arguments. Raises `StepFailed` if the
+        tool fails or is not attached, `Denied`, and `OutcomeUnknown` if its worker died and nobody can tell.
+        """
+        shown = plain(dict(arguments or {}))
+        answer = await self.begin(
+            "tool", name, content_hash(shown), arguments=shown, attached=True, may_wait=self.may_wait
+        )
+        if answer["t"] == "go":
+            answer = self._checked(name, await made_by_worker(self._worker, answer["call"], lambda: self.cancelled))
+        return restored(answer["value"], returns)
+
+    async def approval(
+        self, name: str, arguments: Any, expires_s: float | None = None, on_expiry: OnExpiry = "keep"
+    ) -> Approved:
+        """Asks a person. The run needs no process while it waits, for days if need be, and goes on here. Raises
+        `Denied`."""
+        if not self.may_wait:
+            raise NestedApproval(name)
+        shown = plain(arguments)
+        hashed = content_hash(shown)
+        answer = await self.begin("approval", name, hashed, arguments=shown, expires_s=expires_s, on_expiry=on_expiry)
+        value = answer["value"]
+        if not value["approve"]:
+            raise Denied(name, value["reason"])
+        return Approved(value["arguments"], value["decided_by"])
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a person or a client may be asked here: by the body itself and inside of scopes."""
+        return self._here().may_wait
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a step, tool or scope is being called. What it does in turn is in the journal alone: clients see
+        the calls of the body itself, and those that wait for them."""
+        return "/" in self._here().branch
+
+    def now(self) -> datetime:
+        """The end of the last journal entry that this task has seen: the same after a crash."""
+        return datetime.fromtimestamp(self._here().at, timezone.utc)  # noqa: UP017 - Python 3.10
+
+    def uuid(self) -> uuids.UUID:
+        """A UUID that is the same after a crash."""
+        return uuids.UUID(int=self._here().random.getrandbits(128), version=4)
+
+    def random(self) -> float:
+        """A number from 0 to 1 that is the same after a crash."""
+        return self._here().random.random()
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits so long, counted from the first attempt. From 30 s on the run needs no process while it waits, unless
+        another call is being made. Raises `ValueError` for more than a year."""
+        if not 0 <= seconds <= LONGEST_SLEEP_S:
+            raise ValueError(f"a sleep of {seconds} s: it may have from 0 to {LONGEST_SLEEP_S} s, which is a year")
+        answer = await self.begin("sleep", "sleep", content_hash(seconds), seconds=seconds)
+        left = seconds - answer.get("waited_s", 0.0)
+        await self._performed("sleep", answer, asyncio.sleep, (max(0.0, left),), {})
+
+    def key(self, name: str) -> str:
+        """A key that stands for this name in this turn, for ever."""
+        return f"hf-{self._journal}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+    async def begin(self, kind: str, name: str, content: str, **fields: Any) -> Frame:
+        """Asks the worker how to go on with an entry of the journal. Raises `StepFailed` or `OutcomeUnknown` if the
+        journal says so. For this package alone."""
+        scope = self._here()
+        frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
+        answer = await begun(self._worker, frame, lambda: self.cancelled)
+        return self._checked(name, answer)
+
+    def take_place(self) -> None:
+        """Gives the present task its place among those beside it, before it calls anything. For this package alone."""
+        self._here()
+
+    async def _performed(
+        self,
+        name: str,
+        answer: Frame,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        usage: Callable[[Any], Usage | None] | None = None,
+        *,
+        is_scope: bool = False,
+    ) -> Any:
+        if answer["t"] != "go":
+            return self._checked(name, answer)["value"]
+        scope = self._here()
+        may_wait = is_scope and scope.may_wait
+        inner = _SCOPE.set(Scope(self._journal, f"{answer['call']}/", scope.task, scope.at, may_wait=may_wait))
+        outer = _CALL.set(Call(answer["call"], answer["key"], answer["attempt"]))
+        ended: Frame = {"t": "end", "call": answer["call"]}
+        cause: Exception | None = None
+        try:
+            ended["value"] = plain(await _called(function, args, kwargs))
+            if usage is not None and (used := usage(ended["value"])) is not None:
+                ended["usage"] = asdict(used)
+        except asyncio.CancelledError:
+            if (
+                not self.cancelled
+            ):  # the body has given up this call alone, and goes on: the worker must not wait for it
+                await self._worker.ask(given_up(answer["call"]))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the journal has it
+            cause = error
+            ended["error"] = {"type": type(error).__name__, "text": str(error)}
+        finally:
+            _CALL.reset(outer)
+            _SCOPE.reset(inner)
+        self._seen(await self._worker.ask(ended))
+        if cause is not None:
+            raise StepFailed(name, type(cause).__name__, str(cause)) from cause
+        return ended["value"]
+
+    def _checked(self, name: str, answer: Frame) -> Frame:
+        self._seen(answer)
+        if answer["t"] == "failed":
+            error = answer["error"]
+            if error.get("denied"):
+                raise Denied(name, error["text"])
+            raise StepFailed(name, error["type"], error["text"])
+        if answer["t"] == "unknown":
+            raise OutcomeUnknown(name, answer["key"])
+        return answer
+
+    def _seen(self, answer: Frame) -> None:
+        if "at" in answer:
+            self._here().at = answer["at"]
+
+    def _here(self) -> Scope:
+        """The scope of the present task. A task that uses the run for the first time gets the next number of the one
+        that has made it."""
+        scope, task = _SCOPE.get(), asyncio.current_task()
+        if scope.task is not task:
+            scope.tasks += 1
+            scope = Scope(self._journal, f"{scope.branch}{scope.tasks}.", task, scope.at, may_wait=scope.may_wait)
+            _SCOPE.set(scope)
+        return scope
+
+    def _tell(self, frame: Frame) -> None:
+        if threading.get_ident() == self._thread:
+            self._worker.tell(frame)
+        else:
+            self._loop.call_soon_threadsafe(self._worker.tell, frame)
+
+
+async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - of an object that is called
+        return await function(*args, **kwargs)
+    value = await asyncio.to_thread(function, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _nothing() -> None:
+    """Stands where a call has no function: its client makes it."""

@@ -1,0 +1,69 @@
+"""What of a value goes into the journal: JSON, and a hash that says whether two calls are the same."""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+Result = TypeVar("Result")
+
+LARGEST_VALUE = 1_000_000
+"""Bytes of JSON that one entry of the journal may have."""
+
+
+def plain(value: Any) -> Any:
+    """What JSON makes of the value; dataclasses and pydantic models become objects. Raises `TypeError` for what JSON
+    cannot say, and `ValueError` for more than `LARGEST_VALUE` bytes."""
+    text = json.dumps(value, default=_as_json, allow_nan=False)
+    if len(text) > LARGEST_VALUE:
+        raise ValueError(
+            f"a value of the journal has {len(text)} bytes, {LARGEST_VALUE} are allowed: keep what is large elsewhere, "
+            "and return its address"
+        )
+    return json.loads(text)
+
+
+def content_hash(value: Any) -> str:
+    """A hash of a call's content. Callables count by their qualified name. Raises `TypeError` for what JSON cannot say:
+    such a call needs a `key`."""
+    text = json.dumps(value, default=_counted, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def shown_arguments(function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a tool's call as an object: positional ones by the names of the function's parameters."""
+    named: dict[str, Any] = {}
+    if args:
+        try:
+            named = dict(inspect.signature(cast("Any", function)).bind_partial(*args).arguments)
+        except (TypeError, ValueError):
+            named = {"args": list(args)}
+    return {name: _counted(value) if callable(value) else value for name, value in {**named, **kwargs}.items()}
+
+
+def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
+    """The value as an object of the wanted type: a pydantic model, a dataclass, or whatever takes it."""
+    if returns is None:
+        return value
+    made: Any = returns
+    validate = getattr(made, "model_validate", None)
+    if validate is not None:
+        return validate(value)
+    return made(**value) if hasattr(made, "__dataclass_fields__") else made(value)
+
+
+def _as_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} is nothing that JSON can say")
+
+
+def _counted(value: Any) -> Any:
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return _as_json(value)
