@@ -17,6 +17,7 @@ from structlog.contextvars import bound_contextvars
 
 from shared.archival.archival_memory import EmbeddingClient
 from shared.concurrency import background, repeating
+from shared.domain.code_agents import OwnVersions
 from shared.domain.operations import WorkerState
 from shared.domain.runs import AttemptLimits
 from shared.domain.tools import SandboxTier
@@ -34,11 +35,12 @@ from shared.process.traces import traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
-from shared.redis.process_presence import ProcessPresence, ToolPresence
+from shared.redis.process_presence import ProcessPresence, ToolPresence, VersionPresence
 from shared.redis.queue import InFlightLimits, RunQueue
 from shared.runs.orphans import OrphanedRuns
 from shared.runs.run_trees import RunTrees
 from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.code_agents import CodeAgentStore
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -50,6 +52,10 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
+from worker.agents.body_process import HostPlan
+from worker.agents.code_body import CodeBody
+from worker.agents.hosts import CodeAgents, plans
+from worker.agents.models.endpoint import ModelEndpoint
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.context_window import compact_thread
 from worker.bodies.single_runs import generate, run_tool
@@ -57,6 +63,7 @@ from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets
 from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
+from worker.published_agents import PublishedAgents
 from worker.queue.queue_worker import QueueWorker
 from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
@@ -174,6 +181,7 @@ def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: 
 
 STARTS_AT_ONCE = 4
 
+
 HAND_OVER_S = 10.0
 """Seconds for which runs may store their events during a hand-over before they are cancelled."""
 
@@ -213,9 +221,10 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         trees = _trees(process, services, active_runs.signal)
         orphans = _orphans(process, services, trees)
         runners = tool_runners(process, tools.sandbox, tools.packages, embeddings, mcp, orphans, signed_in)
-        bodies = _bodies(process, models, runners, tools.sandbox)
-        executor = _executor(process, name, active_runs, services, bodies, trees)
-        queue_worker = _queue_worker(process, name, executor, active_runs)
+        code = await stack.enter_async_context(_code(process, models))
+        code_agents, bodies = code[0], _bodies(process, models, runners, tools.sandbox, code)
+        executor = _executor(process, name, active_runs, services, bodies, trees, code_agents)
+        queue_worker = _queue_worker(process, name, executor, active_runs, code_agents)
         sweeper = _sweeper(process, services, orphans)
         if alone:
             await sweeper.restart()
@@ -223,8 +232,8 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
         with bound_contextvars(worker=name):
             enter = stack.enter_async_context
             await enter(active_runs.listening())
-            await enter(_showing_tools(process, tools))
-            await enter(_showing(process, name, queue_worker, tools))
+            await enter(_showing_abilities(process, tools, code_agents))
+            await enter(_showing(process, name, queue_worker, tools, code_agents))
             await enter(tools.packages.tidied())
             await enter(upkeep(process, sweeper, orphans, embeddings, trees))
             await enter(background(queue_worker.serve(), name="queue worker"))
@@ -239,6 +248,16 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
                 log.info("worker_ended", runs=queue_worker.run_count)
 
 
+@asynccontextmanager
+async def _showing_abilities(
+    process: ProcessContext, tools: ToolParts, code_agents: CodeAgents
+) -> AsyncGenerator[None]:
+    """Publishes, for as long as the block lasts, what this worker can do."""
+    process.metrics.worker.watch_bodies(code_agents.longest_silence_s)
+    async with _showing_code_agents(process, code_agents), _showing_tools(process, tools):
+        yield
+
+
 def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncContextManager[None]:
     """Publishes, for as long as the block lasts, the isolation of this worker's tools and their languages."""
     presence, lease_s = ToolPresence(process.redis), process.settings.lease_s
@@ -249,8 +268,20 @@ def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncCo
     )
 
 
+def _showing_code_agents(process: ProcessContext, code_agents: CodeAgents) -> AbstractAsyncContextManager[None]:
+    """Tells the API and the other workers within the block which agents of own code this worker has."""
+    showing = PublishedAgents(
+        CodeAgentStore(process.database),
+        VersionPresence(process.redis),
+        process.clock,
+        code_agents.shown,
+        process.settings.lease_s,
+    )
+    return repeating(showing.show, every_s=process.settings.lease_s / 3, name="show the agents of own code")
+
+
 def _showing(
-    process: ProcessContext, name: str, queue_worker: QueueWorker, tools: ToolParts
+    process: ProcessContext, name: str, queue_worker: QueueWorker, tools: ToolParts, code_agents: CodeAgents
 ) -> AbstractAsyncContextManager[None]:
     """Shows this worker in the deployment's overview within the block."""
     started_at = process.clock.now()
@@ -266,6 +297,7 @@ def _showing(
             sandbox=tools.tier,
             javascript=tools.runs_javascript,
             secret_keys=process.secret_keys.fingerprints,
+            code_agents=code_agents.shown,
         )
 
     return ProcessPresence(process.redis).showing(state)
@@ -329,7 +361,37 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     )
 
 
-def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandbox: ToolSandbox) -> Bodies:
+@asynccontextmanager
+async def _code(process: ProcessContext, models: Models) -> AsyncGenerator[tuple[CodeAgents, ModelEndpoint]]:
+    """The agents of own code for the block, and the endpoint by which they ask this worker's models."""
+    with worker_folder() as folder:
+        async with (
+            CodeAgents.running(_host_plans(process), process.settings.agents_per_process) as agents,
+            ModelEndpoint.serving(models, str(folder / "models")) as endpoint,
+        ):
+            yield agents, endpoint
+
+
+def _host_plans(process: ProcessContext) -> list[HostPlan]:
+    settings = process.settings
+    modules = [name.strip() for name in settings.agents.split(",") if name.strip()]
+    return plans(
+        modules,
+        settings.agents_python,
+        settings.agents_env_file,
+        process.environment,
+        settings.agents_models,
+        settings.agents_max_mb,
+    )
+
+
+def _bodies(
+    process: ProcessContext,
+    models: Models,
+    runners: ToolRunners,
+    sandbox: ToolSandbox,
+    code: tuple[CodeAgents, ModelEndpoint],
+) -> Bodies:
     """Returns the body of each kind of run."""
     database = process.database
     agents = AgentServices(
@@ -345,6 +407,7 @@ def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandb
     return Bodies(
         {
             "message": AgentBody(agents, run_steps),
+            "code": CodeBody(code[0], agents, process.settings.agents_grace_s, code[1]),
             "compaction": AgentBody(agents, compact_thread),
             "generation": AgentBody(agents, generate),
             "tool": AgentBody(agents, run_tool),
@@ -353,7 +416,13 @@ def _bodies(process: ProcessContext, models: Models, runners: ToolRunners, sandb
 
 
 def _executor(
-    process: ProcessContext, name: str, active_runs: ActiveRuns, services: RunServices, bodies: Bodies, trees: RunTrees
+    process: ProcessContext,
+    name: str,
+    active_runs: ActiveRuns,
+    services: RunServices,
+    bodies: Bodies,
+    trees: RunTrees,
+    code_agents: CodeAgents,
 ) -> RunExecutor:
     return RunExecutor(
         worker=name,
@@ -364,10 +433,14 @@ def _executor(
         limits=AttemptLimits.of(process.settings.max_attempts),
         run_timeout_s=process.settings.run_timeout,
         start_slots=asyncio.Semaphore(STARTS_AT_ONCE),
+        code=OwnVersions(code_agents.versions),
+        taker_of=VersionPresence(process.redis).taker_of,
     )
 
 
-def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, active_runs: ActiveRuns) -> QueueWorker:
+def _queue_worker(
+    process: ProcessContext, name: str, executor: RunExecutor, active_runs: ActiveRuns, code_agents: CodeAgents
+) -> QueueWorker:
     settings = process.settings
     return QueueWorker(
         redis=process.redis,
@@ -383,6 +456,7 @@ def _queue_worker(process: ProcessContext, name: str, executor: RunExecutor, act
         still_ours=lambda job_id: active_runs.still_owned(*parse_job_id(job_id)),
         on_drain=active_runs.end_after_steps,
         on_shutdown=active_runs.shut_down,
+        code_agents=code_agents.versions,
     )
 
 

@@ -22,8 +22,8 @@ from shared.sql.runs.run_store import RunStore
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Reason = Literal["worker_lost", "not_dispatched", "waited"]
-"""Why a run is dispatched again: its worker is gone; its dispatch was lost; or it has waited for a budget until its
-time, which is normal."""
+"""Why a run is dispatched again: its worker is gone; its dispatch was lost; or it has waited until its time, which is
+normal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,8 @@ class Sweeper:
 
     async def _dispatch_unqueued(self, quiet: Sequence[QuietRun]) -> Counter[Reason]:
         unqueued = await self._not_in_queue(quiet)
-        begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
+        # No worker holds a run that waits.
+        begun = [run for run in unqueued if run.status is RunStatus.RUNNING and not run.waits]
         dispatched = await self._dispatch_again([run for run in unqueued if run not in begun])
         if begun:
             # Redis may have lost the job of a live worker, which restores it as soon as it notices.

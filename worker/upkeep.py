@@ -19,7 +19,8 @@ from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.decisions import DecisionStore
-from shared.sql.runs.run_store import RetentionStore, RunStore
+from shared.sql.runs.retention import RetentionStore
+from shared.sql.runs.run_store import RunStore
 from worker.sweeper import Sweeper
 
 PRUNE_EVERY_S = 60.0

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from shared.concurrency import beside
 from shared.domain.agents import Agent, Block, ModelOptions, characters_of_memory, requires_approval
+from shared.domain.effects import effect_key
 from shared.domain.events import ChildStarted, ChildWaits, Event, child_key
 from shared.domain.ids import AgentId, BlockId
 from shared.domain.messages import ApprovalResponse, Message, ToolCall, ToolReturns, text_to_count, weight
@@ -183,6 +184,10 @@ class AgentContext:
     def emit(self, *events: Event) -> None:
         """See `RunHandle.emit`."""
         self.handle.emit(*events)
+
+    def idempotency_key(self, call: ToolCall) -> str:
+        """The key of a call of the current answer: the same in every attempt, and no other call ever has it."""
+        return effect_key(self.run.id, self.handle.progress.step_id, call.id)
 
     def started_agents(self, call: ToolCall) -> Collection[AgentId]:
         """The agents of which this call has started a run, as far as the run's log shows it."""

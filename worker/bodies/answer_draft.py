@@ -25,6 +25,7 @@ from shared.domain.settling import BegunAnswer
 from shared.domain.tool_catalog import REWRITING
 from shared.domain.tools import filled_arguments, filled_in
 from worker.bodies.agent_context import AgentContext
+from worker.models.attempts import ContinuedText
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,
@@ -38,52 +39,8 @@ from worker.models.provider import (
 from worker.run.observation import ObservedModelCall
 from worker.run.run_handle import StepInHand
 
-# Finds the new part of an answer's text, if the answer does not simply arrive piece by piece. Pure. An agent may speak
-# by a call of `send_message`, whose arguments the model is still writing. And an answer may continue one that another
-# worker began to show.
-
-
-LEAST_REPEATED = 20
-"""Characters. Some servers repeat the text that they got, others do not. A shorter beginning could also be words that
-the model uses again."""
-
-
-class ContinuedText:
-    """Joins the model's new text to the text that readers have seen, so that they see nothing twice."""
-
-    def __init__(self, shown: str) -> None:
-        self.asked = shown.rstrip()
-        """The text for the model: some providers refuse an answer that ends in white space."""
-        self._shown = shown
-        self._space = shown[len(self.asked) :]
-        self._held = ""
-        self._is_joined = False
-
-    def more(self, text: str) -> str:
-        """The new part of the next piece."""
-        if self._is_joined:
-            return text
-        self._held += text
-        may_repeat = len(self._shown) >= LEAST_REPEATED
-        if may_repeat and self._held.startswith(self._shown):
-            return self._join(self._held[len(self._shown) :])
-        if may_repeat and self._shown.startswith(self._held):
-            return ""
-        return self._join(self._without_space(self._held))
-
-    def rest(self) -> str:
-        """The remaining new text at the end of the answer, if a possible repetition turned out to be none."""
-        if self._is_joined or self._held == self.asked:
-            return ""
-        return self._join(self._without_space(self._held))
-
-    def _join(self, text: str) -> str:
-        self._is_joined = True
-        return text
-
-    def _without_space(self, text: str) -> str:
-        """Removes the white space that readers have seen and the model did not get, if the model begins with it."""
-        return text.removeprefix(self._space)
+# Finds the new part of an answer's text, if an agent speaks by a call of `send_message`, whose arguments the model is
+# still writing. Pure.
 
 
 def said_so_far(arguments: str) -> str:

@@ -17,6 +17,7 @@ from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer import PlainAnswer, ask_as_step, question
 from worker.bodies.answer_draft import CUT_OFF
+from worker.bodies.probes import result_of_lost_call
 from worker.bodies.step_loop import STOP_REASONS
 from worker.bodies.tool_turn import result_of
 from worker.models.provider import ModelCall, ToolSpec
@@ -24,23 +25,30 @@ from worker.run.body import Outcome
 from worker.run.run_handle import AwaitsRuns
 from worker.runners.tool_runner import error_return
 
+DONE = Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED))
+
 
 async def run_tool(context: AgentContext) -> Outcome | AwaitsRuns:
     """Makes the run's call, at most once unless the tool may be called again. The settlement stores the result, but a
     base tool stores its effect with the result at once. Raises what interrupts a run."""
     handle = context.handle
     message_id, call = asked_call(await handle.input())
-    if call.id not in await handle.calls.started():
+    started = await handle.calls.started()
+    if call.id not in started:
         context.emit(ToolCalls(context.at, None, message_id, [call]))
         await handle.checkpoint(starting=[call])
     await context.read_equipment()
     tool = context.tools.get(call.name)
-    perform = partial(_result, context, call, tool)
+    if tool is not None and call.id in started and started[call.id] is None:
+        known = await result_of_lost_call(context, call, tool, call.arguments, may_repeat=tool.idempotent)
+        if known is not None:
+            handle.progress.returns[call.id] = known
+            return DONE
     try:
-        await handle.calls.make(call, perform, may_start_again=tool is None or tool.idempotent)
+        await handle.calls.make(call, partial(_result, context, call, tool), may_start_again=True)
     except CallWaits as waits:
         return await handle.let_wait(waits)
-    return Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED))
+    return DONE
 
 
 async def _result(context: AgentContext, call: ToolCall, tool: Tool | None) -> ToolReturn:

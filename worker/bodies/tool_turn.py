@@ -30,6 +30,7 @@ from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer
+from worker.bodies.probes import result_of_lost_call
 from worker.bodies.request_size import without_middle
 from worker.run.run_handle import AwaitsRuns, Parked
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
@@ -58,10 +59,10 @@ async def call_tool(
 
 
 async def result_of(
-    context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
+    context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = "", is_shown: bool = True
 ) -> ToolReturn:
     """Returns `beginning` and the result of a call whose intent is stored. `arguments` is JSON, and replaces the call's
-    own arguments.
+    own arguments. `is_shown`: readers see its start and its end.
 
     A tool is not started with arguments that do not fit its schema. The result then explains the error.
     """
@@ -69,7 +70,8 @@ async def result_of(
     checked = await check_arguments(arguments, runner.arguments(tool))
     if isinstance(checked, RefusedArguments):
         return error_return(call, beginning + checked.text)
-    step_id, shows = context.handle.progress.step_id, context.run.options.item_events and call.speech is None
+    step_id = context.handle.progress.step_id
+    shows = is_shown and context.run.options.item_events and call.speech is None
     if shows:
         context.emit(ToolStarted(context.at, step_id, call.id, call.name))
     made = await _made(context, runner, call, tool, checked)
@@ -176,7 +178,7 @@ def _request(context: AgentContext, answer: Answer, call: ToolCall) -> Approval:
     shown_as = answer.message.id
     if isinstance(body, AssistantMessage) and body.sibling_holds == "approvals" and body.sibling_id is not None:
         shown_as = body.sibling_id
-    expires_s, on_expiry = _expiry(context, call.name)
+    expires_s, on_expiry = expiry_of(context, call.name)
     return Approval(
         id=context.handle.ids.approval(),
         project_id=context.run.project_id,
@@ -196,7 +198,7 @@ def _request(context: AgentContext, answer: Answer, call: ToolCall) -> Approval:
     )
 
 
-def _expiry(context: AgentContext, name: str) -> tuple[float | None, Literal["keep", "deny", "cancel"]]:
+def expiry_of(context: AgentContext, name: str) -> tuple[float | None, Literal["keep", "deny", "cancel"]]:
     """Returns the tool's own expiry, else the agent's."""
     tool = context.tools.get(name)
     if tool is not None and tool.approval_expires_s is not None:
@@ -283,18 +285,11 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> AwaitsRu
     context.count_calls(free)
     for call in free:
         await context.read_equipment()
-        tool, decision = context.tools.get(call.name), decisions.get(call.id)
-        stored = started.get(call.id)
-        if stored is not None and (tool is None or not context.services.runners.of(tool).traits.finds_its_result):
-            # A tool whose runner finds the stored effect is called again.
-            context.handle.progress.returns[call.id] = stored
+        decision = decisions.get(call.id)
+        known = await _known_result(context, call, decision, started)
+        if known is not None:
+            context.handle.progress.returns[call.id] = known
             continue
-        may_start_again = tool is not None and tool.idempotent and _refusal(context, call, tool, decision) is None
-        if call.id in started and not may_start_again:
-            context.handle.progress.returns[call.id] = unknown_return(call)
-            continue
-        if call.id not in started and _may_start(context, call):
-            await context.handle.calls.starting(call)
         await _run_into(context, call, decision)
         if context.progress.waits and not _may_run_together(context, free):
             break
@@ -306,6 +301,29 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> AwaitsRu
         late_input = await context.handle.input()
     await _store_returns(context, open_.step_id, returns, late_input)
     return None
+
+
+async def _known_result(
+    context: AgentContext, call: ToolCall, decision: Decision | None, started: Mapping[str, ToolReturn | None]
+) -> ToolReturn | None:
+    """Returns the result of a call that must not be started: the stored one, what the tool's probe says, or that the
+    outcome is unknown. None if the call may start; its intent is stored then."""
+    tool = context.tools.get(call.name)
+    if call.id not in started:
+        if _may_start(context, call):
+            await context.handle.calls.starting(call)
+        return None
+    stored = started[call.id]
+    if tool is None:
+        return stored or unknown_return(call)
+    may_repeat = tool.idempotent and _refusal(context, call, tool, decision) is None
+    if stored is None:
+        arguments = _arguments(context, call, decision)
+        return await result_of_lost_call(context, call, tool, arguments, may_repeat=may_repeat)
+    if not context.services.runners.of(tool).traits.finds_its_result:
+        return stored
+    # A tool whose runner finds the stored effect is called again.
+    return None if may_repeat else unknown_return(call)
 
 
 async def _show_decisions(context: AgentContext, open_: OpenCalls, decisions: Mapping[str, Decision]) -> None:
@@ -413,13 +431,18 @@ async def _run(context: AgentContext, call: ToolCall, decision: Decision | None)
     if refusal is not None:
         return error_return(call, refusal)
     edited = decision.edited_arguments if decision is not None else None
-    arguments = call.arguments if edited is None else edited
-    if not call.needs_approval:
-        # For a call with an approval, `answer_draft.py` has filled in the rules' arguments, so that the person sees
-        # them.
-        arguments = filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
     beginning = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
-    return await call_tool(context, call, tool, arguments, beginning=beginning)
+    return await call_tool(context, call, tool, _arguments(context, call, decision), beginning=beginning)
+
+
+def _arguments(context: AgentContext, call: ToolCall, decision: Decision | None) -> str:
+    """Returns the arguments with which the call is made, as JSON."""
+    edited = decision.edited_arguments if decision is not None else None
+    arguments = call.arguments if edited is None else edited
+    if call.needs_approval:
+        # `answer_draft.py` has filled in the rules' arguments, so that the person sees them.
+        return arguments
+    return filled_arguments(context.agent.tool_rules, call.name, context.progress.turn, arguments)
 
 
 def _refusal(context: AgentContext, call: ToolCall, tool: Tool, decision: Decision | None) -> str | None:

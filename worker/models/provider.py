@@ -164,7 +164,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """The call failed before its first event and is tried again after `wait` seconds."""
+    """The call failed and is tried again after `wait` seconds. What came before stays; the answer goes on with it."""
 
     attempt: int
     wait: float

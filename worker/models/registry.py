@@ -1,5 +1,5 @@
-"""Finds the model for a handle such as `openrouter/meta-llama/llama-3`: the route (server, protocol, key), the model
-itself, and the retries of a call.
+"""Finds the model for a handle such as `openrouter/meta-llama/llama-3`: the route (server, protocol, key) and the model
+itself.
 
 Everything comes from the process's environment. If a handle has no route, the error names the missing variable, before
 anything is imported or sent. A model is built once and looked up by handle. An SDK is imported in a thread when a
@@ -18,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,19 +28,18 @@ from shared.domain.errors import InvalidRequest, ModelError, ModelErrorType
 from shared.domain.limits import NANO
 from shared.domain.messages import FILES
 from shared.domain.model_servers import Wire
-from shared.domain.models import BUILTIN_IS_OFF, OPENAI_PROXY, PROVIDERS, family_of, split_handle
+from shared.domain.models import BUILTIN_IS_OFF, CODE, MODELS, OPENAI_PROXY, PROVIDERS, family_of, offered, split_handle
 from shared.domain.runs import Usage
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.anthropic import AnthropicWire
 from worker.models.anthropic_models import claude_model, takes_effort, takes_format
+from worker.models.attempts import RetryPolicy, stream_with_retries
 from worker.models.builtin import BuiltinModel
 from worker.models.chat import ChatWire
 from worker.models.connections import Connections
 from worker.models.http_model import HttpModel, ProviderProtocol
 from worker.models.provider import (
-    LONGEST_WAIT,
     TOOL_CHOICE,
-    AttemptFailed,
     ModelCall,
     ModelEvent,
     ModelProvider,
@@ -69,69 +67,6 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
         raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} needs a server's address: set {variable}.")
     wire = "responses" if name == "openai" and family_of(handle).uses_responses else provider.wire
     return Route(handle, name, model, wire, key or NO_KEY, base_url or "", provider.api_version(environment))
-
-
-FIRST_WAIT = 0.5
-JITTER = 0.25
-"""Up to a quarter is added to each wait, so that many workers do not retry at the same time."""
-
-
-class RetryPolicy(msgspec.Struct, frozen=True):
-    """How often a failed call is retried, with the clock and the randomness that it uses."""
-
-    retries: int
-    sleep: Callable[[float], Awaitable[None]]
-    jitter: Callable[[], float]
-
-    def wait_before(self, attempt: int, error: ModelError) -> float | None:
-        """Seconds to wait before retry number `attempt` (from 1); None if the error is final."""
-        if not error.retryable or attempt > self.retries:
-            return None
-        asked_for = error.retry_after
-        if asked_for is not None and asked_for > LONGEST_WAIT:
-            return None
-        wait = asked_for if asked_for is not None else FIRST_WAIT * 2.0 ** (attempt - 1)
-        return min(wait * (1 + JITTER * self.jitter()), LONGEST_WAIT)
-
-
-async def stream_with_retries(
-    provider: ModelProvider, call: ModelCall, policy: RetryPolicy
-) -> AsyncGenerator[ModelEvent]:
-    """The only retry loop around a model call. It retries only while the caller has seen nothing of the answer: shown
-    text cannot be revoked here, so the caller handles later failures.
-
-    Yields the answer to `call`; retries failures before its first event according to the policy.
-    """
-    for number in count(1):
-        attempt = _Attempt()
-        async with aclosing(attempt.events(provider, call)) as events:
-            async for event in events:
-                yield event
-        if attempt.failure is None:
-            return
-        wait = None if attempt.has_answered else policy.wait_before(number, attempt.failure)
-        if wait is None:
-            raise attempt.failure
-        yield AttemptFailed(number, wait, attempt.failure.facts)
-        await policy.sleep(wait)
-
-
-class _Attempt:
-    """One call, and its outcome."""
-
-    def __init__(self) -> None:
-        self.failure: ModelError | None = None
-        self.has_answered = False
-
-    async def events(self, provider: ModelProvider, call: ModelCall) -> AsyncGenerator[ModelEvent]:
-        """The events as they arrive. A failure ends them and is stored."""
-        try:
-            async with aclosing(provider.stream(call)) as events:
-                async for event in events:
-                    self.has_answered = True
-                    yield event
-        except ModelError as error:
-            self.failure = error
 
 
 # The options that each protocol supports if a run demands them. A missing option is refused by name.
@@ -337,9 +272,18 @@ class Models:
         """Returns the route of the handle. Raises `ModelError` if there is none, or if it is a built-in model and these
         are off."""
         route = route_for(handle, self._environment)
+        if route.provider == CODE:
+            raise ModelError(
+                ModelErrorType.BAD_REQUEST, f"{handle!r} is an agent of a worker's own code, and no model."
+            )
         if route.wire == "builtin" and not self._builtin_models:
             raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} cannot be used. {BUILTIN_IS_OFF}")
         return route
+
+    def known_handles(self) -> list[str]:
+        """The handles of known models whose providers are set up."""
+        environment, builtin = self._environment, self._builtin_models
+        return [one.handle for one in MODELS if offered(one.provider, environment, builtin=builtin)]
 
     async def aclose(self) -> None:
         """Closes the shared client and all of its connections."""

@@ -14,7 +14,17 @@ import h11
 import structlog
 
 from shared.concurrency import background
-from worker.proxy.exchange import BUFFER_BYTES, EgressDialer, EgressTarget, Exchange, Pace, Refused, Streams, cut
+from worker.proxy.exchange import (
+    BUFFER_BYTES,
+    EgressDialer,
+    EgressTarget,
+    Exchange,
+    Pace,
+    Refused,
+    RequestKeys,
+    Streams,
+    cut,
+)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -31,8 +41,9 @@ LOGGED_HOSTS = 20
 class EgressProxy:
     """Serves one call as soon as it has the socket. `proxy_of_call` makes it."""
 
-    def __init__(self, reach: EgressDialer) -> None:
+    def __init__(self, reach: EgressDialer, idempotency_key: str) -> None:
         self._reach = reach
+        self._keys = RequestKeys(idempotency_key)
         self._listening: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._connections = Pace(CONNECTIONS_PER_S, CONNECTIONS_BURST)
@@ -70,7 +81,7 @@ class EgressProxy:
         try:
             with contextlib.suppress(OSError, TimeoutError, h11.ProtocolError):  # either side may abort
                 async with _streams(accepted) as streams:
-                    await Exchange(streams, self._reach, self._bytes, self._tell).serve()
+                    await Exchange(streams, self._reach, self._bytes, self._tell, self._keys).serve()
         finally:
             self._places.release()
 
@@ -99,9 +110,10 @@ async def _streams(accepted: socket.socket) -> AsyncGenerator[Streams]:
 
 
 @asynccontextmanager
-async def proxy_of_call(reach: EgressDialer) -> AsyncGenerator[EgressProxy]:
-    """Yields a proxy for the block. Its connections have ended when the block has ended."""
-    proxy = EgressProxy(reach)
+async def proxy_of_call(reach: EgressDialer, idempotency_key: str = "") -> AsyncGenerator[EgressProxy]:
+    """Yields a proxy for the block, which adds keys made of the call's to its requests. Its connections have ended when
+    the block has ended."""
+    proxy = EgressProxy(reach, idempotency_key)
     try:
         async with background(proxy.serve(), name="proxy of a tool call"):
             yield proxy

@@ -9,9 +9,11 @@ import contextlib
 import re
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import NamedTuple
 
 import h11
@@ -204,15 +206,41 @@ _OF_ONE_CONNECTION = frozenset(
 Headers = list[tuple[bytes, bytes]]
 Told = Callable[[EgressTarget, Refused | None], None]
 
+KEY_HEADER = b"Idempotency-Key"
+_KEYED = frozenset({b"POST", b"PATCH"})
+"""The methods that are not idempotent by themselves, as in the IETF's draft of this header."""
+
+
+class RequestKeys:
+    """The idempotency keys of the requests of one call: the same when the call is made again, and different for each
+    request, because a service answers two requests with one key as if they were one."""
+
+    def __init__(self, key: str) -> None:
+        """`key`: the call's key. Empty: its requests get none."""
+        self._key = key
+        self._made: Counter[bytes] = Counter()
+
+    def added(self, request: h11.Request) -> Headers:
+        """Returns the header for a request, unless it needs none or the tool has sent its own."""
+        has_own = any(name == KEY_HEADER.lower() for name, _ in request.headers)
+        if not self._key or request.method not in _KEYED or has_own:
+            return []
+        asked = bytes(request.method) + b" " + bytes(request.target)
+        self._made[asked] += 1
+        number = self._made[asked]
+        suffix = sha256(asked).hexdigest()[:8] + (f"-{number}" if number > 1 else "")
+        return [(KEY_HEADER, f"{self._key}-{suffix}".encode())]
+
 
 class Exchange:
     """Serves one accepted connection. It calls `told` with the target, and with the refusal if there is one."""
 
-    def __init__(self, streams: Streams, reach: EgressDialer, bytes_pace: Pace, told: Told) -> None:
+    def __init__(self, streams: Streams, reach: EgressDialer, bytes_pace: Pace, told: Told, keys: RequestKeys) -> None:
         self._reader, self._writer = streams
         self._reach = reach
         self._pace = bytes_pace
         self._told = told
+        self._keys = keys
         self._client = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._has_answered = False
 
@@ -284,7 +312,7 @@ class Exchange:
             if any(name == b"transfer-encoding" for name, _ in request.headers):
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
                 headers.append((b"Transfer-Encoding", b"chunked"))
-            headers.append((b"Connection", b"close"))
+            headers += [*self._keys.added(request), (b"Connection", b"close")]
             asks = h11.Request(method=request.method, target=path, headers=headers)
             streams[1].write(server.send(asks) or b"")
             async with asyncio.timeout(IDLE_S) as idle:

@@ -7,7 +7,7 @@ it. The loop survives an outage of Redis, and no job can end it.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from redis.exceptions import RedisError
@@ -17,7 +17,7 @@ from shared.domain.ids import RunId
 from shared.redis import keys
 from shared.redis.channel_listener import ChannelListener
 from shared.redis.connection import Redis
-from shared.redis.queue import NO_LIMITS, InFlightLimits, JobLeases
+from shared.redis.queue import NO_AGENTS, NO_LIMITS, InFlightLimits, JobLeases
 from worker.queue.arq_jobs import ArqJobs, ReleaseJob
 from worker.queue.leases import LeaseRenewer, LeaseState
 
@@ -40,7 +40,8 @@ UNWIND_S = 1.0
 
 class QueueWorker:
     """Runs `execute(run_id, dispatch)` for the jobs of the queue, up to `max_runs` at once, plus up to `spare_runs`
-    of projects that have none in flight. It claims no more while `takes_more()` is false.
+    of projects that have none in flight. It claims no more while `takes_more()` is false, and runs of an operator's own
+    code only if their agent is one of `code_agents`.
 
     The end of `execute` decides what happens to the job:
 
@@ -72,6 +73,7 @@ class QueueWorker:
         still_ours: Callable[[str], Awaitable[bool]],
         on_drain: Callable[[], None] = lambda: None,
         on_shutdown: Callable[[], None],
+        code_agents: Mapping[str, str] = NO_AGENTS,
     ) -> None:
         self._execute = execute
         self._end_after_steps = on_drain
@@ -79,7 +81,7 @@ class QueueWorker:
         self._max_runs = max_runs
         self._spare_runs = spare_runs
         self._takes_more = takes_more
-        self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s, in_flight=in_flight)
+        self._job_leases = JobLeases(redis, worker=name, lease_s=lease_s, in_flight=in_flight, code_agents=code_agents)
         self._jobs = ArqJobs(redis, execute=self._execute_job, finish=self._finish_job)
         self._renewer = LeaseRenewer(
             redis,

@@ -6,6 +6,7 @@ compaction and an agent of another framework. The body does everything between.
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import datetime
 
 import msgspec
 
@@ -29,6 +30,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The run has answered every message that was sent to it. A message that arrives meanwhile causes one more step."""
 
 
+class Sleeps(msgspec.Struct, frozen=True):
+    """The run has nothing to do until then. Another claim continues it."""
+
+    until: datetime
+
+
 class Body:
     """Does the work of runs of one kind. A body overrides `execute`, and the other methods if it needs them."""
 
@@ -49,7 +56,7 @@ class Body:
         """
         return self
 
-    async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns:
+    async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns | Sleeps:
         """Does the run's work, from where its last checkpoint left it.
 
         Raises `ModelError`, `BudgetExceeded` and `UnreadableSecret`, with which the run fails or waits. It does not

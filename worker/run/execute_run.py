@@ -1,7 +1,7 @@
 """Executes a run in a worker: claims it, watches for a cancel, lets its body do the work, and settles it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,6 +10,7 @@ import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from shared.concurrency import background
+from shared.domain.code_agents import ANY_VERSION, OwnVersions
 from shared.domain.errors import (
     BudgetExceeded,
     CancelRequested,
@@ -18,18 +19,19 @@ from shared.domain.errors import (
     ModelError,
     MustRunAlone,
     NotFound,
+    OtherVersion,
     RunTimeout,
     ShutdownRequested,
     Unavailable,
     UnreadableSecret,
 )
 from shared.domain.events import StatusChanged
-from shared.domain.ids import RunId
+from shared.domain.ids import Fence, RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
-from worker.run.body import Bodies, Body, Outcome
+from worker.run.body import Bodies, Body, Outcome, Sleeps
 from worker.run.run_handle import AwaitsRuns, Parked, RunHandle, RunServices
 from worker.run.settle import (
     RunFinisher,
@@ -48,6 +50,10 @@ BUDGET_LOOK = timedelta(minutes=1)
 """How often a run that waits for room in a budget is tried again."""
 
 
+async def _nobody(_agent: str, _version: str) -> None:
+    """No worker has shown a version."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunExecutor:
     """Executes runs, one call per dispatch."""
@@ -62,6 +68,10 @@ class RunExecutor:
     run_timeout_s: float
     start_slots: asyncio.Semaphore
     """Limits how many runs start at a time. If many started at once, each would start as late as the last."""
+    code: OwnVersions = ANY_VERSION
+    """The versions of this worker's agents of own code."""
+    taker_of: Callable[[str, str], Awaitable[str | None]] = _nobody
+    """Which version continues the runs that began in a version of an agent (`VersionPresence.taker_of`)."""
 
     async def execute_run(self, run_id: RunId, dispatch: int) -> None:
         """Executes the run of one dispatch. Does nothing if the run cannot be claimed now, or not by this dispatch.
@@ -114,8 +124,22 @@ class RunExecutor:
             await log.announce(run)
 
     async def _claim(self, run_id: RunId, dispatch: int, limits: AttemptLimits | None) -> Run | None:
+        """Claims the run, unless workers with the version of its code live: then it is dispatched for them."""
+        try:
+            return await self._claimed(run_id, dispatch, limits, self.code)
+        except OtherVersion as other:
+            own = self.code.versions.get(other.agent, "")
+            if await self.taker_of(other.agent, other.version) in (None, own):
+                return await self._claimed(run_id, dispatch, limits, self.code._replace(stands_in=True))
+            log.info("run_passed_on", agent=other.agent, version=other.version)
+            await self.finisher.pass_on(run_id, dispatch, Fence(other.fence))
+            return None
+
+    async def _claimed(
+        self, run_id: RunId, dispatch: int, limits: AttemptLimits | None, code: OwnVersions
+    ) -> Run | None:
         services, owner = self.services, f"{self.worker}/{self.services.ids.claim()}"
-        return await services.runs.claim(run_id, dispatch, owner, services.clock.now(), limits=limits)
+        return await services.runs.claim(run_id, dispatch, owner, services.clock.now(), limits=limits, code=code)
 
     async def _execute(self, body: Body, handle: RunHandle, starting: AsyncExitStack) -> None:
         publisher = handle.publisher
@@ -152,7 +176,7 @@ class RunExecutor:
             await handle.publisher.hand_over()
             raise
 
-    async def _outcome_of(self, body: Body, handle: RunHandle) -> Outcome | Parked | AwaitsRuns:
+    async def _outcome_of(self, body: Body, handle: RunHandle) -> Outcome | Parked | AwaitsRuns | Sleeps:
         """Lets the body do the run's work, and returns how it ended. Raises `ShutdownRequested`, `LeaseLost` or
         `Unavailable` if another worker continues the run, and `BudgetExceeded` if the run waits for room."""
         run = handle.run
@@ -161,7 +185,7 @@ class RunExecutor:
                 return Outcome(end=failed_by_lost_workers(run))
             async with handle.interruption.interrupting(f"run {run.id}", timeout_s=self.run_timeout_s):
                 if handle.publisher.follows == 1 and run.options.status_events:
-                    handle.emit(StatusChanged(handle.at, RunStatus.RUNNING))
+                    handle.emit(StatusChanged(handle.at, RunStatus.RUNNING, turn=run.turn))
                 return await body.execute(handle)
         except CancelRequested as request:
             return cancelled(request)

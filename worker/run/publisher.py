@@ -17,7 +17,7 @@ from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
 from shared.domain.events import Event, LogContinued, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
-from shared.domain.runs import Run
+from shared.domain.runs import Run, WaitsFor
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.runs.orphans import AdoptedLog, adopt_log
@@ -283,13 +283,18 @@ class Publisher:
         self._writer.end(tail)
         self._wake()
 
-    async def hand_over(self, waits_until: datetime | None = None) -> bool:
+    async def hand_over(self, waits_until: datetime | None = None, waits_for: WaitsFor = "budget") -> bool:
         """Stores the events that SQL lacks, for the next owner, who comes after `waits_until`. False if SQL is
         unavailable."""
         try:
             async with self.storing() as tail:
                 await self._checkpoints.hand_over(
-                    self.run, tail, self._clock.now(), waits_until=waits_until, in_model_call=self._leaves_call
+                    self.run,
+                    tail,
+                    self._clock.now(),
+                    waits_until=waits_until,
+                    waits_for=waits_for,
+                    in_model_call=self._leaves_call,
                 )
         except LifecycleError as error:
             self._stop(LeaseLost(str(error)))

@@ -7,7 +7,7 @@ ends the body.
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import CancelMode, CancelRequested, InvalidRequest, ShutdownRequested
 from shared.domain.events import Event, InputDelivered, StopReason
 from shared.domain.ids import IdMaker, StepId
+from shared.domain.journal import JournalEntry
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall, ToolReturn, UserMessage, text_of
 from shared.domain.run_trees import CallWaits, SeenChild
@@ -23,7 +24,7 @@ from shared.domain.runs import Compaction, Dispatch, Run, Step, Usage
 from shared.domain.settling import PARKED, ShownStep, lost_usage, unknown_return
 from shared.redis.event_log import EventLog
 from shared.sql.history.messages import ContextOfRun, MessageStore
-from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
+from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, Spent
 from shared.sql.runs.children import ChildStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
@@ -216,6 +217,12 @@ class RunHandle:
         parked run. None if the body has stored nothing. Raises `Unavailable`."""
         return await self.whole(lambda: self.services.checkpoints.body_state(self.run))
 
+    async def thread_state(self) -> dict[str, Any]:
+        """Returns the JSON object that the body of the thread's last completed run has left as its state; empty if
+        there is none. Raises `Unavailable`."""
+        text = await self.whole(lambda: self.services.checkpoints.thread_state(self.run))
+        return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
     @property
     def shown(self) -> ShownStep:
         """What readers have seen of the current step."""
@@ -236,14 +243,15 @@ class RunHandle:
         starting: Sequence[ToolCall] = (),
         earlier: Step | None = None,
         state: bytes | None = None,
+        journal: Sequence[JournalEntry] = (),
     ) -> None:
         """Stores messages in the history, with the events that showed them and the current step, in one transaction.
         The next owner continues after it.
 
         `starting`: the tools of these calls are about to start. `earlier` is the new state of an earlier owner's step,
-        if this owner has no current step. `state` is what `state()` returns later; None keeps the stored one. Raises
-        `InvalidRequest` if the state has more than `LARGEST_STATE` bytes, `StaleFence`, and `Unavailable` if the
-        database is unavailable for longer than the worker waits.
+        if this owner has no current step. `state` is what `state()` returns later; None keeps the stored one. `journal`
+        are entries of the turn's journal that are new, or have changed. Raises `InvalidRequest` if the state has more
+        than `LARGEST_STATE` bytes, `StaleFence`, and `Unavailable` after the worker's patience.
         """
         if state is not None and len(state) > LARGEST_STATE:
             raise InvalidRequest(
@@ -252,10 +260,24 @@ class RunHandle:
             )
         record = self.services.checkpoints.record
         async with self.publisher.saving() as tail:
-            checkpoint = self._checkpoint(messages, tail, earlier, state)
+            checkpoint = self._checkpoint(messages, tail, earlier, state, journal)
             with self.observation.write("checkpoint"):
                 await self.whole(lambda: record(self.run, checkpoint, starting=starting))
         self.calls.were_begun(starting)
+
+    async def journal(self) -> list[JournalEntry]:
+        """Returns the journal of the run's turn, which a body may have. Raises `Unavailable`."""
+        return await self.whole(lambda: self.services.checkpoints.journal(self.run))
+
+    async def record_journal(
+        self, entries: Sequence[JournalEntry], *, step: Step | None = None, anew: bool = False
+    ) -> None:
+        """Stores entries in the middle of a step, and a model call; `anew`: deletes the others. Raises as `compact`."""
+        record, now, used = self.services.checkpoints.record_journal, self.clock.now(), self.progress
+        spent = step and Spent(step, used.usage, used.step_count, self.services.budgets.accounts_of(self.run))
+        with self.interruption.shielded():
+            async with self.publisher.storing() as tail:
+                await self.whole(lambda: record(self.run, entries, tail, now, spent=spent, anew=anew))
 
     async def compact(self, compaction: Compaction, *events: Event) -> None:
         """Replaces old messages of the history by a summary, and stores the events that show it. The next owner
@@ -267,14 +289,16 @@ class RunHandle:
                 usage, shown_at = self.progress.usage, self.shown.first_piece_at
                 await self.whole(lambda: store(self.run, compaction, tail, usage, now, shown_at=shown_at))
 
-    async def park(self, messages: Sequence[NewMessage], asked: Sequence[Approval]) -> Parked:
+    async def park(
+        self, messages: Sequence[NewMessage], asked: Sequence[Approval], *, journal: Sequence[JournalEntry] = ()
+    ) -> Parked:
         """Stores an answer together with the approvals that it needs, and frees the worker. The continuation gets the
         decisions with its history. Raises `CancelRequested` if a cancel came first."""
         park = self.services.settlements.park
         if self.progress.in_hand is not None:
             self.progress.in_hand.wait()
         async with self.publisher.ending() as tail:
-            checkpoint = self._checkpoint(messages, tail)
+            checkpoint = self._checkpoint(messages, tail, journal=journal)
             with self.observation.write("park"):
                 return Parked(await self.whole(lambda: park(self.run, checkpoint, asked)))
 
@@ -304,9 +328,8 @@ class RunHandle:
     async def whole(self, action: Callable[[], Awaitable[Result]]) -> Result:
         """Performs `action` without interruption, and repeats it while the database is unavailable. Raises
         `Unavailable` if that takes longer than the worker waits."""
-        services = self.services
         with self.interruption.shielded():
-            return await retry_while_unavailable(lambda _: action(), for_s=services.patience_s, clock=services.clock)
+            return await retry_while_unavailable(lambda _: action(), for_s=self.services.patience_s, clock=self.clock)
 
     @property
     def step_in_hand(self) -> Step | None:
@@ -315,7 +338,12 @@ class RunHandle:
         return None if in_hand is None else self.observation.times.of(in_hand.step)
 
     def _checkpoint(
-        self, messages: Sequence[NewMessage], tail: LogTail, earlier: Step | None = None, state: bytes | None = None
+        self,
+        messages: Sequence[NewMessage],
+        tail: LogTail,
+        earlier: Step | None = None,
+        state: bytes | None = None,
+        journal: Sequence[JournalEntry] = (),
     ) -> Checkpoint:
         progress = self.progress
         return Checkpoint(
@@ -327,6 +355,7 @@ class RunHandle:
             step=self.step_in_hand or earlier,
             shown_at=self.shown.first_piece_at,
             body_state=state,
+            journal=journal,
         )
 
 
@@ -366,13 +395,13 @@ class RunCalls:
         checkpoints, run_id = self._handle.services.checkpoints, self._handle.run.id
         return await self._handle.whole(lambda: checkpoints.intents(run_id))
 
-    async def starting(self, call: ToolCall) -> None:
+    async def starting(self, call: ToolCall, attempt: int = 1) -> None:
         """Stores the intent of this call, and the results of the calls before it."""
-        handle, record = self._handle, self._handle.services.checkpoints.record_intents
-        now = handle.clock.now()
+        handle, now = self._handle, self._handle.clock.now()
+        record = handle.services.checkpoints.record_intents
         async with handle.writing() as run:
             results = handle.progress.take_unstored()
-            await handle.whole(lambda: record(run, [call], now, results=results))
+            await handle.whole(lambda: record(run, [call], now, results=results, attempt=attempt))
         self.were_begun([call])
 
     async def store_results(self) -> None:
@@ -393,8 +422,9 @@ class RunInbox:
     def __init__(self, handle: RunHandle) -> None:
         self._handle = handle
 
-    async def deliver(self) -> bool:
-        """Moves waiting messages into the history. Returns whether there were any.
+    async def deliver(self, journal: Callable[[list[NewMessage]], Sequence[JournalEntry]] | None = None) -> bool:
+        """Moves waiting messages into the history. Returns whether there were any. `journal` returns the entries of the
+        journal that record them.
 
         Each enters the history once, and the log shows it once. If a worker dies between the two, the next worker finds
         in the log what was shown, and does not show it again.
@@ -408,9 +438,9 @@ class RunInbox:
                 if isinstance(message.body, UserMessage) and message.id not in handle.shown.input_ids:
                     text = text_of(message.body.content)
                     handle.emit(InputDelivered(handle.at, message.id, text, message.body.otid))
-            now = handle.clock.now()
+            now, entries = handle.clock.now(), journal(waiting.messages) if journal is not None else ()
             async with handle.publisher.storing() as tail:
-                await handle.whole(lambda: inbox.deliver(handle.run, waiting, tail, now))
+                await handle.whole(lambda: inbox.deliver(handle.run, waiting, tail, now, entries))
         return True
 
     async def has_more(self) -> bool:
@@ -434,12 +464,12 @@ class RunAccount:
         """
         handle, budgets = self._handle, self._handle.services.budgets
         used = handle.progress.usage
-        if repeats is not None:
-            used = used.plus(self.lost(call.handle, repeats))
-        await handle.whole(lambda: budgets.reserve(handle.run, used, call))
-        # Only now: the account takes what the run has used from the place that was set aside.
-        handle.progress.usage = used
-        if repeats is not None:
+        lost = None if repeats is None else self.lost(call.handle, repeats)
+        await handle.whole(lambda: budgets.reserve(handle.run, used if lost is None else used.plus(lost), call))
+        # Only now: the account takes what the run has used from the place that was set aside. Other calls of the run
+        # may have been counted meanwhile.
+        if lost is not None:
+            handle.progress.usage = handle.progress.usage.plus(lost)
             handle.shown.forget_lost()
 
     def priced(self, model: str, usage: Usage) -> Usage:

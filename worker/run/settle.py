@@ -24,13 +24,15 @@ from shared.domain.errors import (
     UnreadableSecret,
 )
 from shared.domain.events import StopReason
-from shared.domain.lifecycle import RunTrigger
+from shared.domain.ids import Fence, RunId
+from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.messages import estimate_tokens
-from shared.domain.runs import Dispatch, Run, RunError, Step, Usage
+from shared.domain.runs import Dispatch, Run, RunError, Step, Usage, WaitsFor
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
+from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.settlement import Settled, Settlement
-from worker.run.body import Body, Outcome
+from worker.run.body import Body, Outcome, Sleeps
 from worker.run.publisher import FLUSH_S, Publisher
 from worker.run.run_handle import AwaitsRuns, Parked, RunHandle, RunServices
 
@@ -55,10 +57,13 @@ class RunFinisher:
     on_change: Callable[[Run], Awaitable[None]] = _nothing
     """Called with each run that has ended or was parked. It raises nothing."""
 
-    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked | AwaitsRuns) -> None:
+    async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked | AwaitsRuns | Sleeps) -> None:
         """Stores the run's end, then shows it. Raises `MoreInput` if the next owner has to continue the run, and
         `Unavailable` if the database is unavailable for longer than the worker waits."""
         publisher = handle.publisher
+        if isinstance(outcome, Sleeps):
+            await self.let_wait(publisher, "its code sleeps", outcome.until, "time")
+            return
         if isinstance(outcome, AwaitsRuns):
             publisher.observation.left_as("waits")
             log.info("run_waits_for_runs", runs=len(outcome.seen))
@@ -104,9 +109,11 @@ class RunFinisher:
         if await publisher.hand_over():
             log.info("run_handed_over")
 
-    async def let_wait(self, publisher: Publisher, reason: str, until: datetime) -> None:
+    async def let_wait(
+        self, publisher: Publisher, reason: str, until: datetime, waits_for: WaitsFor = "budget"
+    ) -> None:
         """Gives the run up; no worker executes it before `until`. Raises `Unavailable`."""
-        if not await publisher.hand_over(waits_until=until):
+        if not await publisher.hand_over(until, waits_for):
             raise Unavailable("the database does not answer; the run is tried again")
         publisher.observation.left_as("waits")
         log.info("run_waits", reason=reason, until=until.isoformat())
@@ -158,6 +165,13 @@ class RunFinisher:
             await self.services.event_log.expire(publisher.run.id)
         except Unavailable as error:
             log.warning("stream_left_to_sql", reason=str(error))
+
+    async def pass_on(self, run_id: RunId, dispatch: int, fence: Fence) -> None:
+        """Dispatches a run again that this worker must not execute, for the workers that have its version. `dispatch`
+        and `fence` are the run's as this worker has seen it."""
+        seen = QuietRun(run_id, RunStatus.CREATED, dispatch, fence, self.services.clock.now())
+        for again in await self.services.runs.dispatch_again([seen]):
+            await self._dispatch(again)
 
     async def _dispatch(self, dispatch: Dispatch) -> None:
         try:

@@ -12,13 +12,10 @@ from msgspec.structs import replace
 
 from shared.concurrency import Clock
 from shared.domain.errors import BudgetExceeded, ModelError, ModelErrorType
-from shared.domain.limits import UNCHOSEN_ANSWER, Amount, Budgets, amount_of
+from shared.domain.limits import ONE_TOKEN, UNCHOSEN_ANSWER, Account, Amount, Budgets, amount_of
 from shared.domain.runs import Run, Usage
 from shared.sql.runs.budgets import BudgetStore
 from worker.models.provider import ModelCall
-
-ONE_TOKEN = Amount(tokens=1)
-"""The least that a call uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +37,15 @@ class BudgetService:
     def check(self, used: Usage) -> None:
         """Checks the run's own budget between calls. Raises `BudgetExceeded` if it is used up."""
         self._check_run(amount_of(used).plus(ONE_TOKEN))
+
+    def accounts_of(self, run: Run) -> list[Account]:
+        """Returns the accounts that pay for the run's calls."""
+        return self.budgets.accounts_of(run)
+
+    async def check_accounts(self, run: Run) -> None:
+        """Checks the accounts before a call that the body makes by itself. Raises `BudgetExceeded`."""
+        if accounts := self.accounts_of(run):
+            await self.store.refuse_if_used_up(accounts, self.clock.now())
 
     async def reserve(self, run: Run, used: Usage, call: ModelCall) -> None:
         """Reserves what the call may use. Raises `BudgetExceeded` if that exceeds a budget, `StaleFence`, and

@@ -62,10 +62,10 @@ class McpToolRunner:
             server = await self.servers.get(run.run.project_id, source.server_id)
         except NotFound:
             return error_return(call, NO_SERVER.format(source.server_name))
-        return await self._outcome(call, tool, server, source.tool_name, arguments)
+        return await self._outcome(run, call, tool, server, (source.tool_name, arguments))
 
     async def _outcome(
-        self, call: ToolCall, tool: Tool, server: McpServer, name: str, arguments: dict[str, Any]
+        self, run: CallingRun, call: ToolCall, tool: Tool, server: McpServer, asked: tuple[str, dict[str, Any]]
     ) -> ToolReturn | ForeignOutcome:
         chosen = tool.limits.timeout_s if tool.limits is not None else None
         timeout_s = self.timeout_s if chosen is None else min(chosen, self.timeout_s)
@@ -74,7 +74,7 @@ class McpToolRunner:
 
         async def called(target: McpTarget) -> RemoteResult:
             targets.append(target)
-            return await self.client.call_tool(target, name, arguments, timeout_s=timeout_s)
+            return await self.client.call_tool(target, *asked, timeout_s=timeout_s, key=run.idempotency_key(call))
 
         try:
             result = await self.signed_in.asked(server, called)

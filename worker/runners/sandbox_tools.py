@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.domain.agents import agent_for_tool, requires_approval
+from shared.domain.effects import KEY_VARIABLE, PROBE
 from shared.domain.errors import InvalidRequest, InvalidToolSource, Unavailable
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.tool_catalog import RUNS_CODE_WITH_TOOLS, JsonObject, base_tool_arguments, is_base_tool
@@ -62,7 +63,9 @@ class SandboxRunner:
                         language="javascript" if tool.source_type == TYPESCRIPT else "python",
                         parameters=module.parameters,
                         argument_schema=tool.args_json_schema,
-                        environment=_environment(run),
+                        environment=_environment(run, call),
+                        idempotency_key=run.idempotency_key(call),
+                        is_probe=tool.name.startswith(PROBE),
                         agent=_agent(run, tool),
                         folders=folders,
                         has_network=tool.network == "host",
@@ -96,14 +99,15 @@ def _agent(run: CallingRun, tool: Tool) -> dict[str, Any] | None:
     return agent_for_tool(run.agent, run.blocks) if _ASKS.search(tool.source_code) else None
 
 
-def _environment(run: CallingRun) -> dict[str, str]:
-    """Returns the agent's secrets, and variables that name the agent, run and conversation: tools that were written for
-    Letta's server read the first of these."""
+def _environment(run: CallingRun, call: ToolCall) -> dict[str, str]:
+    """Returns the agent's secrets, and variables that name the agent, run, conversation and call: tools that were
+    written for Letta's server read the first of these."""
     return {
         **run.secrets,
         "LETTA_AGENT_ID": run.run.agent_id,
         "LETTA_RUN_ID": run.run.id,
         "LETTA_CONVERSATION_ID": run.run.conversation_id or "default",
+        KEY_VARIABLE: run.idempotency_key(call),
     }
 
 
@@ -145,20 +149,22 @@ class ProgramRunner:
 
     async def call(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ForeignOutcome:
         """Returns the outcome of the program."""
-        return ForeignOutcome(await self._outcome(run, tool, arguments), partial(_answer_of, call, tool))
+        return ForeignOutcome(await self._outcome(run, call, tool, arguments), partial(_answer_of, call, tool))
 
-    async def _outcome(self, run: CallingRun, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
-        language = arguments.get("language", "python")
+    async def _outcome(self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]) -> ToolOutcome:
         try:
-            invocation = await self._invocation(run, tool, arguments["code"], language)
+            invocation = await self._invocation(run, call, tool, arguments)
         except InvalidToolSource as error:
             return ToolOutcome("error", str(error))
         if invocation is None:
-            return ToolOutcome("error", NOT_HERE.format(language))
+            return ToolOutcome("error", NOT_HERE.format(arguments["language"]))
         return await self.sandbox.call(invocation)
 
-    async def _invocation(self, run: CallingRun, tool: Tool, code: str, language: str) -> ToolInvocation | None:
+    async def _invocation(
+        self, run: CallingRun, call: ToolCall, tool: Tool, arguments: dict[str, Any]
+    ) -> ToolInvocation | None:
         """Returns None for an unsupported language. Raises `InvalidToolSource` if TypeScript cannot be parsed."""
+        code, language = arguments["code"], arguments.get("language", PYTHON)
         if language in JAVASCRIPT:
             module: Module = await to_thread(program_module, code, is_typescript=language == "ts")
             invocation = ToolInvocation(run.run.project_id, module.source, "", {}, language="javascript")
@@ -170,7 +176,8 @@ class ProgramRunner:
             return None
         return msgspec.structs.replace(
             invocation,
-            environment=_environment(run),
+            environment=_environment(run, call),
+            idempotency_key=run.idempotency_key(call),
             timeout_s=self.timeout_s,
             return_char_limit=MAX_RESULT_CHARS,
         )

@@ -56,6 +56,10 @@ class CallingRun(Protocol):
         """The current time for an event, in Unix milliseconds."""
         ...
 
+    def idempotency_key(self, call: ToolCall, /) -> str:
+        """Returns the key of a call: the same in every attempt, and no other call ever has it."""
+        ...
+
     def started_agents(self, call: ToolCall, /) -> Collection[AgentId]:
         """Returns the agents of which this call has started a run, as far as `emit_once` has shown it."""
         ...

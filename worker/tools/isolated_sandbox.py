@@ -222,7 +222,7 @@ class IsolatedSandbox:
                 directory = await stack.enter_async_context(self._folders.of_call())
             proxy = None
             if invocation.has_network and self._reach is not None:
-                proxy = await stack.enter_async_context(proxy_of_call(self._reach))
+                proxy = await stack.enter_async_context(proxy_of_call(self._reach, invocation.idempotency_key))
             process = self._process(invocation, directory, run_folder, proxy)
             for watched, name in ((directory, "its scratch directory"), (run_folder, "the run's folder")):
                 if watched:

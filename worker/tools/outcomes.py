@@ -47,6 +47,10 @@ class ToolInvocation(msgspec.Struct, frozen=True):
     """It may connect to the hosts that the operator allows."""
     run_id: RunId | None = None
     """The run whose folder it shares with other calls, within `ToolSandbox.of_run`; None: it has no such folder."""
+    idempotency_key: str = ""
+    """The call's key, which is the same in every attempt. The function gets it if it has a parameter of this name."""
+    is_probe: bool = False
+    """The function gets those of the arguments for which it has parameters."""
     timeout_s: float = 180.0
     limits: ToolLimits = ToolLimits()
     """The tool's own limits, if they are lower."""
@@ -314,6 +318,8 @@ def payload(invocation: ToolInvocation, limits: CallLimits) -> bytes:
         "parameters": invocation.parameters,
         "argument_schema": invocation.argument_schema,
         "agent": invocation.agent,
+        "idempotency_key": invocation.idempotency_key,
+        "is_probe": invocation.is_probe,
         "environment": invocation.environment,
         "folders": invocation.folders,
         "limits": msgspec.to_builtins(limits),

@@ -29,8 +29,11 @@ TYPING = frozenset({
 })  # fmt: skip
 """Names of `typing` that a source may use without an import, because clients send a function without its module's
 imports."""
-NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client")
+NOT_FOR_THE_MODEL = ("self", "cls", "agent_state", "agent_id", "client", "idempotency_key")
 """Parameters that the API omits from a tool's schema. A function that demands one gets the agent's value, or None."""
+
+TAKES_ANY_NAME = 0x08
+"""The flag of a function's code that has a parameter with `**`."""
 
 
 class ToolCancelled(BaseException):
@@ -205,7 +208,9 @@ def run_function(call: dict[str, Any], cancellation: Cancellation) -> Any:
         raise NameError(f"the source defines no function {name!r}")
     function: Any = module.__dict__[name]
     arguments = schema.objects(call["arguments"], module.__dict__)
-    positional, named = bind(function, arguments, objects.read_only(call["agent"]))
+    positional, named = bind(
+        function, arguments, known_values(call, objects.read_only(call["agent"])), call["is_probe"]
+    )
     result: Any = function(*positional, **named)
     return cancellation.run(result) if hasattr(result, "__await__") else result
 
@@ -216,15 +221,25 @@ def names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def bind(function: Any, arguments: dict[str, Any], agent: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Returns positional and named arguments for the function, with values converted to its annotations."""
+def known_values(call: dict[str, Any], agent: Any) -> dict[str, Any]:
+    """Returns values for parameters that the model does not fill."""
+    known = {"idempotency_key": call["idempotency_key"]} if call["idempotency_key"] else {}
+    return known if agent is None else known | {"agent_state": agent, "agent_id": agent.id}
+
+
+def bind(
+    function: Any, arguments: dict[str, Any], known: dict[str, Any], drops_others: bool
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns positional and named arguments for the function, with values converted to its annotations.
+    `drops_others`: without those for which it has no parameter."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return [], arguments
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if drops_others and not code.co_flags & TAKES_ANY_NAME:
+        arguments = {name: value for name, value in arguments.items() if name in names}
     first_default = code.co_argcount - len(function.__defaults__ or ())
     optional = {*names[first_default : code.co_argcount], *(function.__kwdefaults__ or ())}
-    known = {} if agent is None else {"agent_state": agent, "agent_id": agent.id}
     demanded = [name for name in names if name in NOT_FOR_THE_MODEL and (name in known or name not in optional)]
     given: dict[str, Any] = {name: known.get(name) for name in demanded}
     given.update(converted_arguments(function, arguments))

@@ -1,0 +1,51 @@
+"""What an execution of a body begins with: the journal, the shown history, and the body's first frame."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shared.domain.body_input import came_later, hello_of
+from shared.domain.journal import JournalEntry, Replay
+from shared.domain.messages import Message, NewMessage
+from worker.agents.attached_tools import new_agent_of_turn
+from worker.agents.body_process import Frame
+from worker.agents.models.run_models import RunModels
+from worker.agents.shown_turn import ShownTurn
+from worker.bodies.agent_context import AgentServices
+from worker.run.run_handle import RunHandle
+
+
+class AttemptStart(NamedTuple):
+    """What an attempt begins with."""
+
+    replay: Replay
+    shown: ShownTurn
+    decided_by: dict[str, str | None]
+    """Who has decided about a call, by its id."""
+    late_input: list[NewMessage]
+    """Messages that came with a decision: they follow the results in the history."""
+    given: list[JournalEntry]
+    """What the turn begins with, if SQL does not have it yet."""
+    for_inbox: Sequence[Message | NewMessage]
+    """Those of them that the history has, and the body's inbox had not when the attempt began."""
+    hello: Frame
+
+
+async def read_start(handle: RunHandle, services: AgentServices, models: RunModels, number: int) -> AttemptStart:
+    """Reads the journal and the history. `number`: of the worker's attempt. Raises `NotFound`, `Unavailable`."""
+    run, approvals = handle.run, services.approvals
+    replay = Replay(run.journal, await handle.journal())
+    given = await new_agent_of_turn(handle, services, replay)
+    entries = [*replay.entries.values()]
+    messages = (await handle.history()).messages
+    turn = [one for one in messages if one.turn == run.turn]
+    known = {entry.call_id for entry in entries if entry.kind in ("tool", "approval")}
+    hello = hello_of(run, entries, messages, await handle.thread_state(), int(run.fence) + number - 1)
+    hello["models"] = models.access
+    shown, for_inbox = ShownTurn(handle, turn, known=known), came_later(turn, entries)
+    if run.continues is None:
+        return AttemptStart(replay, shown, {}, [], given, for_inbox, hello)
+    asked_for = await handle.whole(lambda: approvals.followed_by(run))
+    decided_by = {one.tool_call_id: one.decided_by for one in asked_for}
+    stored = {one.id for one in turn}
+    late_input = [one for one in (await handle.input())[1:] if one.id not in stored]
+    return AttemptStart(replay, shown, decided_by, late_input, given, for_inbox, hello)

@@ -1,0 +1,118 @@
+"""What a worker and the process of a body say to each other, made of the journal and the history, and the other way."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from shared.domain.effects import SettledEffect
+from shared.domain.journal import JournalEntry
+from shared.domain.messages import (
+    Decision,
+    ToolCall,
+    ToolReturn,
+)
+from shared.domain.runs import Usage
+from shared.domain.settling import unknown_return
+from worker.agents.body_process import Frame
+from worker.agents.shown_turn import failure_of, result_of
+
+TOOL_ERROR = "ToolError"
+"""The type of an error that is the text of a tool's result."""
+
+LONG_SLEEP = timedelta(seconds=30)
+"""A body that sleeps longer needs no process meanwhile: it costs less to fork another one than to keep it."""
+
+
+class BodyRaised(Exception):
+    """The code of the agent has raised."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.error_type: str = frame["type"]
+        self.traceback: str = frame["traceback"]
+        where = " in ".join(reversed(frame["functions"]))
+        self.said = f"{self.error_type}: {frame['text']}" + (f" (in {where})" if where else "")
+        super().__init__(self.said)
+
+
+def go(entry: JournalEntry) -> Frame:
+    """The call may start."""
+    return {"t": "go", "call": entry.slot, "key": entry.idempotency_key, "attempt": entry.attempt}
+
+
+def seconds(moment: datetime | None) -> float:
+    """Unix seconds."""
+    return 0.0 if moment is None else moment.timestamp()
+
+
+def value_of(entry: JournalEntry) -> Any:
+    """The value of a call, or the error that it raised."""
+    return None if entry.result is None else json.loads(entry.result)
+
+
+def recorded_answer(entry: JournalEntry) -> Frame:
+    """What the body gets of a call that is over."""
+    at = seconds(entry.ended_at or entry.started_at)
+    match entry.state:
+        case "failed":
+            return {"t": "failed", "error": value_of(entry), "at": at}
+        case "unknown":
+            return {"t": "unknown", "key": entry.idempotency_key, "at": at}
+        case _:
+            return {"t": "result", "value": value_of(entry), "at": at}
+
+
+def recorded_result(entry: JournalEntry, call: ToolCall, value: Any) -> ToolReturn:
+    """The result of a call in the journal, as clients see it."""
+    match entry.state:
+        case "failed" if value["type"] == TOOL_ERROR:
+            return ToolReturn(call.id, call.name, "error", value["text"])
+        case "failed":
+            return failure_of(call, value)
+        case "unknown":
+            return unknown_return(call)
+        case _:
+            return result_of(call, value)
+
+
+def call_of(entry: JournalEntry, frame: Frame) -> ToolCall:
+    """The call as clients see it."""
+    return ToolCall(entry.call_id, entry.name, json.dumps(frame["arguments"], ensure_ascii=False))
+
+
+def usage_of(frame: Frame) -> Usage:
+    """The tokens of a model's call, as the body has read them from its answer."""
+    used: dict[str, int] = frame.get("usage") or {}
+    return Usage(
+        prompt_tokens=used.get("input_tokens", 0),
+        completion_tokens=used.get("output_tokens", 0),
+        cached_input_tokens=used.get("cached_tokens", 0),
+        reasoning_tokens=used.get("reasoning_tokens", 0),
+    )
+
+
+def decided_end(decision: Decision, result: ToolReturn) -> tuple[Literal["done", "failed"], Any]:
+    """How a call ends by a decision alone: with the client's result, or denied."""
+    if result.status == "success":
+        return "done", result.text
+    if decision.kind == "approval":
+        return "failed", {"type": "Denied", "text": decision.reason or "", "denied": True}
+    return "failed", {"type": TOOL_ERROR, "text": result.text}
+
+
+def settled_by_probe(entry: JournalEntry, value: Any, now: datetime) -> SettledEffect:
+    """What the probe of a lost call has said: it happened, and this is its value."""
+    return SettledEffect(
+        idempotency_key=entry.idempotency_key,
+        call_id=entry.call_id,
+        by="probe",
+        outcome="happened",
+        result=value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
+        at=now,
+    )
+
+
+def end_of_sleep(entry: JournalEntry, frame: Frame, now: datetime) -> datetime | None:
+    """When a sleep ends, counted from the first attempt. None: it is too short to leave the worker for
+    it, or no sleep."""
+    end = entry.started_at + timedelta(seconds=frame.get("seconds", 0))
+    return end if end - now > LONG_SLEEP else None
