@@ -218,11 +218,13 @@ class CallerQuotas:
         caller: Caller | None = scope.get("state", {}).get("caller")
         return self.reading(project_id, None if caller is None else caller.key_id)
 
-    @asynccontextmanager
-    async def reading(self, project_id: ProjectId, key_id: str | None) -> AsyncGenerator[None]:
+    def reading(self, project_id: ProjectId, key_id: str | None) -> AbstractAsyncContextManager[None]:
         """Counts an open stream for as long as the block lasts. Raises `LimitReached`."""
+        return _CountedStream(self, project_id, key_id)
+
+    async def enter(self, reader: str, project_id: ProjectId, key_id: str | None) -> Sequence[Group]:
+        """Counts a reader. Returns the groups in which it counts. Raises `LimitReached`."""
         groups, settings = _groups(self._limits.of(project_id), project_id, key_id)
-        reader = self._ids.claim()
         full = await self._unless_away(lambda: self._quotas.enter(reader, groups)) if groups else None
         if full is not None:
             group, setting = groups[full], settings[full]
@@ -233,16 +235,21 @@ class CallerQuotas:
         for group in groups:
             self._reading[group.owner].add(reader)
         self.open_streams += 1
-        try:
-            yield
-        finally:
-            self.open_streams -= 1
-            for group in groups:
-                self._reading[group.owner].discard(reader)
-                if not self._reading[group.owner]:
-                    del self._reading[group.owner]
-            if groups:
-                await self._unless_away(lambda: self._quotas.leave(reader, groups))
+        return groups
+
+    async def leave(self, reader: str, groups: Sequence[Group]) -> None:
+        """Ends `enter`."""
+        self.open_streams -= 1
+        for group in groups:
+            self._reading[group.owner].discard(reader)
+            if not self._reading[group.owner]:
+                del self._reading[group.owner]
+        if groups:
+            await self._unless_away(lambda: self._quotas.leave(reader, groups))
+
+    def claim(self) -> str:
+        """A name for a reader."""
+        return self._ids.claim()
 
     @asynccontextmanager
     async def counting(self) -> AsyncGenerator[None]:
@@ -271,6 +278,25 @@ class CallerQuotas:
             self._away_until = None
             log.info("limits_held_again")
         return answer
+
+
+class _CountedStream:
+    """An open stream among those of its caller."""
+
+    __slots__ = ("_groups", "_key_id", "_project_id", "_quotas", "_reader")
+
+    def __init__(self, quotas: CallerQuotas, project_id: ProjectId, key_id: str | None) -> None:
+        self._quotas = quotas
+        self._project_id = project_id
+        self._key_id = key_id
+        self._reader = quotas.claim()
+        self._groups: Sequence[Group] = ()
+
+    async def __aenter__(self) -> None:
+        self._groups = await self._quotas.enter(self._reader, self._project_id, self._key_id)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._quotas.leave(self._reader, self._groups)
 
 
 async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | None:

@@ -7,6 +7,9 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from api.access.authentication import Authentication
 from api.admission import Admission
+from api.ag_ui import routes as ag_ui
+from api.ai_sdk import routes as ai_sdk
+from api.ai_sdk.chats import ai_sdk_error
 from api.console import static_files
 from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Dialects, add_error_answers
@@ -24,8 +27,8 @@ from api.letta.routes import (
     memory,
     messages,
     models,
-    project_messages,
     run_changes,
+    run_effects,
     runs,
     tools,
 )
@@ -37,10 +40,12 @@ from api.openai import routes as chat
 from api.openai.chat_request import openai_error
 from api.openai.response_object import responses_error
 from api.openapi_document import describe_truly
+from api.pages import routes as pages
+from api.pages.decisions import PAGE_ERROR, UI_MESSAGE_STREAM
 from api.request_input import BodyReader, RequestInput, StrictRequests
 from api.request_log import HEADER as REQUEST_ID
 from api.request_log import RequestRecord
-from api.routes import admin, approvals, health
+from api.routes import admin, approvals, code_agents, health
 from api.runs.streaming import CONTINUED_BY
 from api.services import Services
 from shared.process.importing import VERSION
@@ -51,12 +56,23 @@ ROUTERS = (
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router,
     messages.router,
-    project_messages.router, responses.create_router, responses.router, conversation_routes.router, chat.router,
-    runs.router, runs.steps_router, run_changes.router, approvals.router, groups.router, groups.agent_router,
+    messages.project_router, responses.create_router, responses.router, conversation_routes.router, chat.router,
+    runs.router, runs.steps_router, code_agents.router, run_changes.router, run_effects.router,
+    approvals.router, groups.router, groups.agent_router,
     absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router, mcp_servers.oauth_router,
-    mcp.router, webhook_routes.router, admin.router, admin.operations_router, static_files.router,
+    mcp.router, pages.router, ag_ui.run_router, ag_ui.router, ai_sdk.create_router, ai_sdk.router,
+    webhook_routes.router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
+
+PREFLIGHT_S = 7200
+"""Seconds for which a browser may keep the answer to its question before a request. Chrome keeps none longer."""
+
+EXPOSED = (
+    *("Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY, SESSION_HEADER),
+    *(UI_MESSAGE_STREAM, PAGE_ERROR),
+)
+"""The headers of answers that a page of another origin may read."""
 
 ERROR_SHAPES = Dialects(
     {
@@ -65,6 +81,7 @@ ERROR_SHAPES = Dialects(
         "/openai/": responses_error,
         "/v1/responses": responses_error,
         "/mcp": mcp_error,
+        "/ai-sdk/": ai_sdk_error,
     }
 )
 
@@ -130,7 +147,8 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
             allow_origins=origins,
             allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY, SESSION_HEADER],
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_S,
         )
     app.add_middleware(EveryAnswer)
     app.add_middleware(

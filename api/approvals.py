@@ -69,7 +69,7 @@ class ApprovalDecisions:
             tool_call_id=asked.tool_call_id,
             approve=request.decision == "approve",
             reason=request.reason,
-            edited_arguments=await self._edited(asked, request.arguments),
+            edited_arguments=await edited_arguments(self.tools, asked, request.arguments),
         )
 
     async def _refuse_changed_tool(self, asked: Approval, named: str, *, approves: bool) -> None:
@@ -89,17 +89,19 @@ class ApprovalDecisions:
                 "it, and the model may call the tool again, as it is now"
             )
 
-    async def _edited(self, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
-        """The new arguments as text; None if they equal the old ones."""
-        if arguments is None or arguments == parsed_arguments(asked.arguments):
-            return None
-        schemas = {
-            tool.name: tool.accepted_arguments for tool in await self.tools.for_agent(asked.project_id, asked.agent_id)
-        }
-        if asked.tool_name not in schemas:
-            raise Conflict(f"the agent no longer has the tool {asked.tool_name}, so its arguments cannot be checked")
-        text = json.dumps(arguments, ensure_ascii=False)
-        checked = await check_arguments(text, schemas[asked.tool_name])
-        if isinstance(checked, RefusedArguments):
-            raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}", field="arguments")
-        return text
+
+async def edited_arguments(tools: ToolStore, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
+    """Returns the arguments with which a person wants the call made, as text; None if they equal those that were shown.
+
+    Raises `InvalidRequest` if they do not fit the tool's schema, `Conflict` if the agent no longer has the tool.
+    """
+    if arguments is None or arguments == parsed_arguments(asked.arguments):
+        return None
+    schemas = {tool.name: tool.accepted_arguments for tool in await tools.for_agent(asked.project_id, asked.agent_id)}
+    if asked.tool_name not in schemas:
+        raise Conflict(f"the agent no longer has the tool {asked.tool_name}, so its arguments cannot be checked")
+    text = json.dumps(arguments, ensure_ascii=False)
+    checked = await check_arguments(text, schemas[asked.tool_name])
+    if isinstance(checked, RefusedArguments):
+        raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}", field="arguments")
+    return text

@@ -29,6 +29,7 @@ from shared.domain.ids import (
     ProjectId,
     RunId,
     StepId,
+    ThreadId,
     ToolId,
     is_id,
 )
@@ -66,6 +67,14 @@ async def project_of(caller: CallerDep) -> ProjectId:
 ProjectDep = Annotated[ProjectId, Depends(project_of)]
 
 
+async def only_thread_of(caller: CallerDep) -> ThreadId | None:
+    """The only thread that the caller may see, if it is a page with a token. None: what its key sees."""
+    return caller.thread_id
+
+
+OnlyThreadDep = Annotated[ThreadId | None, Depends(only_thread_of)]
+
+
 async def agents_of_key(caller: CallerDep) -> frozenset[AgentId]:
     """The agents that the caller's key is bound to. Empty: the key sees its whole project."""
     return caller.scopes.agents
@@ -80,6 +89,7 @@ async def shows_instructions(caller: CallerDep) -> bool:
 
 
 ShowsInstructionsDep = Annotated[bool, Depends(shows_instructions)]
+
 
 AgentIdPath = Annotated[AgentId, Path(pattern=f"^agent-{UUID4_PATTERN}$")]
 ArchiveIdPath = Annotated[ArchiveId, Path(pattern=f"^archive-{UUID4_PATTERN}$")]
@@ -112,7 +122,7 @@ async def project_of_stream(
     caller: CallerDep,
     _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None,
 ) -> ProjectId:
-    """The project of the stream token, or of the key. `Authentication` has read either."""
+    """The project of the token for a stream or a page, or of the key. `Authentication` has read either."""
     return caller.project_id
 
 

@@ -2,7 +2,10 @@
 
 from typing import NamedTuple
 
+from api.ag_ui.service import AgUiService
+from api.ai_sdk.chats import UiChats
 from api.base_tools import BaseToolSeeder
+from api.code_agents import CodeAgentNames
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
@@ -15,6 +18,9 @@ from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
 from api.openai.response_threads import ResponseThreads
 from api.openai.responses_service import ResponseService
+from api.pages.decisions import PageDecisions
+from api.pages.submission import PageService
+from api.pages.threads import PageThreads
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
 from api.runs.reader import RunWaiter
@@ -32,6 +38,7 @@ from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.tools import ToolStore
+from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing
@@ -43,6 +50,7 @@ class DialectServices(NamedTuple):
     """The services that the dialects' routes use."""
 
     models: OfferedModels
+    code_agents: CodeAgentNames
     threads: AgentThreads
     sending: AnswerService
     chat: ChatService
@@ -55,6 +63,10 @@ class DialectServices(NamedTuple):
     mcp: McpService
     thread_streams: ThreadStreams
     run_changes: RunChanges
+    page_threads: PageThreads
+    pages: PageService
+    ag_ui: AgUiService
+    chats: UiChats
 
 
 def dialect_services(
@@ -66,8 +78,8 @@ def dialect_services(
     cancels: CancelService,
 ) -> DialectServices:
     """The services of every dialect."""
-    settings = process.settings
-    models = OfferedModels(process.environment, settings.builtin_models, settings.default_model)
+    settings, code_agents = process.settings, submissions.code_agents
+    models = OfferedModels(process.environment, settings.builtin_models, code_agents, settings.default_model)
     threads = AgentThreads(
         agents=AgentStore(process.database),
         conversations=ConversationStore(process.database),
@@ -75,8 +87,14 @@ def dialect_services(
     )
     response_threads = _response_threads(process, threads, models, submissions)
     sleeptime = _sleeptime(process, submissions)
+    page_threads = PageThreads(
+        threads=threads, conversations=threads.conversations, clock=process.clock, ids=process.ids
+    )
+    streams = thread_streams(process, everybodys, streaming)
+    pages = _pages(process, submissions, page_threads, cancels)
     return DialectServices(
         models,
+        code_agents,
         threads,
         answer_service(process, submissions, streaming, waiter, sleeptime),
         chat_service(process, submissions, streaming, waiter),
@@ -87,8 +105,41 @@ def dialect_services(
         GroupEditor(process.database, process.secret_keys),
         _sleepers(process),
         mcp_service(process, submissions, streaming, waiter, threads, cancels),
-        thread_streams(process, everybodys, streaming),
+        streams,
         RunChanges(RunChangeStore(everybodys.database), streaming.reader.feed, streaming),
+        page_threads,
+        pages,
+        AgUiService(threads=page_threads, pages=pages, streams=streams),
+        _ui_chats(process, page_threads, pages, streams),
+    )
+
+
+def _ui_chats(process: ProcessContext, threads: PageThreads, pages: PageService, streams: ThreadStreams) -> UiChats:
+    """Answers the AI SDK's chats."""
+    return UiChats(
+        threads=threads,
+        pages=pages,
+        streams=streams,
+        turns=streams.turns,
+        listing=streams.listing,
+        approvals=streams.approvals,
+        history=MessageLists(process.database),
+    )
+
+
+def _pages(
+    process: ProcessContext, submissions: SubmissionService, threads: PageThreads, cancels: CancelService
+) -> PageService:
+    """Submits what pages send."""
+    return PageService(
+        threads=threads,
+        decisions=PageDecisions(
+            approvals=submissions.approvals, tools=ToolStore(process.database), clock=process.clock
+        ),
+        submissions=submissions,
+        messages=MessageLists(process.database),
+        canceller=cancels.canceller,
+        input_limits=InputLimits.of(process.settings),
     )
 
 
@@ -231,5 +282,6 @@ def thread_streams(process: ProcessContext, everybodys: ProcessContext, streamin
         turns=TurnStore(process.database),
         listing=RunListing(process.database),
         approvals=ApprovalStore(process.database),
+        messages=MessageStore(process.database),
         watches=ThreadWatches(TurnStore(everybodys.database), streaming.reader.feed),
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -60,8 +60,12 @@ class Refusal:
     failure: Failure | None = None
 
 
-ErrorShape = Callable[[Refusal], tuple[int, dict[str, Any]]]
-"""Renders a refusal in a dialect: the status and the body of the answer."""
+ErrorShape = Callable[[Refusal], tuple[int, dict[str, Any] | str]]
+"""Renders a refusal in a dialect: the status and the body of the answer. A text is for a person, so the code is then in
+the header `ERROR_HEADER`."""
+
+ERROR_HEADER = "x-holdfast-error"
+"""The header of a refusal in plain text: its code, in capitals."""
 
 
 class Dialects(NamedTuple):
@@ -89,7 +93,12 @@ class RefusalAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, body = getattr(scope["app"].state, DIALECTS).shape_of(scope["path"])(self.refusal)
-        answer = JSONResponse(body, status, {**self.headers, **self.more}, background=self.background)
+        headers = {**self.headers, **self.more}
+        if isinstance(body, str):
+            coded = {**headers, ERROR_HEADER: self.refusal.code.upper()}
+            answer = PlainTextResponse(body, status, coded, background=self.background)
+        else:
+            answer = JSONResponse(body, status, headers, background=self.background)
         await answer(scope, receive, send)
 
 
@@ -198,6 +207,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.MoreInput: _NEVER_HERE,
     domain.LogClosed: _NEVER_HERE,
     domain.MustRunAlone: _NEVER_HERE,
+    domain.OtherVersion: _NEVER_HERE,
     domain.RunTimeout: _NEVER_HERE,
     domain.BudgetExceeded: _NEVER_HERE,
     domain.ShutdownRequested: _NEVER_HERE,

@@ -8,17 +8,24 @@ makes it, so that the event loop serves other requests meanwhile.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Literal, Protocol, cast
 
+import structlog
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.request_log import StreamFigures
 from shared.concurrency import LONG_DATA
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 HEADERS = {
     "cache-control": "no-cache",
@@ -34,19 +41,57 @@ KEEP_ALIVE_BYTES = "keep_alive_bytes"
 ENDS_WITH_CLIENT = "ends_with_client"
 """Key in a request's state: the request's work is to end if its client disconnects before the answer begins."""
 
-BREAK_OFF = "break_off"
-"""Key in a request's state: a function that closes the connection in the middle of the answer."""
-
 RAW_SEND = "raw_send"
 """Key in a request's state: the server's own `send`.
 
-The middlewares between a response and the server change only its head. Without this key a stream would call ten
-functions for each token.
+The middlewares between a response and the server change only its head. A stream would otherwise call ten functions for
+each token.
 """
 
 
 class StreamBroken(Exception):
     """What the stream has sent is no longer valid; its client has to read the stream again."""
+
+
+class ServerEnd(asyncio.Event):
+    """Set when this process ends. It tells the open streams, so that none of them has a task that waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: set[OpenStream] = set()
+
+    def set(self) -> None:
+        """See `asyncio.Event`."""
+        super().set()
+        for stream in list(self.told):
+            stream.server_ends()
+
+
+class Connection(Protocol):
+    """The connection of one request, as far as a stream is concerned. The request's state has it under `CONNECTION`."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody reads the answer any more: its client has left, or it is complete, as that to a HEAD is."""
+        ...
+
+    def watch(self, on_left: Callable[[], None] | None) -> None:
+        """Calls this when the client leaves; with None no more."""
+        ...
+
+    def hand_over(self, rest: "OpenStream") -> None:
+        """Takes the rest of an answer whose head was sent. The server sends it after the application has returned."""
+        ...
+
+    def break_off(self) -> None:
+        """Closes the connection in the middle of the answer."""
+        ...
+
+
+CONNECTION = "connection"
+
+Failure = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+"""As `sys.exc_info` returns it."""
 
 
 class EventStream(Response):
@@ -57,12 +102,16 @@ class EventStream(Response):
     the connection instead, for clients that take any clean end for the end of the stream. `batches` may raise
     `StreamBroken`, which breaks off the connection too. `entrance` is open for as long as the stream, and may refuse
     it. `on_leave` is called when the client disconnects, and `on_whole` after the last event was sent.
+
+    The response itself sends only the head. A stream may last for days, and most of that time nothing happens: the
+    middlewares' frames, the request and what they refer to would take most of its memory. So they return, and the
+    server sends the rest (`OpenStream`).
     """
 
     def __init__(
         self,
         batches: Callable[[], AsyncGenerator[bytes]],
-        ending: asyncio.Event,
+        ending: ServerEnd,
         *,
         cut: bytes | None,
         entrance: Callable[[Scope], AbstractAsyncContextManager[None]],
@@ -79,58 +128,158 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = scope.setdefault("state", {})
+        state = scope["state"]
+        connection: Connection = state[CONNECTION]
         figures = state[StreamFigures.KEY] = StreamFigures()
         state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
-        async with self._entrance(scope):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            is_whole = await self._show(receive, state.get(RAW_SEND, send), figures)
-        if not is_whole and BREAK_OFF in state:
-            state[BREAK_OFF]()
-        elif not is_whole:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _show(self, receive: Receive, send: Send, figures: StreamFigures) -> bool:
-        """Sends the stream. Returns False if the connection must be broken off."""
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send(send, figures), name="send events")
-            leaving = group.create_task(_wait_for_disconnect(receive), name="watch for disconnect")
-            ending = group.create_task(_wait_for(self._ending), name="watch for the server's end")
-            await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
-            # Cancelling a send cuts no frame: its bytes are in the transport already.
-            is_cut = ending.done() and not sending.done() and not leaving.done()
-            is_left = leaving.done() and not sending.done() and not ending.done()
-            for task in (sending, leaving, ending):
-                task.cancel()
-        if sending.done() and not sending.cancelled():
-            figures.end = "whole"
-            if self._on_whole is not None:
-                await self._on_whole()
-            return sending.result()
-        if is_left and self._on_leave is not None:
-            await self._on_leave()
-        if is_cut:
-            figures.end = "server_ending"
-            if self._cut is None:
-                return False
-            await send({"type": "http.response.body", "body": self._cut, "more_body": False})
-        return True
-
-    async def _send(self, send: Send, figures: StreamFigures) -> bool:
-        """Sends the batches. Returns False if what was sent is no longer valid."""
+        entered = self._entrance(scope)
+        await entered.__aenter__()
+        rest = OpenStream(
+            pieces=self._batches(),
+            ending=self._ending,
+            cut=self._cut,
+            on_leave=self._on_leave,
+            on_whole=self._on_whole,
+            connection=connection,
+            send=state[RAW_SEND],
+            figures=figures,
+            entered=entered,
+            asked=f"{scope['method']} {scope['path']}",
+            variables=copy_context(),
+        )
         try:
-            async for body in self._batches():
-                figures.frames += body.count(FRAME_END)
-                await send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        except BaseException:
+            await entered.__aexit__(*sys.exc_info())
+            raise
+        figures.is_open = True
+        connection.hand_over(rest)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OpenStream:
+    """The rest of a stream after its head. Only the server's own layer around the application calls it, once."""
+
+    pieces: AsyncGenerator[bytes]
+    ending: ServerEnd
+    cut: bytes | None
+    on_leave: Callable[[], Awaitable[None]] | None
+    on_whole: Callable[[], Awaitable[None]] | None
+    connection: Connection
+    send: Send
+    figures: StreamFigures
+    entered: AbstractAsyncContextManager[None]
+    asked: str
+    """The request, for the log."""
+    variables: Context | None
+    """The request's context variables. The middlewares reset them when they return."""
+    stopped: Literal["client_left", "server_ending"] | None = None
+    """Why the stream ends before its last event."""
+    is_broken: bool = False
+    """What was sent is no longer valid."""
+    task: "asyncio.Task[object] | None" = None
+    """The task that sends, while the stream may be stopped."""
+
+    async def __call__(self) -> None:
+        """Sends the rest. It is one coroutine, because it waits for as long as the stream is idle."""
+        self._begin()
+        try:
+            if self.stopped is None:
+                async for body in self.pieces:
+                    await self._send(body)
+                    del body  # the last one may be long, and the next one may come tomorrow
+                await self.send({"type": "http.response.body", "body": b"", "more_body": False})
         except StreamBroken:
+            self.is_broken = True
+        except asyncio.CancelledError:
+            if not self._is_stop():
+                raise
+        except Exception:
+            log.exception("request_failed", request=self.asked)
+            raise
+        finally:
+            await self._end(sys.exc_info())
+
+    def _begin(self) -> None:
+        _restore(self.variables)
+        self.variables = None
+        if self.connection.is_left:
+            self.stopped = "client_left"
+        elif self.ending.is_set():
+            self.stopped = "server_ending"
+        self.task = asyncio.current_task()
+        self.connection.watch(self.client_leaves)
+        self.ending.told.add(self)
+
+    async def _send(self, body: bytes) -> None:
+        self.figures.frames += body.count(FRAME_END)
+        await self.send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
+        if self.stopped is not None:
+            raise asyncio.CancelledError  # something in between has caught the one of `_stop`
+
+    def _is_stop(self) -> bool:
+        """Whether the task's cancellation is that of `_stop`, and no other. It cuts no frame: what was sent is in the
+        transport already."""
+        task, self.task = self.task, None
+        return self.stopped is not None and not (task is not None and task.uncancel())
+
+    async def _end(self, failure: Failure) -> None:
+        """Ends the stream after its last event, after it was stopped, or after a failure."""
+        self.task, is_whole = None, True
+        self.connection.watch(None)
+        self.ending.told.discard(self)
+        try:
+            try:
+                await self.pieces.aclose()
+                is_whole = failure[0] is not None or await self._conclude()
+            finally:
+                await self.entered.__aexit__(*failure)
+        except Exception:
+            log.exception("request_failed", request=self.asked)
+            raise
+        finally:
+            self.figures.has_ended()
+        if not is_whole:
+            self.connection.break_off()
+
+    async def _conclude(self) -> bool:
+        """Ends the answer. Returns False if the connection must be broken off."""
+        if self.is_broken:
+            self.figures.end = "broken"
             return False
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self.stopped is None:
+            self.figures.end = "whole"
+            if self.on_whole is not None:
+                await self.on_whole()
+            return True
+        self.figures.end = self.stopped
+        if self.stopped == "client_left" and self.on_leave is not None:
+            await self.on_leave()
+        if self.stopped == "server_ending":
+            if self.cut is None:
+                return False
+            await self.send({"type": "http.response.body", "body": self.cut, "more_body": False})
         return True
 
+    def client_leaves(self) -> None:
+        """The connection calls this when the client leaves."""
+        self._stop("client_left")
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    def server_ends(self) -> None:
+        """Ends the stream, because this process ends."""
+        self._stop("server_ending")
+
+    def _stop(self, why: Literal["client_left", "server_ending"]) -> None:
+        if self.stopped is None and self.task is not None:
+            self.stopped = why
+            self.task.cancel()
+
+
+def _restore(variables: Context | None) -> None:
+    """Sets the context variables of the present task to these values."""
+    for variable, value in (variables or Context()).items():
+        if variable.get(None) is not value:
+            variable.set(value)
 
 
 async def finishes(work: Coroutine[Any, Any, None], ending: asyncio.Event) -> bool:

@@ -35,7 +35,6 @@ class ClientSide:
     * A client may hold its body back (`Expect: 100-continue`). If the answer comes before the application reads the
       body, the connection ends after the answer: the client may send the body then, or leave it out (RFC 9110,
       10.1.1). A server that reads on would take the next request for the body if it is left out.
-    * A stream finds the server's own `send` (`RAW_SEND`).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -46,8 +45,7 @@ class ClientSide:
             return self._app(scope, receive, send)
         if scope["method"] == "HEAD":
             send = _head_alone(send)
-            scope = {**scope, "method": "GET", "state": {**scope.get("state", {}), ASKED_METHOD: "HEAD"}}
-        scope.setdefault("state", {})[RAW_SEND] = send
+            scope = {**scope, "method": "GET", "state": {**scope["state"], ASKED_METHOD: "HEAD", RAW_SEND: send}}
         if any(name == b"expect" for name, _ in scope["headers"]):
             receive, send = _closing_unless_asked(receive, send)
         return self._app(scope, receive, send)

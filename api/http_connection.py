@@ -6,22 +6,23 @@ that no route reads are the server's to end.
 """
 
 import asyncio
-import functools
 import json
 import socket
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import structlog
-from httptools import HttpParserError, HttpParserUpgrade
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.answer_connection import CLOSE_DELIMITED, AnswerConnection, CloseDelimited, FewItems, Flow
 from api.connection_rules import ConnectionLimit
 from api.errors import plain_body
-from api.event_stream import BREAK_OFF, ENDS_WITH_CLIENT, KEEP_ALIVE_BYTES
+from api.event_stream import CONNECTION, ENDS_WITH_CLIENT, KEEP_ALIVE_BYTES
 from shared.domain.errors import ErrorCode
+from shared.waits import LeanEvent
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -122,45 +123,8 @@ def _break_off(cycle: Any) -> None:
     """Tells the application that this request's client has disconnected. Its further output is discarded."""
     cycle.disconnected = True
     cycle.message_event.set()
-
-
-CLOSE_DELIMITED = "close_delimited"
-"""Key in a request's state: its `CloseDelimited`, if its client does not support chunks."""
-
-
-class CloseDelimited:
-    """An answer to a client without support for chunks: without a length it ends with its connection (RFC 9112, 6.3).
-
-    uvicorn's `cycle` would choose chunks, so this sets the length that it expects to that of each piece."""
-
-    def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
-        self.is_sending = False
-        """An answer without a length has begun."""
-
-    def before(self, send: Send) -> Send:
-        """A `send` for the application, in place of the given one."""
-
-        async def unframed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.is_sending = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
-                self._cycle.chunked_encoding = False if self.is_sending else None
-            elif self.is_sending:
-                self._cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        return unframed
-
-
-class CloseDelimitedAnswers:
-    """The application, for clients without chunks as well. It must be the outermost layer that sends answers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: CloseDelimited | None = scope["state"].get(CLOSE_DELIMITED)
-        await self._app(scope, receive, send if answer is None else answer.before(send))
+    connection: AnswerConnection = cycle.scope["state"][CONNECTION]
+    connection.leaves()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -170,6 +134,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     uvicorn's `cycle` is the last request whose head was read. A client may send several before it reads an answer, so
     `_unanswered` has all requests without a complete answer. The first of them is the one in progress."""
+
+    # A dictionary for so many attributes would be the largest thing that a waiting connection has.
+    __slots__ = (
+        *("_ahead_bytes", "_connection", "_deadline", "_has_ended_one", "_head_bytes", "_in_body", "_in_head"),
+        *("_is_excess", "_limit", "_named_bytes", "_probe", "_reader_timeout_s", "_reader_watch", "_reads_no_more"),
+        *("_refusal", "_stream_watch", "_timeout_s", "_timers", "_unanswered", "_unread_bytes", "_unsent_bytes"),
+    )
 
     def __init__(
         self,
@@ -181,6 +152,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         **named: Any,
     ) -> None:
         super().__init__(*args, **named)
+        self.parser: Any = self.parser  # None while an answer goes on for long
+        self.pipeline = cast("Any", FewItems[Any]())
         self._timers = timers or asyncio.get_running_loop()
         self._connection: Any = None
         self._timeout_s = timeout_s
@@ -192,7 +165,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stream_watch: asyncio.TimerHandle | None = None
         self._probe: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        self._unanswered: deque[Any] = deque()
+        self._unanswered = FewItems[Any]()
         self._ahead_bytes = 0
         self._refusal: HeadRefusal | None = None
         self._reads_no_more = False
@@ -205,6 +178,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = cast("Any", Flow(transport))
+        self.server = _shared(self.server)
         self._connection = transport
         excess = self._limit.enter()
         self._is_excess = excess > 0
@@ -247,8 +222,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._hold_back(len(data))
             return
         self._has_ended_one = False
+        if self.parser is None:
+            self.parser = _parser_of(self)
         try:
-            cast("Any", self.parser).feed_data(data)
+            self.parser.feed_data(data)
         except HttpParserError:
             # Either the parser gave up, or one of the methods below, which has then set the reason.
             self._stop_reading(self._refusal or NO_HTTP)
@@ -261,7 +238,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _without_offer(self) -> bytes:
         """The head that was just read, without its `Upgrade`. After one the parser would treat the body as another
         protocol. Java's client offers HTTP/2 with its first request, even if that is a POST."""
-        method, version = cast("Any", self.parser).get_method(), cast("Any", self.parser).get_http_version()
+        method, version = self.parser.get_method(), self.parser.get_http_version()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
@@ -302,40 +279,48 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_head(URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() != b"expect" or cast("Any", self.parser).get_http_version() not in _WITHOUT_CHUNKS:
+        if name.lower() != b"expect" or self.parser.get_http_version() not in _WITHOUT_CHUNKS:
             super().on_header(name, value)
         self._named_bytes += len(name) + len(value)
         if len(self.headers) > MAX_HEADERS or self._named_bytes > MAX_HEAD_BYTES:
             self._refuse_head(HEAD_TOO_LONG)
 
     def on_headers_complete(self) -> None:
-        flaw = _flaw_of_framing(self.headers, cast("Any", self.parser).get_http_version())
-        if cast("Any", self.parser).get_method() == b"CONNECT":
+        flaw = _flaw_of_framing(self.headers, self.parser.get_http_version())
+        if self.parser.get_method() == b"CONNECT":
             flaw = "this server is no proxy"
         if flaw:
             self._refuse_head(NO_HTTP._replace(detail=flaw))
         if not self.url.startswith(b"/"):
             self.url = _with_path(self.url)
-        if cast("Any", self.parser).should_upgrade():
+        if self.parser.should_upgrade():
             return  # it is parsed again without the upgrade
         super().on_headers_complete()
-        if cast("Any", self.parser).get_http_version() in _WITHOUT_CHUNKS:
+        if self.parser.get_http_version() in _WITHOUT_CHUNKS:
             cast("Any", self.cycle.scope)["state"][CLOSE_DELIMITED] = CloseDelimited(self.cycle)
-        cast("Any", self.cycle.scope)["state"][BREAK_OFF] = functools.partial(self._break_off_answer, self.cycle)
+        cast("Any", self.cycle.scope)["state"][CONNECTION] = AnswerConnection(self, self.cycle)
+        cast("Any", self.cycle).message_event = LeanEvent()
         self._in_head, self._in_body, self._unread_bytes = False, True, 0
         self._request_is_there()
         self._unanswered.append(self.cycle)
         # uvicorn reads no more while a request waits in the queue, and would not notice that the client disconnects.
         self.flow.resume_reading()
 
-    def _break_off_answer(self, cycle: Any) -> None:
+    def forget_request(self) -> None:
+        """Releases the last request, whose answer goes on for long. The next one gets a parser of its own: a parser is
+        the largest thing that a waiting connection has."""
+        self.headers, self.url = [], b""
+        if not self._in_head and not self._in_body:
+            self.parser = None
+
+    def break_off_answer(self, cycle: Any) -> None:
         """Closes the connection after the part of an answer that was sent, without the answer's end, so that the client
         sees that it is incomplete."""
         _break_off(cycle)
         self._end()
 
     def on_message_complete(self) -> None:
-        if cast("Any", self.parser).should_upgrade():
+        if self.parser.should_upgrade():
             return
         self._in_body, self._has_ended_one = False, True
         super().on_message_complete()
@@ -489,6 +474,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 + said
             )
             self._end()
+
+
+def _parser_of(protocol: HttpToolsProtocol) -> Any:
+    """A parser such as uvicorn makes for each connection."""
+    parser: Any = HttpRequestParser(protocol)
+    with suppress(AttributeError):  # httptools before 0.6.3
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+@lru_cache
+def _shared(address: tuple[str, int | None] | None) -> tuple[str, int | None] | None:
+    """An equal address, which all connections share: the server has one or two."""
+    return address
 
 
 def _forget_vanished(connection: socket.socket | None, after_s: float) -> None:

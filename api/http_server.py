@@ -12,8 +12,10 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+from api.answer_connection import WholeAnswers
 from api.connection_rules import ConnectionLimit, ConnectionRules
-from api.http_connection import BoundedHttpProtocol, CloseDelimitedAnswers
+from api.event_stream import ServerEnd
+from api.http_connection import BoundedHttpProtocol
 
 IDLE_S = 75
 """Seconds that a connection may be idle between two requests. Its client must close it first; otherwise the client may
@@ -33,7 +35,7 @@ def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S,
         limit=ConnectionLimit(rules.max_connections),
     )
     return uvicorn.Config(
-        CloseDelimitedAnswers(app),
+        WholeAnswers(app),
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
         lifespan="off",
@@ -70,7 +72,7 @@ async def serve(
 class _Server(uvicorn.Server):
     """Ends the open streams before it ends itself: the stream of a silent run would not end by itself."""
 
-    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, ending: ServerEnd) -> None:
         super().__init__(config)
         self._ending = ending
         self._loop = asyncio.get_running_loop()

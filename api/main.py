@@ -1,6 +1,5 @@
 """The API's composition root, the only place that constructs the parts of the API."""
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -17,6 +16,7 @@ from fastapi import FastAPI
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
 from api.access.authentication import Access
 from api.access.callers import ConfiguredKeys, networks_of, project_of_request
+from api.access.page_tokens import PageTokens
 from api.access.route_rules import AgentReach
 from api.admission import Admission, CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
@@ -26,7 +26,9 @@ from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
 from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
 from api.callbacks.signing import signing_key
+from api.code_agents import CodeAgentNames
 from api.dialects import dialect_services
+from api.event_stream import ServerEnd
 from api.input_limits import InputLimits
 from api.letta.runs import wire_callback
 from api.mcp_services import McpParts, mcp_parts, mcp_services
@@ -34,6 +36,7 @@ from api.openai.response_object import DIALECT as RESPONSES
 from api.openai.response_object import own_id_of
 from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
+from api.plain_stores import plain_stores
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
@@ -58,11 +61,9 @@ from shared.runs.run_trees import RunTrees
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
 from shared.sql.access.webhooks import WebhookEndpointStore
-from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
-from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.definitions.tools import ToolStore
@@ -78,7 +79,7 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
-from shared.sql.runs.steps import EventStore, StepStore
+from shared.sql.runs.steps import EventStore
 from shared.sql.runs.webhooks import WebhookDeliveryStore
 
 # The part of the composition root that constructs the services for runs: reading, submitting, deciding, cancelling.
@@ -95,7 +96,7 @@ def run_reader(
 
 
 def stream_service(
-    process: ProcessContext, reader: RunReader, quotas: CallerQuotas, ending: asyncio.Event
+    process: ProcessContext, reader: RunReader, quotas: CallerQuotas, ending: ServerEnd
 ) -> StreamService:
     """Streams runs."""
     return StreamService(
@@ -119,7 +120,7 @@ def compaction_service(process: ProcessContext, submissions: SubmissionService, 
 
 
 def submission_service(
-    process: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
+    process: ProcessContext, everybodys: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
 ) -> SubmissionService:
     """Accepts submissions."""
     listing = RunListing(process.database)
@@ -134,7 +135,9 @@ def submission_service(
         inbox=process.patience().applied_to(InboxStore(process.database), InboxStore.inject),
         settlements=canceller.orphans.settlements,
         queue=canceller.queue,
+        event_log=canceller.event_log,
         canceller=canceller,
+        code_agents=CodeAgentNames.of(everybodys),
         traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
         clock=process.clock,
         ids=process.ids,
@@ -284,6 +287,7 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
         await stack.enter_async_context(services.thread_streams.watches.watching())
         await stack.enter_async_context(services.run_changes.watching())
+        await stack.enter_async_context(services.code_agents.watching())
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
         yield create_app(services, admission=_admission(process), has_keys=has_keys)
@@ -362,7 +366,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
     orphans = orphaned_runs(process, run_store, event_log, queue)
     canceller, decisions = run_canceller(process, orphans, clients.feed), approval_service(process, orphans, approvals)
     reader = run_reader(run_store, EventStore(database), event_log, clients.feed, everybodys)
-    ending, submissions = asyncio.Event(), submission_service(process, canceller, decisions)
+    ending, submissions = ServerEnd(), submission_service(process, everybodys, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
@@ -382,20 +386,14 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         tools=tool_store,
         packages=clients.packages,
         base_tools=dialects.sleepers.base_tools,
-        blocks=BlockStore(database),
-        tags=TagStore(database),
-        archives=ArchiveStore(database),
-        passages=PassageStore(database),
         archival_memory=_archival_memory(process, clients.embeddings),
         conversations=conversation_store,
         messages=message_store,
-        message_lists=MessageLists(database),
         runs=run_store,
         listing=listing,
-        steps=StepStore(database),
         approvals=approvals,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
-        inbox=InboxStore(database),
+        **plain_stores(database)._asdict(),
         **dialects._asdict(),
         webhooks=_webhooks(process, clients.http),
         **mcp_services(process, everybodys, clients.mcp)._asdict(),
@@ -451,6 +449,7 @@ def _access(process: ProcessContext) -> Access:
     return Access(
         keys=keys,
         tokens=StreamTokens(keys),
+        page_tokens=PageTokens(keys),
         failed=FailedKeys(process.clock),
         reach=AgentReach(OwnerStore(process.database), own_id_of),
         audit=AuditLog(process.database),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from api.code_agents import CodeAgentNames
 from shared.domain.errors import InvalidRequest
 from shared.domain.models import (
     BUILTIN_IS_OFF,
@@ -27,6 +28,8 @@ class OfferedModels:
     """Environment variables, which configure the providers."""
     builtin: bool
     """Whether the built-in models are on."""
+    code_agents: CodeAgentNames
+    """The agents of workers' own code."""
     default: str = ""
     """The handle of `HOLDFAST_DEFAULT_MODEL`; empty: none is set."""
 
@@ -34,12 +37,15 @@ class OfferedModels:
         """The model that a request's handle stands for; None if the request names none. `field` is its place in the
         request.
 
-        Raises `InvalidRequest` for a built-in model if those are off, and if there is no model to choose. A provider
-        without a key is accepted: the key may come later, and only the workers have it.
+        Raises `InvalidRequest` for a built-in model if those are off, for an agent of own code that no worker has ever
+        had, and if there is no model to choose. A provider without a key is accepted: the key may come later, and only
+        the workers have it.
         """
         meant = self._choice(handle, field) if handle is not None and leaves_choice(handle) else handle
         if meant is not None and is_builtin(meant) and not self.builtin:
             raise InvalidRequest(f"the model {meant!r} cannot be used. {BUILTIN_IS_OFF}", field=field)
+        if meant is not None:
+            self.code_agents.refuse_unknown(meant, field)
         return meant
 
     def needed(self, handle: str | None) -> str:
@@ -65,7 +71,12 @@ class OfferedModels:
             if offered(model.provider, self.environment, builtin=self.builtin) and model.provider not in found.answered
         ]
         builtin = [model for model in well_known if is_builtin(model.handle)]
-        known = [*(model for model in well_known if model not in builtin), *found.models, *builtin]
+        known = [
+            *(model for model in well_known if model not in builtin),
+            *found.models,
+            *builtin,
+            *self.code_agents.listed(),
+        ]
         if not self.default:
             return known
         limit = answer_limit_of(self.default) or DEFAULT_LIMIT

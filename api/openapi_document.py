@@ -29,6 +29,12 @@ SOMETIMES_STREAMS = {
 BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
 """The request of an EventSource. A 204 tells one that has read everything to stop."""
 
+AI_SDK = "/ai-sdk/"
+"""The beginning of the paths whose errors are texts for the users of pages."""
+
+AI_SDK_CHAT = ("post", "/ai-sdk/{agent_id}/chat")
+AI_SDK_STREAM = ("get", "/ai-sdk/{agent_id}/chat/{chat_id}/stream")
+
 READINESS = "/readyz"
 """Its 503 has the same body as its 200, with the services that are there and those that are away."""
 
@@ -38,9 +44,12 @@ REF = "#/components/schemas/{model}"
 FRAMES_OF_MCP = "Server-sent events: the `data` of each is one of these as JSON; the last one is the answer."
 FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
 FRAMES_OF_SIGN_IN = "Server-sent events: the `data` of each is one of these as JSON. `success` or `error` is the last."
+FRAMES_OF_AG_UI = (
+    "Server-sent events: the `data` of each is one of these as JSON. `RUN_FINISHED` or `RUN_ERROR` ends a run."
+)
 SIGN_IN = ("/v1/mcp-servers/connect/{mcp_server_id}", "/v1/tools/mcp/servers/connect")
 
-KEY, STREAM_TOKEN = "key", "stream_token"
+KEY, STREAM_TOKEN, PAGE_TOKEN = "key", "stream_token", "page_token"
 SECURITY_SCHEMES: Json = {
     KEY: {"type": "http", "scheme": "bearer", "description": "A key of this server: docs/operations/keys.md."},
     STREAM_TOKEN: {
@@ -48,6 +57,13 @@ SECURITY_SCHEMES: Json = {
         "in": "query",
         "name": "token",
         "description": "For one run's stream: POST /v1/runs/{run_id}/stream-token makes one.",
+    },
+    PAGE_TOKEN: {
+        "type": "apiKey",
+        "in": "query",
+        "name": "token",
+        "description": "For one conversation: POST /v1/agents/{agent_id}/page-token makes one. It may also be sent in "
+        "place of a key.",
     },
 }
 SERVERS = [
@@ -81,11 +97,13 @@ OF_A_MODEL = ("502", "504")
 OF_A_FORM = ("415",)
 READ_FORMS = {("post", "/v1/agents/import")}
 OF_A_MANAGER = ("501",)
-NAME_MANAGERS = {("post", "/v1/groups"), ("patch", "/v1/groups/{group_id}")}
+NAME_MANAGERS = {("post", "/v1/groups"), ("patch", "/v1/groups/{group_id}"), AI_SDK_CHAT}
 NOT_OF_OPENAI = ("422",)
 """Invalid bodies are a 400 there."""
 
 REFUSAL: Json = {"$ref": "#/components/schemas/Refusal"}
+TEXT = "text/plain"
+SENTENCE: Json = {"type": "string", "description": "A sentence for the user; `x-holdfast-error` has the code."}
 
 _ERROR_FIELDS: Json = {
     "code": {"description": "What a program can decide by: docs/errors.md.", "type": "string", "enum": list(ErrorCode)},
@@ -200,11 +218,18 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
             operation["operationId"] = types.names[method, path]
             _describe_answers(method, path, operation, types)
         if needs_key(path):
-            ways = [KEY, STREAM_TOKEN] if (method, path) == BROWSERS_STREAM else [KEY]
+            ways = [KEY, *_tokens_of(method, path, operation)]
             # An empty requirement means that requests need no key.
             operation["security"] = [*({} for _ in range(not keys_are_required)), *({way: []} for way in ways)]
     document["components"]["schemas"] = dict(sorted(schemas.items()))
     return document
+
+
+def _tokens_of(method: str, path: str, operation: Json) -> list[str]:
+    """The tokens that an operation takes in its query in place of a key."""
+    if (method, path) == BROWSERS_STREAM:
+        return [STREAM_TOKEN]
+    return [PAGE_TOKEN] if any(one["name"] == "token" for one in operation.get("parameters", ())) else []
 
 
 class AnswerTypes(NamedTuple):
@@ -257,18 +282,22 @@ def _describe_answers(method: str, path: str, operation: Json, types: AnswerType
         responses["200"]["content"] = content | stream
     if (method, path) == BROWSERS_STREAM:
         responses["204"] = {"description": "The stream has ended, and the client has all of it."}
+    if (method, path) == AI_SDK_STREAM:
+        responses["204"] = {"description": "No answer is at work, and none is after the cursor."}
     for status, description in REFUSALS.items():
         if path == READINESS and status == "503":
             responses[status] = {"description": description, "content": responses["200"]["content"]}
         elif _may_be(status, method, path):
             schema = REFUSAL if status in OF_THE_HEAD else _body_of(method, path)
-            content = {"application/json": {"schema": schema}}
-            responses[status] = {"description": description, "content": content}
+            kind = TEXT if schema is SENTENCE else "application/json"
+            responses[status] = {"description": description, "content": {kind: {"schema": schema}}}
 
 
 def _frames_of(path: str) -> str:
     if path == MCP:
         return FRAMES_OF_MCP
+    if path.startswith("/ag-ui/"):
+        return FRAMES_OF_AG_UI
     return FRAMES_OF_SIGN_IN if path in SIGN_IN else FRAMES
 
 
@@ -297,6 +326,8 @@ def _speaks_openai(path: str) -> bool:
 def _body_of(method: str, path: str) -> Json:
     if path == MCP:
         return {"$ref": "#/components/schemas/McpMessage"}
+    if path.startswith(AI_SDK):
+        return SENTENCE
     if _speaks_openai(path):
         return {"$ref": "#/components/schemas/OpenAIError"}
     if (method, path) in ENDS_RUNS:

@@ -95,7 +95,7 @@ class DeploymentFigures:
         for run in await self.figures.quietest(QUIETEST_LOOKED_AT):
             unheard_s = (now - run.heard_at).total_seconds()
             if unheard_s <= longest:
-                break  # SQL has heard of each later one more recently
+                break  # each later run has a more recent write in SQL
             entry = await self.event_log.newest(run.id)
             unshown_s = unheard_s if entry is None else unix_ms(now) / 1000 - decode(entry).at / 1000
             longest = max(longest, min(unheard_s, unshown_s))

@@ -5,7 +5,7 @@ the path or the query of the request: those may contain users' texts, or a token
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ _OURS = re.compile(r"[a-z]+-[0-9a-f-]{36}")
 """A path parameter that is an id, not a text."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_PREFIXES = ("/v1/", "/openai/v1/")
+_PREFIXES = ("/v1/", "/openai/v1/", "/ag-ui/", "/ai-sdk/")
 
 MCP = "/mcp"
 """The address of the Model Context Protocol."""
@@ -60,8 +60,17 @@ class StreamFigures:
 
     frames: int = 0
     end: str = "client_left"
+    is_open: bool = False
+    """The stream goes on after the application has returned."""
+    on_end: Callable[[], None] | None = None
 
     KEY = "stream_figures"
+
+    def has_ended(self) -> None:
+        """Writes the log line that waits for the stream's end, if one does."""
+        on_end, self.is_open, self.on_end = self.on_end, False, None
+        if on_end is not None:
+            on_end()
 
 
 def request_id() -> str:
@@ -136,20 +145,26 @@ class RequestRecord:
             raise
         finally:
             if self._is_on:
-                self._log(scope, method, path, status or 500, self._clock.monotonic() - asked_at)
+                self._log(scope, method, path, status or 500, asked_at)
 
-    def _log(self, scope: Scope, method: str, path: str, status: int, seconds: float) -> None:
-        log_as = log.debug if path in PROBES and status < 400 else log.info
-        log_as(
-            "request_answered",
+    def _log(self, scope: Scope, method: str, path: str, status: int, asked_at: float) -> None:
+        """Logs the request now, or when its stream has ended: the scope is gone then."""
+        figures = scope.get("state", {}).get(StreamFigures.KEY)
+        line = _Line(
+            clock=self._clock,
+            asked_at=asked_at,
+            is_quiet=path in PROBES and status < 400,
             method=method if method in _METHODS else "other",
             route=self._route(scope, path),
             status=status,
-            duration_ms=round(seconds * 1000, 1),
             client=client_address(scope, self._proxies),
-            **dict(_ids(scope)),
-            **_figures(scope),
+            ids=tuple(_ids(scope)),
+            figures=figures,
         )
+        if figures is not None and figures.is_open:
+            figures.on_end = line.write
+        else:
+            line.write()
 
     def _route(self, scope: Scope, path: str) -> str:
         """The declared path. For a request that matched no route: its noun."""
@@ -178,9 +193,33 @@ def _ids(scope: Scope) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _figures(scope: Scope) -> dict[str, Any]:
-    figures = scope.get("state", {}).get(StreamFigures.KEY)
-    return {"frames": figures.frames, "stream_end": figures.end} if isinstance(figures, StreamFigures) else {}
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """A line of the access log, before its request has ended."""
+
+    clock: Clock
+    asked_at: float
+    is_quiet: bool
+    method: str
+    route: str
+    status: int
+    client: str | None
+    ids: tuple[tuple[str, str], ...]
+    figures: StreamFigures | None
+
+    def write(self) -> None:
+        figures = self.figures
+        log_as = log.debug if self.is_quiet else log.info
+        log_as(
+            "request_answered",
+            method=self.method,
+            route=self.route,
+            status=self.status,
+            duration_ms=round((self.clock.monotonic() - self.asked_at) * 1000, 1),
+            client=self.client,
+            **dict(self.ids),
+            **({} if figures is None else {"frames": figures.frames, "stream_end": figures.end}),
+        )
 
 
 # The trace of the request's sender (W3C's `traceparent`). The work that the request starts continues that trace, and

@@ -7,10 +7,13 @@ from typing import Any, get_type_hints
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
 from api.admission import CallerQuotas
+from api.ag_ui.service import AgUiService
 from api.agent_answers import AgentAnswers, MessageAnswers
+from api.ai_sdk.chats import UiChats
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
 from api.callbacks.endpoints import WebhookEndpoints
+from api.code_agents import CodeAgentNames
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
@@ -22,6 +25,8 @@ from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
 from api.openai.responses_service import ResponseService
 from api.operations import Operations
+from api.pages.submission import PageService
+from api.pages.threads import PageThreads
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThreads
 from api.runs.run_changes import RunChanges
@@ -49,7 +54,9 @@ from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
+from shared.sql.runs.effects import EffectStore
 from shared.sql.runs.inbox import InboxStore
+from shared.sql.runs.journal import JournalStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepStore
@@ -68,6 +75,7 @@ class Services:
     environment: Mapping[str, str]
     """The process's environment variables: which model providers are configured."""
     models: OfferedModels
+    code_agents: CodeAgentNames
     server_models: ServerModels
     secret_keys: SecretKeys
     agents: AgentEditor
@@ -85,10 +93,12 @@ class Services:
     message_lists: MessageLists
     runs: RunStore
     listing: RunListing
+    journals: JournalStore
     steps: StepStore
     approvals: ApprovalStore
     decisions: ApprovalDecisions
     inbox: InboxStore
+    effects: EffectStore
     threads: AgentThreads
     sending: AnswerService
     chat: ChatService
@@ -108,6 +118,10 @@ class Services:
     streaming: StreamService
     thread_streams: ThreadStreams
     run_changes: RunChanges
+    page_threads: PageThreads
+    pages: PageService
+    ag_ui: AgUiService
+    chats: UiChats
     cancels: CancelService
     readiness: Readiness
     agent_answers: AgentAnswers

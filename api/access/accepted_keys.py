@@ -326,7 +326,6 @@ class KeyIssuer:
 # stretched before it signs: guessing it from a signature is then expensive.
 
 
-_SALT = b"holdfast stream tokens"
 _COST = 2**14
 """scrypt's cost: some 50 ms and 16 MiB, once per process and configured key."""
 
@@ -334,12 +333,33 @@ LONGEST = 500
 """The most characters of a token."""
 
 
+class TokenSignatures:
+    """Signs tokens with the keys of their makers. `kind` keeps the tokens of different kinds apart."""
+
+    def __init__(self, kind: bytes) -> None:
+        self._kind = kind
+        self._stretched: dict[bytes, bytes] = {}
+
+    def of(self, signer: TokenSigner, said: str) -> str:
+        """Returns the signature of what a token says: 43 characters of base64 for URLs."""
+        signed = hmac.new(self._key(signer), self._kind + b" " + said.encode(), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(signed).decode().rstrip("=")
+
+    def _key(self, signer: TokenSigner) -> bytes:
+        if not signer.is_guessable:
+            return signer.secret
+        if signer.secret not in self._stretched:
+            stretched = hashlib.scrypt(signer.secret, salt=self._kind, n=_COST, r=8, p=1, dklen=32)
+            self._stretched[signer.secret] = stretched
+        return self._stretched[signer.secret]
+
+
 class StreamTokens:
     """Makes and reads tokens."""
 
     def __init__(self, keys: AcceptedKeys) -> None:
         self._keys = keys
-        self._stretched: dict[bytes, bytes] = {}
+        self._signatures = TokenSignatures(b"holdfast stream tokens")
 
     async def make(self, caller: Caller, run_id: RunId, expires_at: datetime) -> str:
         """Returns a token for this run's stream; its time is cut to whole seconds. Raises a 401 if the caller's key has
@@ -354,7 +374,7 @@ class StreamTokens:
         """Returns the caller who may read this run's stream. Raises a 401 for an invalid token."""
         expires, _, rest = token.partition(".")
         key_id, _, signature = rest.rpartition(".")
-        is_number = expires.isascii() and expires.isdecimal() and len(expires) <= 12
+        is_number = expires.isascii() and expires.isdecimal() and len(expires) <= 11
         if not (is_number and key_id and signature.isascii() and key_id.isascii() and len(token) <= LONGEST):
             raise _refusal("The stream token is not valid")
         if datetime.fromtimestamp(int(expires), UTC) <= now:
@@ -368,17 +388,7 @@ class StreamTokens:
         return Caller(caller.project_id, caller.key_id, Scopes(Level.READ), caller.key_name)
 
     def _signature(self, signer: TokenSigner, project_id: ProjectId, run_id: RunId, expires: int) -> str:
-        said = f"{run_id} {expires} {project_id}".encode()
-        signed = hmac.new(self._key(signer), _SALT + b" " + said, hashlib.sha256).digest()
-        return base64.urlsafe_b64encode(signed).decode().rstrip("=")
-
-    def _key(self, signer: TokenSigner) -> bytes:
-        if not signer.is_guessable:
-            return signer.secret
-        if signer.secret not in self._stretched:
-            stretched = hashlib.scrypt(signer.secret, salt=_SALT, n=_COST, r=8, p=1, dklen=32)
-            self._stretched[signer.secret] = stretched
-        return self._stretched[signer.secret]
+        return self._signatures.of(signer, f"{run_id} {expires} {project_id}")
 
 
 def end_of_token(now: datetime, valid_for_s: int) -> datetime:

@@ -16,7 +16,8 @@ from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens
 from api.access.callers import EVERYBODY, Caller, Network, client_address
-from api.access.route_rules import OF_ADMINS, RULES, AgentReach, Reach
+from api.access.page_tokens import PageTokens, page_token_of
+from api.access.route_rules import OF_ADMINS, OF_PAGES, RULES, AgentReach, Reach
 from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Refused
 from api.request_log import is_of_api
@@ -41,6 +42,7 @@ class Access:
 
     keys: AcceptedKeys
     tokens: StreamTokens
+    page_tokens: PageTokens
     failed: FailedKeys
     reach: AgentReach
     audit: AuditLog
@@ -71,7 +73,10 @@ class Authentication:
     async def _identified(self, request: Request, address: str) -> Caller:
         """Returns the caller by the request's token or key."""
         access, token = self._access, stream_token_of(request.scope)
+        page_token = page_token_of(request.scope)
         try:
+            if page_token is not None:
+                return await access.page_tokens.caller_of(page_token, access.clock.now())
             if token is not None:
                 return await access.tokens.caller_of(token.text, token.run_id, access.clock.now())
             if not await access.keys.are_required():
@@ -105,7 +110,10 @@ class Authentication:
         match, found = self._routes.matches(scope)
         if match is not Match.FULL:
             return caller  # the router answers unknown paths
-        rule = RULES.get(f"{request.method} {found['route'].path}", OF_ADMINS)
+        route = f"{request.method} {found['route'].path}"
+        rule = RULES.get(route, OF_ADMINS)
+        if caller.thread_id is not None and route not in OF_PAGES:
+            raise _forbidden(request, caller, "is not for pages, whose token opens one conversation: use a key")
         if not caller.scopes.include(rule.level):
             await self._note_refusal(request, caller)
             raise _forbidden(request, caller, f"needs a key with the scope {rule.level}")

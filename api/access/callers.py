@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.domain.api_keys import EVERYTHING, Level, Scopes
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import ProjectId
+from shared.domain.ids import ProjectId, ThreadId
 
 DEFAULT_PROJECT = ProjectId("default")
 ANYBODY = "anybody"
@@ -39,6 +39,8 @@ class Caller:
     key_id: str
     scopes: Scopes
     key_name: str = ""
+    thread_id: ThreadId | None = None
+    """The only thread that the caller may see, which is then a page with a token of this key."""
 
 
 def may_see_secrets(caller: Caller) -> bool:

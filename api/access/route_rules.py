@@ -70,6 +70,10 @@ LEVELS_OF_MCP: Mapping[str, Level] = {
 """What the methods need that are posted to the one path of the Model Context Protocol, which itself needs the least.
 Its service shows a key of single agents those agents and their runs alone."""
 
+_AG_UI = "/ag-ui/{agent_id}"
+_CHAT = "/ai-sdk/{agent_id}/chat"
+_CHAT_ID = f"{_CHAT}/{{chat_id:path}}"
+
 _RESPONSES = ("/openai/v1/responses", "/v1/responses")
 
 _OPENAI = "/openai/v1"
@@ -88,7 +92,10 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET {_C}{part}" for part in ("", "/messages", "/events")),
         f"POST {_C}/stream",
         *(f"GET {_R}{part}" for part in ("", "/messages", "/steps", "/usage", "/metrics", "/trace", "/stream")),
+        f"GET {_R}/effects",
         *(f"POST {_R}/{part}" for part in ("stream", "stream-token")),
+        # A token for more than the key may do is refused by the route.
+        f"POST {_A}/page-token",
         *(f"GET /v1/steps/{{step_id}}{part}" for part in ("", "/messages", "/metrics", "/trace")),
         "GET /v1/approvals/{approval_id}",
         "GET /v1/messages/{message_id}",
@@ -96,6 +103,9 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"POST {path}/input_tokens" for path in _RESPONSES),
         *(f"GET {_OPENAI_C}{part}" for part in ("", "/items", "/items/{item_id}")),
         f"GET {_OPENAI}/models/{{model:path}}",
+        f"GET {_AG_UI}/connect",
+        "POST /ag-ui/agent/{agent_id}/connect",
+        *(f"GET {_CHAT_ID}{part}" for part in ("", "/stream")),
     ),
     Reach.QUERY: (*(f"GET /v1/{nouns}" for nouns in ("conversations", "runs", "runs/active", "steps", "approvals")),),
     Reach.NOTHING: (
@@ -106,6 +116,7 @@ _READ: dict[Reach, Iterable[str]] = {
         f"GET {_OPENAI}/models",
         # `LEVELS_OF_MCP` says what its methods need.
         "POST /mcp",
+        "GET /ag-ui/info",
     ),
     Reach.PROJECT: (
         *(f"GET /v1/{nouns}" for nouns in ("agents", "tools", "blocks", "archives", "messages", "tags", "events")),
@@ -114,6 +125,9 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{noun}s/{{{noun}_id}}/agents" for noun in ("block", "archive")),
         *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
         f"POST {_A}/export",
+        # What the operator's code does inside, and who the workers are.
+        *(f"GET {_R}/{part}" for part in ("journal", "replay")),
+        "GET /v1/code-agents",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
         *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
         *(f"GET {path}" for path in (_M, f"{_M}/connect/{{mcp_server_id}}", _OLDER_M, f"{_OLDER_MS}/tools")),
@@ -142,9 +156,15 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"{method} {_OPENAI_C}" for method in ("POST", "DELETE")),
         f"POST {_OPENAI_C}/items",
         f"DELETE {_OPENAI_C}/items/{{item_id}}",
+        *(f"POST {_AG_UI}{part}" for part in ("", "/stop")),
+        *(f"POST /ag-ui/agent/{{agent_id}}/{part}" for part in ("run", "stop/{thread_id:path}")),
+        f"POST {_CHAT}",
+        f"POST {_CHAT_ID}/stop",
     ),
     Reach.QUERY: ("POST /v1/conversations",),
     Reach.PROJECT: (
+        # Only the operator's own word counts, and no browser's.
+        f"POST {_R}/effects/{{call_id}}",
         *(f"POST /v1/{nouns}" for nouns in ("agents", "agents/import", "tools", "tools/add-base-tools")),
         *(f"{method} {_A}" for method in ("PATCH", "DELETE")),
         *(f"PATCH {_A}/tools/{part}" for part in ("attach/{tool_id}", "detach/{tool_id}", "approval/{tool_name}")),
@@ -201,6 +221,22 @@ OF_ADMINS = Rule(Level.ADMIN, Reach.PROJECT)
 """The rule of routes that are missing in the table."""
 
 
+OF_PAGES = frozenset(
+    [
+        *(f"POST {_AG_UI}{part}" for part in ("", "/stop")),
+        f"GET {_AG_UI}/connect",
+        *(f"POST /ag-ui/agent/{{agent_id}}/{part}" for part in ("run", "connect", "stop/{thread_id:path}")),
+        "GET /ag-ui/info",
+        f"POST {_CHAT}",
+        f"POST {_CHAT_ID}/stop",
+        *(f"GET {_CHAT_ID}{part}" for part in ("", "/stream")),
+        f"GET {_C}/events",
+    ]
+)
+"""The routes that a page's token opens, for its conversation alone. Those of the pages' dialects find the conversation
+with `PageThreads.find`, which refuses any other."""
+
+
 # The fields of a body that a key of single agents may not send, because they redefine the agent: its instructions,
 # model, tools, length of runs and memory blocks belong to the project. A null or an empty list changes nothing and is
 # accepted, because some clients send every field.
@@ -220,6 +256,8 @@ OF_A_BLOCK = frozenset(("label", "description", "limit", "read_only", "metadata"
 MOST_STEPS = 50
 """The default `max_steps` of a submission."""
 
+_PAGES = ("/ag-ui/", "/ai-sdk/")
+
 _BLOCK = re.compile(r"/v1/agents/[^/]+/core-memory/blocks/[^/]+")
 
 
@@ -227,6 +265,8 @@ def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat:
     """Returns the first field of this body that such a key may not send, with its value if only that is refused."""
     if is_about_responses(path):
         return refused_in(path, fields)
+    if path.startswith(_PAGES):
+        return None  # its service refuses what redefines the agent: pages send whole histories
     refused = (OF_THE_AGENT - {"model"}) if is_chat else OF_THE_AGENT
     refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
     # In a PATCH, null removes the project's value.
@@ -272,6 +312,10 @@ class AgentReach:
         if reach is Reach.QUERY and not named:
             return None
         named += [path[name] for name in ("agent_id", *_OWNED) if name in path and path[name] != _DEFAULT]
+        if caller.thread_id is not None and "conversation_id" in path:
+            threads = named if path["conversation_id"] == _DEFAULT else [path["conversation_id"]]
+            if {*threads} != {caller.thread_id}:
+                return replace(caller, project_id=NOBODY)
         return await self._as(caller, named)
 
     async def through_body(self, caller: Caller, path: str, fields: Mapping[str, Any]) -> Caller:

@@ -6,6 +6,9 @@ A name does not change: programs are written with it.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from api.answers.ag_ui import AgUiEvent, AgUiStop, RuntimeInfo
+from api.answers.ai_sdk import StoppedChat, UiChat, UiMessageChunk
+from api.answers.code_agents import CodeAgent, JournalEntry, Replay
 from api.answers.definitions import (
     AgentFileContent,
     AgentState,
@@ -84,7 +87,9 @@ from api.answers.runs import (
     ChatFrame,
     Conversation,
     DecidedApproval,
+    Effect,
     Injected,
+    PageToken,
     Run,
     RunMetrics,
     RunUsage,
@@ -213,6 +218,17 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("post", "/v1/chat/completions"): Operation("chat_completions_create", ChatCompletion, frame=ChatFrame),
     ("post", "/mcp"): Operation("mcp_message", McpMessage, frame=McpEvent),
+    ("post", "/ag-ui/{agent_id}"): Operation("ag_ui_run", frame=AgUiEvent),
+    ("get", "/ag-ui/{agent_id}/connect"): Operation("ag_ui_connect", frame=AgUiEvent),
+    ("post", "/ag-ui/{agent_id}/stop"): Operation("ag_ui_stop", AgUiStop),
+    ("post", "/ag-ui/agent/{agent_id}/run"): Operation("ag_ui_copilot_run", frame=AgUiEvent),
+    ("post", "/ag-ui/agent/{agent_id}/connect"): Operation("ag_ui_copilot_connect", frame=AgUiEvent),
+    ("post", "/ag-ui/agent/{agent_id}/stop/{thread_id}"): Operation("ag_ui_copilot_stop", AgUiStop),
+    ("get", "/ag-ui/info"): Operation("ag_ui_info", RuntimeInfo),
+    ("post", "/ai-sdk/{agent_id}/chat"): Operation("ai_sdk_chat", frame=UiMessageChunk),
+    ("get", "/ai-sdk/{agent_id}/chat/{chat_id}/stream"): Operation("ai_sdk_resume", frame=UiMessageChunk),
+    ("get", "/ai-sdk/{agent_id}/chat/{chat_id}"): Operation("ai_sdk_retrieve", UiChat),
+    ("post", "/ai-sdk/{agent_id}/chat/{chat_id}/stop"): Operation("ai_sdk_stop", StoppedChat),
     ("post", "/openai/v1/responses"): Operation("responses_create", OpenAIResponse, frame=ResponseEvent),
     ("get", "/openai/v1/responses/{response_id}"): Operation("responses_retrieve", OpenAIResponse, frame=ResponseEvent),
     ("post", "/openai/v1/responses/{response_id}/cancel"): Operation("responses_cancel", OpenAIResponse),
@@ -272,11 +288,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/v1/runs/{run_id}/usage"): Operation("runs_usage_retrieve", RunUsage),
     ("get", "/v1/runs/{run_id}/metrics"): Operation("runs_metrics_retrieve", RunMetrics),
     ("get", "/v1/runs/{run_id}/trace"): Operation("runs_trace_retrieve", list[Span]),
+    ("get", "/v1/runs/{run_id}/journal"): Operation("runs_journal_list", list[JournalEntry]),
+    ("get", "/v1/runs/{run_id}/replay"): Operation("runs_replay_retrieve", Replay),
+    ("get", "/v1/code-agents"): Operation("code_agents_list", list[CodeAgent]),
     ("post", "/v1/runs/{run_id}/stream"): Operation("runs_stream", frame=Frame),
     ("get", "/v1/runs/{run_id}/stream"): Operation("runs_stream_for_browsers", frame=Frame),
     ("post", "/v1/runs/{run_id}/stream-token"): Operation("runs_stream_token_create", StreamToken),
     ("post", "/v1/runs/{run_id}/cancel"): Operation("runs_cancel", CancelReceipt),
     ("post", "/v1/runs/{run_id}/inject"): Operation("runs_inject", Injected),
+    ("get", "/v1/runs/{run_id}/effects"): Operation("runs_effects_list", list[Effect]),
+    ("post", "/v1/runs/{run_id}/effects/{call_id}"): Operation("runs_effects_settle", Effect),
     ("get", "/v1/steps"): Operation("steps_list", list[Step]),
     ("get", "/v1/steps/{step_id}"): Operation("steps_retrieve", Step),
     ("get", "/v1/steps/{step_id}/messages"): Operation("steps_messages_list", list[Message]),
@@ -286,6 +307,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/v1/approvals"): Operation("approvals_list", list[Approval]),
     ("get", "/v1/approvals/{approval_id}"): Operation("approvals_retrieve", Approval),
     ("post", "/v1/approvals/{approval_id}"): Operation("approvals_decide", DecidedApproval),
+    ("post", "/v1/agents/{agent_id}/page-token"): Operation("agents_page_token_create", PageToken),
     ("get", "/v1/agents/{agent_id}/files"): Operation("agents_files_list", NoFiles),
     ("get", "/v1/agents/{agent_id}/repositories"): Operation("agents_repositories_list", NoRepositories),
     ("get", "/v1/shared-agents"): Operation("shared_agents_list", NoSharedAgents),

@@ -4,6 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypeAliasType, TypedDict
 
+from api.answers.code_agents import CodeAgentOfRun
 from api.answers.messages import Anything, Fields, Nothing, Time
 
 
@@ -98,6 +99,7 @@ class Run(TypedDict):
     callback_error: str | None
     ttft_ns: int | None
     total_duration_ns: int | None
+    code_agent: CodeAgentOfRun | None
 
 
 class PromptTokens(TypedDict):
@@ -190,6 +192,15 @@ class StreamToken(TypedDict):
 
     token: str
     expires_at: Time
+
+
+class PageToken(TypedDict):
+    """A token with which a web page can read one conversation, or talk in it."""
+
+    token: str
+    expires_at: Time
+    conversation_id: str
+    """`default` for the agent's own history."""
 
 
 class Injected(TypedDict):
@@ -304,6 +315,23 @@ class DecidedApproval(Approval):
     run: Run | None
 
 
+class Effect(TypedDict):
+    """A tool call of a run, and how far it has come."""
+
+    call_id: str
+    name: str
+    state: Literal["not_started", "started", "done", "failed", "unknown", "settled"]
+    idempotency_key: str
+    attempt: int
+    started_at: Time | None
+    ended_at: Time | None
+    settled_by: Literal["probe", "person"] | None
+    settled_by_name: str | None
+    outcome: Literal["happened", "did_not_happen"] | None
+    result: str | None
+    settled_at: Time | None
+
+
 class ToolRunResult(TypedDict):
     """The result of one tool call, without a model."""
 
@@ -329,6 +357,8 @@ class Conversation(TypedDict):
     description: str | None
     in_context_message_ids: list[str]
     isolated_block_ids: list[str]
+    name: str | None
+    """The name that a page gave it; null for the others. Letta has no such field."""
     model: str | None
     model_settings: Fields | None
     context_window_limit: int | None

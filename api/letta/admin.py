@@ -215,6 +215,7 @@ def _process(state: WorkerState | ApiState) -> dict[str, Any]:
     shown = msgspec.to_builtins(state)
     # About the whole deployment, only for operators with its settings: `holdfast doctor` compares these.
     del shown["secret_keys"]
+    shown.pop("code_agents", None)  # they have a route of their own
     return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
 
 

@@ -12,7 +12,7 @@ import msgspec
 from api.letta.frames import Frame, FrameOptions, Frames
 from api.letta.message_input import wire_content
 from api.letta.messages import date_of, envelope, otid_of, wire_stop_reason
-from api.runs.thread_streams import Present, ThreadCursor
+from api.runs.thread_projection import LegInput, Present, ThreadCursor
 from shared.concurrency import Clock, unix_ms
 from shared.domain.approvals import EXPIRY, Approval
 from shared.domain.events import FIRST_SEQ, StopReason
@@ -65,15 +65,40 @@ class LegFrames:
         return _event_bytes(cursor, frame.body or {}, kind=b"event: error\n" if frame.is_error else b"")
 
 
+class UnshownLeg(LegFrames):
+    """Renders nothing of a leg's log, for readers of the notes alone."""
+
+    @property
+    def shared_as(self) -> tuple[str, int, int]:
+        """All of them get nothing."""
+        return "conversation's notes", self._leg.turn, self._leg.number
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """Nothing."""
+        del entries
+        return b"", False
+
+
 class ConversationFrames:
     """Renders a conversation for a reader: the logs of its runs, and the notes between them."""
 
+    wants_input = True
+    wants_history = False
+
+    def __init__(self, *, only_notes: bool = False) -> None:
+        self._only_notes = only_notes
+
+    def starts_at(self, after: ThreadCursor) -> ThreadCursor:
+        """The cursor itself, because the renderer has no state."""
+        return after
+
     def of_log(self, leg: Leg) -> LegFrames:
         """The renderer of a leg's log."""
-        return LegFrames(leg)
+        return UnshownLeg(leg) if self._only_notes else LegFrames(leg)
 
-    def began(self, leg: Leg, given: Sequence[NewMessage], decided: Sequence[Approval]) -> bytes:
+    def began(self, leg: Leg, beginning: LegInput) -> bytes:
         """`run_started`, which replaces the run's first event."""
+        given, decided = beginning.given, beginning.decided
         data: dict[str, Any] = {
             "turn": leg.turn,
             "leg": leg.number,
@@ -118,12 +143,13 @@ class RunChangeFrames:
         self._clock = clock
 
     def changed(self, run: RunGlance) -> bytes:
-        """`run_changed`: the run's present status."""
+        """`run_changed`: the run's present status, and how many of its calls wait."""
         data = {
             "agent_id": run.agent_id,
             "conversation_id": run.conversation_id,
             "status": run.status,
             "stop_reason": wire_stop_reason(run.stop_reason),
+            "waiting": run.waiting,
         }
         return self._note(run.id, "run_changed", data)
 

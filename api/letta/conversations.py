@@ -109,6 +109,7 @@ def wire_conversation(found: ConversationDetails) -> dict[str, Any]:
         "updated_at": wire_time(conversation.updated_at),
         "id": conversation.id,
         "agent_id": conversation.agent_id,
+        "name": conversation.name,
         "summary": conversation.summary,
         "description": conversation.description,
         "in_context_message_ids": found.message_ids,

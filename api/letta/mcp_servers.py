@@ -1,13 +1,17 @@
 """MCP servers on Letta's wire, in both of its forms: the newer one names servers by id and has a `config`, the older
-one names them by name."""
+one names them by name. Also sign-ins at servers: events for the client's stream, and the page in the person's browser.
+"""
 
-from typing import Annotated, Any
+from html import escape
+from typing import Annotated, Any, assert_never
 
 from msgspec import UNSET
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from api.letta.messages import wire_time
 from api.mcp_servers import ServerChange, TakenServer, masked_headers, masked_token, masked_variables, shown_header
+from api.mcp_sign_in import Attempt, Failed, Finished, Needed, Opened, Pause, Reached, SignInEvent
 from shared.domain.mcp_servers import McpServer, RemoteResult, RemoteTool, SignIn, Transport
 from shared.mcp_tools import ToolChanges
 
@@ -220,3 +224,49 @@ def _with_images(result: RemoteResult) -> str:
         return result.text
     said = f"[{len(result.images)} images, which only an agent's run is shown]"
     return f"{result.text}\n{said}" if result.text else said
+
+
+# Sign-ins at servers.
+
+
+def wire_sign_in_event(event: SignInEvent) -> bytes:
+    """The frame of an event."""
+    return b"data: %b\n\n" % to_json(_sign_in_fields(event))
+
+
+def _sign_in_fields(event: SignInEvent) -> dict[str, Any]:
+    match event:
+        case Attempt(server):
+            return {"event": "connection_attempt", "server_name": server.name}
+        case Needed():
+            return {"event": "oauth_required", "message": "The server asks for a person to sign in (OAuth)"}
+        case Opened(url, session_id):
+            return {"event": "authorization_url", "url": url, "session_id": session_id}
+        case Pause():
+            return {"event": "waiting_for_auth", "message": "Open the URL in a browser, and sign in there"}
+        case Reached(tools):
+            return {"event": "success", "tools": [wire_remote_tool(tool) for tool in tools]}
+        case Failed(reason):
+            return {"event": "error", "message": reason}
+        case _ as never:
+            assert_never(never)
+
+
+def wire_finished(finished: Finished) -> dict[str, Any]:
+    """The outcome of a sign-in. The number of tools is Holdfast's own field."""
+    server, tools = finished.server, finished.tools
+    had = server.problem if tools is None else f"the project has {tools} of its tools"
+    return {
+        "status": "success",
+        "message": f"Signed in at {server.name}: {had}. You can close this page",
+        "server_url": server.url,
+        "tools": tools,
+    }
+
+
+def sign_in_page(title: str, text: str) -> str:
+    """The outcome as a page for the person. It loads nothing, and browsers run no script in it."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>'
+        f"<body><h1>{title}</h1><p>{escape(text)}.</p></body></html>"
+    )

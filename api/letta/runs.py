@@ -82,7 +82,14 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
         "callback_error": run.callback_error,
         "ttft_ns": ns_between(run.created_at, run.first_token_at),
         "total_duration_ns": duration_ns(run),
+        "code_agent": wire_code_agent(run),
     }
+
+
+def wire_code_agent(run: Run) -> dict[str, str | None] | None:
+    """The agent of an operator's own code that the run is of, with the version that has executed it last."""
+    name = run.options.code_agent
+    return None if name is None else {"name": name, "version": run.code_version or None}
 
 
 def wire_answer(

@@ -25,8 +25,6 @@ TASKS: Final = "io.modelcontextprotocol/tasks"
 RUN_ID: Final = "holdfast/runId"
 """The id of a call's run, in the `_meta` of its answer."""
 RECEIPT: Final = "holdfast/receipt"
-IDEMPOTENCY_KEY: Final = "holdfast/idempotencyKey"
-"""A client's name for its call, in the request's `_meta`. A repeated call with the same name gets the first run."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600

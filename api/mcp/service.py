@@ -25,7 +25,6 @@ from api.input_limits import InputLimits
 from api.mcp.agent_tools import LIST_KEPT_MS, AgentTools, arguments_of
 from api.mcp.call_fold import CallStream, ended_call, input_required
 from api.mcp.messages import (
-    IDEMPOTENCY_KEY,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -55,6 +54,7 @@ from shared.domain.agents import Agent
 from shared.domain.errors import Conflict, HoldfastError, InvalidRequest, NameTaken, NotFound, PendingApproval
 from shared.domain.ids import IdMaker, Seq, ThreadId
 from shared.domain.lifecycle import RunStatus
+from shared.domain.mcp_servers import IDEMPOTENCY_KEY
 from shared.domain.messages import UserMessage
 from shared.domain.runs import NO_KEYS, Run, RunOptions, SubmissionKeys
 

@@ -24,7 +24,7 @@ from shared.domain.events import decode
 from shared.domain.ids import RunId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import Decision, ToolCall
-from shared.domain.runs import Run
+from shared.domain.runs import Run, WaitsFor
 from shared.runs.orphans import ApprovalService
 from shared.sql.runs.run_store import RunStore
 
@@ -195,12 +195,19 @@ _STATUSES: Mapping[RunStatus, str] = {
 }
 
 
+_WAITS: Mapping[WaitsFor | None, str] = {
+    "budget": "The run waits for room in a budget.",
+    "runs": "The run waits for other agents.",
+    "time": "The agent has gone to sleep for a time.",
+}
+
+
 def _said_of(run: Run) -> str:
     match run.status:
         case RunStatus.CREATED:
             return "The run waits for a worker."
         case RunStatus.RUNNING:
-            waits = "The run waits for room in a budget." if run.waits_until is not None else "The agent is at work."
+            waits = "The agent is at work." if run.waits_until is None else _WAITS.get(run.waits_for, "The run waits.")
             return f"{waits} Steps so far: {run.step_count}."
         case RunStatus.AWAITING_APPROVAL:
             return "A person has to approve calls of tools."

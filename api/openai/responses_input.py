@@ -4,13 +4,12 @@ A client that keeps its own history sends all of it each time, answers and calls
 previous response sends only new items. Both are lists of items. Errors name the item.
 """
 
-import mimetypes
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from api.attached_files import attached_file
 from api.bounded_fields import as_object
 from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, summary_in
@@ -18,7 +17,6 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (
     AssistantMessage,
-    AttachedFile,
     ContentPart,
     Decision,
     ImageContent,
@@ -360,8 +358,6 @@ def _image(url: str, place: str) -> ImageContent:
     return ImageContent(data=data["data"], media_type=data["media_type"])
 
 
-_TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript", "application/sql")
-_SAYS_NOTHING = "application/octet-stream"
 _LONGEST_NAME = 200
 
 
@@ -369,22 +365,5 @@ def _file(part: dict[str, Any], place: str) -> TextContent:
     given = part.get("filename")
     name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
     field, found = f"{place}.file_data", _DATA_URL.fullmatch(part["file_data"])
-    media_type = _SAYS_NOTHING if found is None else found["media_type"].lower()
-    if media_type == _SAYS_NOTHING:
-        media_type = mimetypes.guess_type(name)[0] or _SAYS_NOTHING
-    try:
-        data = b64decode("".join((part["file_data"] if found is None else found["data"]).split()), validate=True)
-    except ValueError as error:
-        raise InvalidRequest(f"{field} must be base64, or data:…;base64,…", field=field) from error
-    if media_type == "application/pdf":
-        shown = f"[file {name}, {len(data):,} bytes]"
-        return TextContent(shown, AttachedFile(name, media_type, b64encode(data).decode()))
-    if media_type.startswith("text/") or media_type in _TEXT_TYPES:
-        try:
-            return TextContent(f"[file {name}]\n{data.decode('utf-8-sig')}", AttachedFile(name, media_type))
-        except ValueError as error:
-            raise InvalidRequest(f"{field} is {media_type} and must be UTF-8", field=field) from error
-    raise InvalidRequest(
-        f"{field} is {media_type} ({name}): PDF and texts are taken. Send its text, or its pages as input_image",
-        field=field,
-    )
+    media_type, data = (None, part["file_data"]) if found is None else (found["media_type"], found["data"])
+    return attached_file(name, media_type, data, field=field)

@@ -11,7 +11,7 @@ from api.letta.runs import DecisionIn, wire_approval, wire_decided
 from api.runs.command import DEFAULT
 from shared.concurrency import beside
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import UUID4_PATTERN, ApprovalId, ThreadId
+from shared.domain.ids import UUID4_PATTERN, ApprovalId, RunId, ThreadId
 from shared.sql.paging import Page
 from shared.sql.runs.approvals import ApprovalStore
 
@@ -45,10 +45,11 @@ async def list_approvals(
     decided: bool = False,
     agent_id: OptionalAgentIdQuery = None,
     conversation_id: str | None = None,
+    run_id: RunId | None = None,
 ) -> list[dict[str, Any]]:
     """The tool calls that wait for a person or for the client, oldest first; with `decided`, the decided ones, the
-    newest decision first. `conversation_id=default` means the default history of the named agent. Cursors are ids of
-    approvals."""
+    newest decision first. `conversation_id=default` means the default history of the named agent; `run_id` is the run
+    that has asked. Cursors are ids of approvals."""
     if conversation_id == DEFAULT and agent_id is None:
         raise InvalidRequest(
             "agent_id is missing: conversation_id 'default' is the own history of the agent named",
@@ -57,7 +58,7 @@ async def list_approvals(
     named = agent_id if conversation_id == DEFAULT else conversation_id
     thread_id = None if named is None else ThreadId(named)
     find = approval_store.decided if decided else approval_store.waiting
-    found = await find(project_id, page, agent_id=agent_id, thread_id=thread_id)
+    found = await find(project_id, page, agent_id=agent_id, thread_id=thread_id, run_id=run_id)
     size = sum(len(approval.arguments) for approval in found)
     return await beside(lambda: [wire_approval(approval) for approval in found], size)
 

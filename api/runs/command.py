@@ -18,7 +18,7 @@ from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval
 from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import AgentId, ConversationId, ProjectId, ThreadId, is_id
+from shared.domain.ids import AgentId, ConversationId, ProjectId, RunId, ThreadId, is_id
 from shared.domain.messages import Decision, UserMessage
 from shared.domain.runs import (
     IDEMPOTENCY_KEY,
@@ -60,6 +60,11 @@ class Command:
     priority: int = 0
     callback_url: str | None = None
     actor: str = "api"
+    run_id: RunId | None = None
+    """The id of the run, if it is a new one. None: any."""
+    keeps_alive: bool = True
+    """If the decisions were all made before and their continuation has ended, the model is asked to go on. Else that is
+    an error, `AlreadyDecided`."""
 
     @property
     def thread_id(self) -> ThreadId:
@@ -215,6 +220,10 @@ class AgentThreads:
             return AgentThread(await self.agents.without_links(project_id, AgentId(agent_id or name)))
         conversation = await self.conversations.get(project_id, ConversationId(name))
         agent = await self.agents.without_links(project_id, conversation.agent_id)
+        return self.of(agent, conversation)
+
+    def of(self, agent: Agent, conversation: Conversation) -> AgentThread:
+        """Returns the history that this conversation is."""
         return AgentThread(agent, conversation, partial(self._options, agent, conversation))
 
     def _options(self, agent: Agent, conversation: Conversation) -> ModelOptions | None:

@@ -2,12 +2,11 @@
 longer has."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
 from starlette.responses import Response
 
 from api.errors import RETRY_AFTER_S, SHOULD_RETRY, refused
@@ -15,7 +14,7 @@ from api.event_stream import finishes
 from shared.concurrency import repeating, unix_ms
 from shared.domain.errors import ErrorCode, NotFound, Unavailable
 from shared.domain.events import FIRST_SEQ, Event, Gap, RunCreated, StopReason, Unknown, decode, encode, is_end
-from shared.domain.ids import RunId, Seq
+from shared.domain.ids import ProjectId, RunId, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.log_writer import Entries, of_bytes, unbroken
 from shared.domain.runs import Run
@@ -59,10 +58,19 @@ class LogWatch:
     subscription: Subscription
     last: Seq
     """The number of the reader's last entry."""
+    watches: "set[LogWatch]"
+    """All of this process. It is one of them for the length of a block."""
     asked_at: Seq | None = None
     """That number at the last round."""
     end: LogEnd | None = None
     """None: not asked yet."""
+
+    def __enter__(self) -> "LogWatch":
+        self.watches.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.watches.discard(self)
 
     @property
     def is_over(self) -> bool:
@@ -89,15 +97,10 @@ class LogEnds:
         """Checks silent readers' logs for as long as the block lasts."""
         return repeating(self._look, every_s=self._round_s, name="look for the ends of logs")
 
-    @contextmanager
-    def watch(self, subscription: Subscription, last: Seq) -> Generator[LogWatch]:
-        """Watches for one reader. If it has received nothing for a while, and SQL has more or the end, it is woken."""
-        watch = LogWatch(subscription, last)
-        self._watches.add(watch)
-        try:
-            yield watch
-        finally:
-            self._watches.discard(watch)
+    def watch(self, subscription: Subscription, last: Seq) -> LogWatch:
+        """Watches for one reader within the block. If it has received nothing for a while, and SQL has more or the end,
+        it is woken."""
+        return LogWatch(subscription, last, self._watches)
 
     async def of(self, run_id: RunId) -> LogEnd | None:
         """Returns where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
@@ -151,7 +154,12 @@ AWAY_S = 0.5
 """Seconds before a reader asks again a service that did not answer."""
 
 
-@dataclass
+def now() -> float:
+    """The event loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
 class Sent:
     """The time of the last bytes sent to a client, by the event loop's clock."""
 
@@ -170,22 +178,14 @@ class RunReader:
     on_gap: Callable[[], None] = lambda: None
     """Called when a reader gets a `Gap` in place of lost entries."""
 
-    async def follow(
-        self, run: Run, after: Seq, *, quiet_s: float, sent: Sent | None = None
-    ) -> AsyncGenerator[Entries]:
+    def follow(self, run: Run, after: Seq, *, quiet_s: float, sent: Sent | None = None) -> AsyncGenerator[Entries]:
         """Yields batches of entries after a cursor, up to the end of the log. An empty batch means that nothing arrived
         for `quiet_s`, or, with `sent`, that the client was sent nothing for so long.
 
         Every reader from every cursor gets the same entries. A cursor at or after the end of an ended run yields
         nothing. If a service does not answer, the reader waits for it and raises nothing.
         """
-        last = after
-        if last < FIRST_SEQ:
-            last = FIRST_SEQ
-            yield [(FIRST_SEQ, encode(RunCreated(at=unix_ms(run.created_at))))]
-        reading = self._stored(run, last) if run.status in STREAM_ENDED else self._live(run, last, quiet_s, sent)
-        async for entries in reading:
-            yield entries
+        return self._stored(run, after) if run.status in STREAM_ENDED else self._live(run, after, quiet_s, sent)
 
     async def present(self, run: Run) -> AsyncGenerator[Entries]:
         """Yields the entries that exist now: all of them if the run's log has ended."""
@@ -201,6 +201,9 @@ class RunReader:
 
     async def _stored(self, run: Run, last: Seq) -> AsyncGenerator[Entries]:
         """Yields the entries of an ended log, all of which SQL has. If the log was pruned, its end is rebuilt."""
+        if last < FIRST_SEQ:
+            last = FIRST_SEQ
+            yield _first_of(run)
         while last < run.last_seq:
             try:
                 stored = await self._stored_page(run.id, last)
@@ -208,49 +211,51 @@ class RunReader:
                 await asyncio.sleep(AWAY_S)
                 continue
             entries = self._next_of(last, stored or [entry for entry in _end_of(run) if entry[0] > last])
-            yield entries
             last = entries[-1][0]
+            yield entries
 
     async def _live(self, run: Run, last: Seq, quiet_s: float, sent: Sent | None) -> AsyncGenerator[Entries]:
-        async with self.feed.subscribe(run.id) as subscription:
-            with self.log_ends.watch(subscription, last) as watch:
-                watch.end = LogEnd(run.last_seq, is_over=False)
-                async for entries in self._heard(run, watch, quiet_s, sent):
+        """Yields the entries of a log that goes on. It is one generator, because most of the time its reader waits."""
+        if last < FIRST_SEQ:
+            last = FIRST_SEQ
+            yield _first_of(run)
+        project_id, run_id, heard_at = run.project_id, run.id, now()
+        ended: Sequence[Run] | None = None
+        async with _FollowedLog(self, run, last) as watch:
+            del run  # nor does a reader that waits keep the run
+            while ended is None:
+                entries = await self._next(watch, wait_s=heard_at + quiet_s - now())
+                if entries:
+                    watch.last = entries[-1][0]
                     yield entries
-
-    async def _heard(self, run: Run, watch: LogWatch, quiet_s: float, sent: Sent | None) -> AsyncGenerator[Entries]:
-        now = asyncio.get_running_loop().time
-        heard_at = now()
-        ended: Run | None = None
-        while ended is None:
-            entries = await self._next(run, watch, wait_s=heard_at + quiet_s - now())
-            if entries:
-                yield entries
-                heard_at, watch.last = now() if sent is None else sent.at, entries[-1][0]
-                if is_end(entries[-1][1]):
+                    heard_at = now() if sent is None else sent.at
+                elif watch.is_over:
+                    ended = await self._ended(project_id, run_id)
+                if entries and is_end(entries[-1][1]):
                     return
-            elif watch.is_over:
-                ended = await self._ended(run)
-            if now() >= heard_at + quiet_s:
-                heard_at = now()
-                yield []
-        async for entries in self._stored(ended, watch.last):
-            yield entries
+                del entries  # a reader that waits keeps nothing of what it was sent
+                if now() >= heard_at + quiet_s:
+                    heard_at = now()
+                    yield []
+        for one in ended:
+            async for entries in self._stored(one, watch.last):
+                yield entries
 
-    async def _next(self, run: Run, watch: LogWatch, *, wait_s: float) -> Entries:
+    async def _next(self, watch: LogWatch, *, wait_s: float) -> Entries:
         """Returns the entries that follow, once there are any; none if the run stays silent for `wait_s`."""
         try:
-            entries = await self._read(run, watch.subscription, watch.last, is_stored=watch.is_stored)
+            entries = await self._read(watch)
             if entries or watch.is_over or not await watch.subscription.wait(wait_s):
                 return entries
-            return await self._read(run, watch.subscription, watch.last, is_stored=watch.is_stored)
+            return await self._read(watch)
         except Unavailable:
             await asyncio.sleep(AWAY_S)
-            watch.end = await self.log_ends.of(run.id) or watch.end
+            watch.end = await self.log_ends.of(watch.subscription.run_id) or watch.end
             return []
 
-    async def _read(self, run: Run, subscription: Subscription, last: Seq, *, is_stored: bool) -> Entries:
-        stored = await self._stored_page(run.id, last) if is_stored else []
+    async def _read(self, watch: LogWatch) -> Entries:
+        subscription, last = watch.subscription, watch.last
+        stored = await self._stored_page(subscription.run_id, last) if watch.is_stored else []
         if stored:
             return self._next_of(last, stored)
         entries = await subscription.read(self.event_log, last)
@@ -258,19 +263,19 @@ class RunReader:
         if len(known) < len(entries):
             # Redis no longer has the entries in between. The reader gets them from SQL, and then reads these again.
             subscription.fall_behind()
-            return known or self._next_of(last, await self._stored_page(run.id, last) or entries)
+            return known or self._next_of(last, await self._stored_page(subscription.run_id, last) or entries)
         return known
 
     async def _stored_page(self, run_id: RunId, last: Seq) -> Entries:
         """Returns entries from SQL: no more bytes than a reader may keep while its client takes none."""
         return of_bytes(await self.events.read(run_id, last), MAX_BYTES)
 
-    async def _ended(self, run: Run) -> Run | None:
-        """Returns the ended run; a deleted one has no more entries. None: the database does not answer."""
+    async def _ended(self, project_id: ProjectId, run_id: RunId) -> Sequence[Run] | None:
+        """Returns the ended run; none if it was deleted. None: the database does not answer."""
         try:
-            return await self.runs.get(run.project_id, run.id)
+            return [await self.runs.get(project_id, run_id)]
         except NotFound:
-            return msgspec.structs.replace(run, last_seq=Seq(0))
+            return []
         except Unavailable:
             await asyncio.sleep(AWAY_S)
             return None
@@ -284,6 +289,28 @@ class RunReader:
         first, entry = entries[0]
         gap = Gap(at=decode(entry).at, first_missing=Seq(last + 1))
         return [(Seq(first - 1), encode(gap)), *unbroken(Seq(first - 1), entries)]
+
+
+class _FollowedLog:
+    """The subscription and the watch of a reader of a live run, for the length of a block."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, reader: RunReader, run: Run, last: Seq) -> None:
+        self._watch = reader.log_ends.watch(reader.feed.subscribe(run.id), last)
+        self._watch.end = LogEnd(run.last_seq, is_over=False)
+
+    async def __aenter__(self) -> LogWatch:
+        await self._watch.subscription.__aenter__()
+        return self._watch.__enter__()
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._watch.__exit__(*failure)
+        await self._watch.subscription.__aexit__(*failure)
+
+
+def _first_of(run: Run) -> Entries:
+    return [(FIRST_SEQ, encode(RunCreated(at=unix_ms(run.created_at))))]
 
 
 def _end_of(run: Run) -> Entries:

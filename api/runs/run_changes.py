@@ -1,4 +1,5 @@
-"""Streams for dashboards: which runs a project or an agent has that have not ended, and each change of a run's status.
+"""Streams for dashboards: which runs a project or an agent has that have not ended, and each change of a run's status,
+or of how many of its calls wait.
 
 They carry no texts and have no cursors: a client that comes back gets the present again. All readers of a project or an
 agent share its queries, which this process makes at most four times a second, and only for runs of which it has heard;
@@ -100,7 +101,7 @@ class _Board:
             self.active[run.id] = run
         else:
             self.active.pop(run.id, None)
-        if known is None or known.status is not run.status:
+        if known is None or (known.status, known.waiting) != (run.status, run.waiting):
             for reader in self.readers:
                 reader.take(run)
 

@@ -1,16 +1,15 @@
 """Streams of runs: decides which entries a reader gets and when. A dialect's projection renders them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from api.admission import CallerQuotas
-from api.event_stream import EventStream
-from api.runs.reader import RunReader, Sent
+from api.event_stream import EventStream, ServerEnd
+from api.runs.reader import RunReader, Sent, now
 from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MAX_SEQ, RunId, Seq
@@ -72,6 +71,13 @@ class RunView:
         self._entries: Entries = []
         self._shown = b"", False
 
+    def __enter__(self) -> "RunView":
+        self.readers += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.readers -= 1
+
     def of(self, entries: Entries) -> tuple[bytes, bool]:
         """Renders entries, and returns whether the last one ends the stream."""
         if self.readers < 2 or len(entries) >= FRAMES_AT_ONCE:
@@ -90,7 +96,7 @@ class StreamService:
     clock: Clock
     keepalive_s: float
     quotas: CallerQuotas
-    ending: asyncio.Event
+    ending: ServerEnd
     """Set when this process ends: its streams end too, and their clients resume at another process."""
     catching_up: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP))
     """Limits how many long logs are rendered at once, so that hundreds of readers do not block the event loop."""
@@ -127,43 +133,39 @@ class StreamService:
         """Returns whether the run's stream has ended and the reader has seen its end. Raises `InvalidRequest`."""
         return run.status in STREAM_ENDED and cursor_of(None, last_event_id) >= run.last_seq
 
-    async def batches(self, run: Run, after: Seq, projection: Projection) -> AsyncGenerator[bytes]:
+    def batches(self, run: Run, after: Seq, projection: Projection) -> AsyncGenerator[bytes]:
         """Yields the stream's bytes as they are ready. Empty bytes mean a silence: the sender sends a comment."""
-        with self.viewing(run.id, projection) as view:
-            async for body in self._bodies(run, after, view):
-                yield body
+        return self._bodies(run, after, self.viewing(run.id, projection))
 
-    @contextmanager
-    def viewing(self, run_id: RunId, projection: Projection) -> Generator[RunView]:
-        """Gives one reader its view of a run's log, which it shares with the readers that see the same."""
+    def viewing(self, run_id: RunId, projection: Projection) -> RunView:
+        """Gives one reader its view of a run's log within the block. It shares it with the readers that see the
+        same."""
         view = RunView(projection)
-        if projection.shared_as is not None:
-            view = self.views.setdefault((run_id, projection.shared_as), view)
-        view.readers += 1
-        try:
-            yield view
-        finally:
-            view.readers -= 1
+        return view if projection.shared_as is None else self.views.setdefault((run_id, projection.shared_as), view)
 
     async def _bodies(self, run: Run, after: Seq, view: RunView) -> AsyncGenerator[bytes]:
         last = after
         has_ended = False
-        now = asyncio.get_running_loop().time
         sent = Sent(now())
         quiet_s = min(self.keepalive_s, view.projection.longest_silence_s)
-        async for entries in self.reader.follow(run, after, quiet_s=quiet_s, sent=sent):
-            if not entries:
-                # Entries may have arrived, but none of a type that this reader wants; proxies need bytes.
-                yield view.projection.silence(last, self.clock.now())
-                sent.at = now()
-                continue
-            last = entries[-1][0]
-            async for body, is_end in self.rendered(view, entries):
-                yield body
-                sent.at, has_ended = now(), is_end
-        if not has_ended:
-            # The cursor was at the end already, but the client still needs the mark of the stream's end.
-            yield view.projection.end_of(last)
+        reading = self.reader.follow(run, after, quiet_s=quiet_s, sent=sent)
+        del run  # a reader that waits does not keep the run
+        with view:
+            async for entries in reading:
+                if not entries:
+                    # Entries may have arrived, but none of a type that this reader wants; proxies need bytes.
+                    yield view.projection.silence(last, self.clock.now())
+                    sent.at = now()
+                    continue
+                last = entries[-1][0]
+                async for body, is_end in self.rendered(view, entries):
+                    yield body
+                    del body  # nor what it was sent
+                    sent.at, has_ended = now(), is_end
+                del entries
+            if not has_ended:
+                # The cursor was at the end already, but the client still needs the mark of the stream's end.
+                yield view.projection.end_of(last)
 
     async def rendered(self, view: RunView, entries: Entries) -> AsyncGenerator[tuple[bytes, bool]]:
         """Yields the entries' bytes as `RunView.of`, but for empty ones that do not end the stream."""

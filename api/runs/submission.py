@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from api.admission import release_permit
+from api.code_agents import CodeAgentNames
 from api.input_limits import InputLimits
 from api.request_log import bind_trace, incoming_trace
 from api.runs.cancel import RunCanceller
@@ -21,8 +22,10 @@ from shared.domain.ids import IdMaker, ProjectId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.limits import LimitReached, ProjectLimits
 from shared.domain.messages import ApprovalResponse, MessageBody, NewMessage, UserMessage
+from shared.domain.models import code_agent_of
 from shared.domain.runs import NO_KEYS, Run, RunError, SubmissionKeys
 from shared.domain.settling import RunEnd
+from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import ApprovalService
 from shared.sql.runs.approvals import ApprovalStore
@@ -137,11 +140,13 @@ class SubmissionService:
     inbox: InboxStore
     settlements: SettlementStore
     queue: RunQueue
+    event_log: EventLog
     queued_runs: QueuedRuns
     max_steps: int
     """The highest `max_steps` of a submission."""
     input_limits: InputLimits
     canceller: RunCanceller
+    code_agents: CodeAgentNames
     decisions: ApprovalService
     traces: SubmissionTraces
     clock: Clock
@@ -158,6 +163,8 @@ class SubmissionService:
         if command.options.max_steps > self.max_steps:
             most = f"the most is {self.max_steps} (HOLDFAST_MAX_STEPS)"
             raise InvalidRequest(f"max_steps is {command.options.max_steps}: {most}", field="max_steps")
+        if command.options.override_model is not None:
+            self.code_agents.refuse_unknown(command.options.override_model, "override_model")
         return await (self._submit_messages(command) if command.decisions is None else self._submit_decision(command))
 
     async def submit_run(
@@ -185,6 +192,9 @@ class SubmissionService:
                 self.on_submitted(submitted.run.kind)
             await self.queue.dispatch_stored(submitted.run)
         release_permit()
+        if submitted.is_new:
+            # Dashboards show what waits in the queue, which may be long before a worker announces the run.
+            await self.event_log.announce(submitted.run)
         return submitted.run
 
     async def submit_or_fail(self, command: Command, failure: Callable[[PendingApproval], RunError]) -> Run:
@@ -229,6 +239,8 @@ class SubmissionService:
         try:
             submitted = await self.decisions.decide_all(run, [decision, *said], keys=command.keys, by=command.actor)
         except AlreadyDecided:
+            if not command.keeps_alive:
+                raise
             # A disconnected client has sent its decision again. The tools have run, so the model is asked to go on.
             [alive] = self._stored([UserMessage(content=KEEP_ALIVE)])
             return await self.submit_run(run, [alive, *said], command.keys)
@@ -269,7 +281,7 @@ class SubmissionService:
         return True
 
     def _run(self, command: Command) -> Run:
-        window, run_id, reopened = command.agent.window, self.ids.run(), command.place.reopened
+        window, run_id, reopened = command.agent.window, command.run_id or self.ids.run(), command.place.reopened
         return Run(
             id=run_id,
             project_id=command.agent.project_id,
@@ -278,7 +290,12 @@ class SubmissionService:
             conversation_id=command.conversation_id,
             continues=None if reopened is None else reopened.asked_by,
             turn=None if reopened is None else REOPENED_TURN,
-            options=replace(command.options, clears_context=window.clears_context, when_full=window.when_full),
+            options=replace(
+                command.options,
+                clears_context=window.clears_context,
+                when_full=window.when_full,
+                code_agent=code_agent_of(command.options.override_model or command.agent.model),
+            ),
             priority=command.priority,
             callback_url=command.callback_url,
             created_at=self.clock.now(),

@@ -5,120 +5,39 @@ at every time, because no part of it ever changes. A dialect renders what a read
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
+
+from msgspec.structs import replace
 
 from api.event_stream import EventStream
 from api.runs.reader import AWAY_S, RunReader, Sent
-from api.runs.streaming import Projection, RunView, StreamService
+from api.runs.streaming import RunView, StreamService
+from api.runs.thread_projection import MAX_TURN, NOW, LegInput, Present, Thread, ThreadCursor, ThreadProjection
 from api.runs.thread_watches import ThreadWatch, ThreadWatches
-from shared.domain.approvals import Approval
-from shared.domain.errors import InvalidCursor, NotFound, Unavailable
-from shared.domain.events import FIRST_SEQ, decode, is_end
-from shared.domain.ids import MAX_SEQ, AgentId, ApprovalId, ProjectId, RunId, Seq, ThreadId
+from shared.domain.errors import NotFound, Unavailable
+from shared.domain.events import FIRST_SEQ, StatusChanged, decode, is_end
+from shared.domain.ids import MAX_SEQ, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.log_writer import Entries
-from shared.domain.messages import NewMessage
 from shared.domain.runs import Run
 from shared.domain.turns import Leg, has_begun
+from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.turns import TurnStore
 
-MAX_TURN = 2**31 - 1
+BEFORE_ALL = ThreadCursor()
+
+MOST_HISTORY = 1000
+"""Messages before a leg that a projection is shown: the newest ones."""
+
+_AT_WORK = (RunStatus.CREATED, RunStatus.RUNNING)
 
 LOOKING = 4
 """Readers of this process that ask the database at a time what comes next."""
-
-
-class ThreadCursor(NamedTuple):
-    """A place in the order of a thread. The reader has seen everything up to it."""
-
-    turn: int = 0
-    leg: int = 0
-    number: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.turn}.{self.leg}.{self.number}"
-
-
-NOW: Literal["now"] = "now"
-"""In place of a cursor: the reader wants to see what comes."""
-
-
-def thread_cursor_of(after: str | None, last_event_id: str | None) -> ThreadCursor | Literal["now"]:
-    """Returns the cursor of a reader. Raises `InvalidCursor`.
-
-    A browser that comes back repeats its first query, and says in `Last-Event-ID` how far it has read.
-    """
-    if last_event_id is not None and last_event_id.strip():
-        return _cursor(last_event_id.strip(), "header.Last-Event-ID")
-    if after == NOW:
-        return NOW
-    return ThreadCursor() if after is None else _cursor(after, "query.after")
-
-
-def _cursor(text: str, name: str) -> ThreadCursor:
-    parts = text.split(".")
-    if len(parts) == 3 and all(part.isdecimal() and part.isascii() and len(part) <= 19 for part in parts):
-        cursor = ThreadCursor(*map(int, parts))
-        if max(cursor.turn, cursor.leg) <= MAX_TURN and cursor.number <= MAX_SEQ:
-            return cursor
-    allowed = " or 'now'" if name == "query.after" else ""
-    raise InvalidCursor(
-        f"{name.partition('.')[2]} is {text[:50]!r}: it must be the id of the last frame seen, such as 3.0.17{allowed}",
-        field=name,
-    )
-
-
-class Present(NamedTuple):
-    """What a thread does at the moment when a reader has seen all of it."""
-
-    at: datetime
-    running: RunId | None
-    queued: list[RunId]
-    waiting: list[ApprovalId]
-    """The calls that wait for a decision or a result."""
-
-
-class ThreadProjection(Protocol):
-    """A reader's view of a thread in a dialect: what it is sent between the entries of logs, and which view of each log
-    it gets. Pure: bytes depend on nothing but the arguments, so that every reader is sent the same."""
-
-    def of_log(self, leg: Leg) -> Projection:
-        """Returns the view of the leg's log, of which neither the first entry nor the last one is rendered."""
-        ...
-
-    def began(self, leg: Leg, given: Sequence[NewMessage], decided: Sequence[Approval]) -> bytes:
-        """Renders the beginning of a leg with the messages of its input, and with the decisions that it follows."""
-        ...
-
-    def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
-        """Renders the end of a leg's log, which has this number and time. The leg has parked itself if it has asked for
-        decisions; what has become of them must not be shown here."""
-        ...
-
-    def resolved(self, leg: Leg, seq: Seq, asked: Sequence[Approval]) -> bytes:
-        """Renders what has become of the decisions for which the leg has asked, when none of them is open."""
-        ...
-
-    def caught_up(self, cursor: ThreadCursor, present: Present) -> bytes:
-        """Renders the mark that the reader has seen everything up to the present."""
-        ...
-
-    def over(self) -> bytes:
-        """Renders the end of the stream."""
-        ...
-
-
-class Thread(NamedTuple):
-    """The thread that a reader follows."""
-
-    project_id: ProjectId
-    agent_id: AgentId
-    id: ThreadId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +48,7 @@ class ThreadStreams:
     turns: TurnStore
     listing: RunListing
     approvals: ApprovalStore
+    messages: MessageStore
     watches: ThreadWatches
     looking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKING))
     """Limits how many readers look for what comes next at a time, so that thousands that are woken together leave
@@ -142,23 +62,59 @@ class ThreadStreams:
 
         When this process ends, the connection is broken off: only the end of the stream ends it cleanly.
         """
+        return self._response(thread, lambda: self.batches(thread, after, projection, follow=follow))
+
+    def stream_leg(self, thread: Thread, run: Run, projection: ThreadProjection) -> EventStream:
+        """Returns the response that streams one run of a thread: it waits, with comments, until the run has begun, and
+        shows the run from its beginning to its end. It neither shows what has become of the decisions for which the run
+        asks, nor says that the reader has caught up."""
+        return self._response(thread, lambda: self.leg_batches(thread, run, projection))
+
+    def stream_turn(self, thread: Thread, turn: int, after: ThreadCursor, projection: ThreadProjection) -> EventStream:
+        """Returns the response that streams the rest of one turn after a cursor: all its legs. It ends when the turn
+        does nothing more by itself, even if other turns are queued."""
+        return self._response(thread, lambda: self.turn_batches(thread, turn, after, projection))
+
+    async def newest_turn(self, thread: Thread) -> ThreadCursor | None:
+        """Returns the place before the thread's newest leg that has begun, which is `(turn, leg, 0)`; None if it has
+        none."""
+        leg = await self.turns.newest(thread.project_id, thread.id)
+        return None if leg is None else ThreadCursor(leg.turn, leg.number)
+
+    async def is_at_work(self, thread: Thread) -> bool:
+        """Whether a run of the thread is active or queued. A thread that waits for answers is not at work."""
+        active = await self.listing.active_of_agent(thread.project_id, thread.agent_id, thread.id)
+        return any(run.status in _AT_WORK for run in active)
+
+    def batches(
+        self, thread: Thread, after: ThreadCursor | Literal["now"], projection: ThreadProjection, *, follow: bool
+    ) -> AsyncGenerator[bytes]:
+        """Yields the stream's bytes as they are ready. Empty bytes mean a silence: the sender sends a comment."""
+        at = None if after == NOW else projection.starts_at(after)
+        watch = self.watches.watch(thread.project_id, thread.id)
+        return _Walk(service=self, thread=thread, projection=projection, watch=watch, follow=follow, at=at).bodies()
+
+    def leg_batches(self, thread: Thread, run: Run, projection: ThreadProjection) -> AsyncGenerator[bytes]:
+        """Yields the bytes of `stream_leg`."""
+        watch = self.watches.watch(thread.project_id, thread.id)
+        return _LegWalk(service=self, thread=thread, projection=projection, watch=watch, run=run).bodies()
+
+    def turn_batches(
+        self, thread: Thread, turn: int, after: ThreadCursor, projection: ThreadProjection
+    ) -> AsyncGenerator[bytes]:
+        """Yields the bytes of `stream_turn`."""
+        at = max(projection.starts_at(after), ThreadCursor(turn))
+        watch = self.watches.watch(thread.project_id, thread.id)
+        return _Walk(service=self, thread=thread, projection=projection, watch=watch, at=at, turn=turn).bodies()
+
+    def _response(self, thread: Thread, batches: Callable[[], AsyncGenerator[bytes]]) -> EventStream:
         streaming = self.streaming
         return EventStream(
-            lambda: self.batches(thread, after, projection, follow=follow),
+            batches,
             streaming.ending,
             cut=None,
             entrance=lambda scope: streaming.quotas.reading_of(thread.project_id, scope),
         )
-
-    async def batches(
-        self, thread: Thread, after: ThreadCursor | Literal["now"], projection: ThreadProjection, *, follow: bool
-    ) -> AsyncGenerator[bytes]:
-        """Yields the stream's bytes as they are ready. Empty bytes mean a silence: the sender sends a comment."""
-        with self.watches.watch(thread.project_id, thread.id) as watch:
-            at = None if after == NOW else after
-            walk = _Walk(service=self, thread=thread, projection=projection, watch=watch, follow=follow, at=at)
-            async for body in walk.bodies():
-                yield body
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,9 +128,11 @@ class _Walk:
     thread: Thread
     projection: ThreadProjection
     watch: ThreadWatch
-    follow: bool
-    at: ThreadCursor | None
+    follow: bool = False
+    at: ThreadCursor | None = BEFORE_ALL
     """None: at the present, wherever that is."""
+    turn: int | None = None
+    """The only turn that is shown. None: all."""
     is_past: bool = False
     """The leg at the cursor has nothing more to show."""
     has_caught_up: bool = False
@@ -185,24 +143,32 @@ class _Walk:
         """Yields everything after the cursor, and then what comes, until the stream is over."""
         quiet_s = self.service.streaming.keepalive_s
         sent = Sent(_now())
-        while not self.is_over:
-            try:
-                async for body in self._pass(sent):
+        with self.watch:
+            while True:
+                async for body in self._attempt(sent):
                     yield body
+                    del body  # a reader that waits keeps nothing of what it was sent
                     sent.at = _now()
-                changed = self.is_over or await self.watch.has_changed(sent.at + quiet_s - _now())
-            except Unavailable:
-                await asyncio.sleep(AWAY_S)
-                changed = _now() < sent.at + quiet_s
-            if not changed:
-                yield b""
-                sent.at = _now()
+                if self.is_over:
+                    return
+                if not await self.watch.wait(sent.at + quiet_s - _now()) or _now() >= sent.at + quiet_s:
+                    yield b""
+                    sent.at = _now()
+
+    async def _attempt(self, sent: Sent) -> AsyncGenerator[bytes]:
+        """Yields what `_pass` does. If a service is away, it ends early, and the reader looks again soon."""
+        try:
+            async for body in self._pass(sent):
+                yield body
+        except Unavailable:
+            await asyncio.sleep(AWAY_S)
+            self.watch.tell()
 
     async def _pass(self, sent: Sent) -> AsyncGenerator[bytes]:
         """Yields all that there is to see now."""
-        self.watch.look()
+        self.watch.forget_news()
         if self.at is None:
-            self.at = await self._present_cursor()
+            self.at = self.projection.starts_at(await self._present_cursor())
         while True:
             while (leg := await self._next()) is not None:
                 async for body in self._show(leg, sent):
@@ -210,21 +176,29 @@ class _Walk:
             if self.has_caught_up and self.follow and not self.watch.is_gone:
                 return
             present = await self._present()
+            goes_on = await self._goes_on(present)
             # A run may have begun and ended in between: one that is not in `present` is found now.
             if await self._next() is None:
                 break
-        if not self.has_caught_up:
-            self.has_caught_up = True
-            yield self.projection.caught_up(self.at, present)
-        if self.watch.is_gone or not (self.follow or present.running or present.queued):
-            self.is_over = True
-            yield self.projection.over()
+        marks = [] if self.has_caught_up else [self.projection.caught_up(self.at, present)]
+        self.has_caught_up = True
+        self.is_over = self.watch.is_gone or not goes_on
+        for body in [*marks, *([self.projection.over()] if self.is_over else [])]:
+            if body:
+                yield body
+
+    async def _goes_on(self, present: Present) -> bool:
+        """Returns whether the stream stays open when there is nothing more to see now."""
+        if self.turn is None:
+            return self.follow or present.running is not None or bool(present.queued)
+        legs = await self._turn(self.turn)
+        return any(leg.run.status in _AT_WORK for leg in legs if leg.turn == self.turn)
 
     async def _next(self) -> Leg | None:
         """Returns the next leg that has something to show; None if the reader has to wait for it."""
         at = self.at or ThreadCursor()
         legs = await self._turn(at.turn)
-        while legs:
+        while legs and self.turn in (None, legs[0].turn):
             for leg in legs:
                 place = (leg.turn, leg.number)
                 if place > at[:2] or (place == at[:2] and not self.is_past):
@@ -245,33 +219,58 @@ class _Walk:
         return has_begun(run) and (is_decided or not is_at_end)
 
     async def _show(self, leg: Leg, sent: Sent) -> AsyncGenerator[bytes]:
-        approvals = self.service.approvals
+        was_seen = self.at is not None and self.at[:2] == (leg.turn, leg.number) and self._is_at_end(leg.run)
+        async for body in self._run_of(leg, sent):
+            yield body
+        run = leg.run if was_seen else await self._present_run(leg.run)
+        if run is None:
+            self.is_past = True
+            return
+        asked = await self.service.approvals.of_run(run)
+        if asked and run.status is RunStatus.AWAITING_APPROVAL:
+            return
+        at = self.at or ThreadCursor()
+        if asked and at.number == run.last_seq:
+            seq = Seq(run.last_seq + 1)
+            self.at = at._replace(number=seq)
+            if body := self.projection.resolved(leg._replace(run=run), seq, asked):
+                yield body
+        self.is_past = True
+
+    async def _run_of(self, leg: Leg, sent: Sent) -> AsyncGenerator[bytes]:
+        """Yields the leg's beginning and its log, as far as the reader has not seen them."""
         place = ThreadCursor(leg.turn, leg.number, FIRST_SEQ)
         if self.at is None or self.at < place:
-            given, decided = await self.service.turns.input_of(leg.run), await approvals.followed_by(leg.run)
+            beginning = await self._beginning(leg.run)
             self.at, self.is_past = place, False
-            yield self.projection.began(leg, given, decided)
-        if leg.run.status not in STREAM_ENDED or self.at.number < leg.run.last_seq:
+            if body := self.projection.began(leg, beginning):
+                yield body
+        if not self._is_at_end(leg.run):
             async for body in self._log(leg, sent):
                 yield body
-            try:
-                run = await self._reader.runs.get(self.thread.project_id, leg.run.id)
-            except NotFound:
-                self.is_past = True
-                return
-            leg = leg._replace(run=run)
-        asked = await approvals.of_run(leg.run)
-        if asked and leg.run.status is RunStatus.AWAITING_APPROVAL:
-            return
-        if asked and self.at.number == leg.run.last_seq:
-            seq = Seq(leg.run.last_seq + 1)
-            self.at = place._replace(number=seq)
-            yield self.projection.resolved(leg, seq, asked)
-        self.is_past = True
+
+    def _is_at_end(self, run: Run) -> bool:
+        return run.status in STREAM_ENDED and (self.at or ThreadCursor()).number >= run.last_seq
+
+    async def _present_run(self, run: Run) -> Run | None:
+        """Returns the run as it is now; None if it was deleted."""
+        try:
+            return await self._reader.runs.get(self.thread.project_id, run.id)
+        except NotFound:
+            return None
+
+    async def _beginning(self, run: Run) -> LegInput:
+        service = self.service
+        if not self.projection.wants_input:
+            return LegInput((), (), ())
+        given, decided = await service.turns.input_of(run), await service.approvals.followed_by(run)
+        before = await service.messages.before(run, MOST_HISTORY) if self.projection.wants_history else []
+        return LegInput(given, decided, before)
 
     async def _log(self, leg: Leg, sent: Sent) -> AsyncGenerator[bytes]:
         """Yields the rest of the leg's log, and its end."""
-        streaming, newest = self.service.streaming, await self._newest(leg.run)
+        streaming = self.service.streaming
+        newest = MAX_SEQ + 1 if self.has_caught_up else await self._newest(leg.run)
         with streaming.viewing(leg.run.id, self.projection.of_log(leg)) as view:
             if body := await self._caught_up(newest):
                 yield body
@@ -296,9 +295,8 @@ class _Walk:
 
     async def _ended(self, leg: Leg, end: Entries) -> bytes:
         [(seq, entry)] = end
-        try:
-            run = await self._reader.runs.get(self.thread.project_id, leg.run.id)
-        except NotFound:
+        run = await self._present_run(leg.run)
+        if run is None:
             return b""  # deleted in this moment
         asked = await self.service.approvals.of_run(run)
         self.at = ThreadCursor(leg.turn, leg.number, seq)
@@ -348,6 +346,61 @@ class _Walk:
         is_open = run.status is RunStatus.AWAITING_APPROVAL
         is_resolved = not is_open and bool(await self.service.approvals.of_run(run))
         return ThreadCursor(leg.turn, leg.number, run.last_seq + is_resolved)
+
+
+@dataclass(slots=True, kw_only=True)
+class _LegWalk(_Walk):
+    """The way through one leg alone, of a reader that has submitted it and waits for its beginning."""
+
+    run: Run
+    has_caught_up: bool = True
+    view: tuple[Leg, RunView] | None = None
+    """The leg and the view of its log, when it has begun."""
+
+    async def _pass(self, sent: Sent) -> AsyncGenerator[bytes]:
+        self.view, quiet_s = None, self.service.streaming.keepalive_s
+        last = Seq(max(FIRST_SEQ, (self.at or BEFORE_ALL).number))
+        with ExitStack() as stack:
+            # It follows the log before the run begins: the log's first entry arrives before any announcement.
+            async for entries in self._reader.follow(self.run, last, quiet_s=quiet_s, sent=sent):
+                async for body in self._arrived(entries, stack):
+                    yield body
+        self.is_over = True
+        if body := self.projection.over():
+            yield body
+
+    async def _arrived(self, entries: Entries, stack: ExitStack) -> AsyncGenerator[bytes]:
+        """Yields the entries' bytes, and before the first ones the leg's beginning. Yields empty bytes for no entries,
+        and nothing if the run is gone."""
+        if not entries:
+            yield b""
+            return
+        if self.view is None and (body := await self._begun(entries[0][1], stack)):
+            yield body
+        if self.view is not None:
+            async for body in self._entries(*self.view, entries):
+                yield body
+
+    async def _begun(self, first: bytes, stack: ExitStack) -> bytes:
+        """Finds the leg, given the first entry that arrived of its log. Renders its beginning, if the reader has not
+        seen it."""
+        run = self._in_its_turn(first) or await self._present_run(self.run)
+        if run is None:
+            return b""
+        leg, body = Leg(run.turn or 0, run.options.leg, run), b""
+        place = ThreadCursor(leg.turn, leg.number, FIRST_SEQ)
+        if self.at is None or self.at < place:
+            beginning = await self._beginning(run)
+            self.at, body = place, self.projection.began(leg, beginning)
+        self.view = leg, stack.enter_context(self.service.streaming.viewing(run.id, self.projection.of_log(leg)))
+        return body
+
+    def _in_its_turn(self, first: bytes) -> Run | None:
+        """The run with its turn, where no query is necessary: the first token would wait for it. A continuation has its
+        turn when it is submitted, and most logs begin with it."""
+        if self.run.turn is None and isinstance(event := decode(first), StatusChanged):
+            self.run = replace(self.run, turn=event.turn)
+        return None if self.run.turn is None else self.run
 
 
 def _now() -> float:

@@ -8,15 +8,14 @@ connection.
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
 
 from shared.concurrency import repeating
 from shared.domain.ids import ProjectId, ThreadId
 from shared.redis import keys
 from shared.redis.event_log import EventFeed
 from shared.sql.runs.turns import ThreadState, TurnStore
+from shared.waits import NewsWait, RoughTimers
 
 LOOK_S = 5.0
 """Seconds between two looks for changes whose announcements were lost."""
@@ -25,31 +24,28 @@ GATHER_S = 0.25
 """Seconds in which new subscriptions are collected into one look."""
 
 
-@dataclass(slots=True, eq=False)
-class ThreadWatch:
-    """One reader's wait for changes of a thread."""
+class ThreadWatch(NewsWait):
+    """One reader's wait for changes of a thread, for the length of a block."""
 
-    thread_id: ThreadId
-    is_gone: bool = False
-    """The thread was deleted."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    __slots__ = ("_project_id", "_watches", "is_gone", "thread_id")
 
-    def look(self) -> None:
-        """The reader looks at the thread now: it waits for changes from here on."""
-        self._changed.clear()
+    def __init__(
+        self, watches: "ThreadWatches", project_id: ProjectId, thread_id: ThreadId, timers: RoughTimers
+    ) -> None:
+        super().__init__(timers)
+        self._watches = watches
+        self._project_id = project_id
+        self.thread_id = thread_id
+        self.is_gone = False
+        """The thread was deleted."""
 
-    def wake(self) -> None:
-        """The thread may have changed since the reader's look."""
-        self._changed.set()
+    def __enter__(self) -> "ThreadWatch":
+        self._watches.enter(self._project_id, self)
+        return self
 
-    async def has_changed(self, within_s: float) -> bool:
-        """Waits for a change. Returns False if there is none for so long."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    def __exit__(self, *_: object) -> None:
+        self.stop_waiting()
+        self._watches.leave(self._project_id, self)
 
 
 class ThreadWatches:
@@ -59,6 +55,7 @@ class ThreadWatches:
         self._turns = turns
         self._feed = feed
         self._look_s = look_s
+        self._timers = RoughTimers()
         self._look_at = 0.0
         """When to look next, by the event loop's clock."""
         self._watches: dict[ThreadId, list[ThreadWatch]] = {}
@@ -70,20 +67,19 @@ class ThreadWatches:
         """Looks for changes whose announcements were lost, for as long as the block lasts."""
         return repeating(self._look_if_due, every_s=GATHER_S, name="look at the threads of readers")
 
-    @contextmanager
-    def watch(self, project_id: ProjectId, thread_id: ThreadId) -> Generator[ThreadWatch]:
-        """Watches a thread of this project for one reader, who is woken for each change from here on."""
-        watch = ThreadWatch(thread_id)
-        self._watches.setdefault(thread_id, []).append(watch)
+    def watch(self, project_id: ProjectId, thread_id: ThreadId) -> ThreadWatch:
+        """Watches a thread of this project for one reader, who is woken for each change within the block."""
+        return ThreadWatch(self, project_id, thread_id, self._timers)
+
+    def enter(self, project_id: ProjectId, watch: ThreadWatch) -> None:
+        """Wakes this reader, who calls this when the block begins."""
+        self._watches.setdefault(watch.thread_id, []).append(watch)
         self._readers[project_id] += 1
         if self._readers[project_id] == 1:
             self._feed.hear(keys.thread_changes(project_id), self._hear)
-        try:
-            yield watch
-        finally:
-            self._leave(project_id, watch)
 
-    def _leave(self, project_id: ProjectId, watch: ThreadWatch) -> None:
+    def leave(self, project_id: ProjectId, watch: ThreadWatch) -> None:
+        """Ends `enter`."""
         self._watches[watch.thread_id].remove(watch)
         if not self._watches[watch.thread_id]:
             del self._watches[watch.thread_id]
@@ -101,7 +97,7 @@ class ThreadWatches:
             return
         thread_id, _, _ = word.partition(b" ")
         for watch in self._watches.get(ThreadId(thread_id.decode("utf-8", "replace")), ()):
-            watch.wake()
+            watch.tell()
 
     async def _look_if_due(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -122,4 +118,4 @@ class ThreadWatches:
                 self._states[thread_id] = state
             for watch in watches:
                 watch.is_gone = state is None
-                watch.wake()
+                watch.tell()

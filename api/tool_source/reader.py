@@ -56,7 +56,7 @@ def _plain(schema: Any) -> Any:
 
 
 MAX_PARAMETERS = 256
-RESERVED = {"self", "cls", "agent_state", "agent_id", "client"}
+RESERVED = {"self", "cls", "agent_state", "agent_id", "client", "idempotency_key"}
 """Parameters that the model does not fill."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 """Names of functions and parameters that every provider accepts."""

@@ -8,9 +8,11 @@ from tree_sitter import Node
 
 from api.tool_source.reader import MAX_PARAMETERS, ToolDeclaration, refuse_unstorable, require_name
 from api.tool_source.syntax import ReadState
+from shared.domain.effects import PROBE
 from shared.domain.errors import InvalidToolSource
 from shared.typescript import (
     FoundFunction,
+    functions_of,
     line,
     parameter_name,
     parse,
@@ -210,6 +212,9 @@ def read_typescript_source(source: str, name: str | None = None) -> ToolDeclarat
     require_name(function.name, "function")
     _refuse_missing_modules(root)
     tool_module(source, function.name)  # a source that cannot become JavaScript is refused now, not at the first call
+    for probe in functions_of(root):
+        if probe.name == PROBE + function.name:
+            list(map(parameter_name, probe.parameters))  # refuses those that no call could fill
     state = ReadState()
     described, parameters = _documentation(function)
     if not described:

@@ -21,6 +21,7 @@ from api.dependencies import (
     NewestFirst,
     OptionalAgentIdQuery,
     ProjectDep,
+    StreamProjectDep,
     SubmissionHeadersDep,
     ThreadName,
     served,
@@ -47,7 +48,8 @@ from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThread, AgentThreads
 from api.runs.single_runs import CompactionService
-from api.runs.thread_streams import Thread, ThreadStreams, thread_cursor_of
+from api.runs.thread_projection import Thread, thread_cursor_of
+from api.runs.thread_streams import ThreadStreams
 from shared.concurrency import Clock, beside
 from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.conversations import Conversation, copies_of
@@ -224,19 +226,21 @@ async def stream_conversation(
     conversation_id: ThreadName,
     threads: AgentThreadsDep,
     thread_streams: ThreadStreamsDep,
-    project_id: ProjectDep,
+    project_id: StreamProjectDep,
     agent_id: OptionalAgentIdQuery = None,
     after: Annotated[str | None, Query(max_length=64)] = None,
     follow: bool = True,
+    notes: bool = False,
     last_event_id: LastEventIdDep = None,
 ) -> Response:
     """Everything that happens in the conversation, over all its runs: what was, after the frame with the id `after`,
     and then what comes. `after=now` leaves out what was. `follow=false` ends the stream when no run is running or
-    queued. The header `Last-Event-ID` works like `after`, and goes before it."""
+    queued. `notes=true` leaves out the frames of the runs: the notes say when each has begun and ended. The header
+    `Last-Event-ID` works like `after`, and goes before it."""
     found = await threads.find(project_id, conversation_id, agent_id)
     cursor = thread_cursor_of(after, last_event_id)
     thread = Thread(project_id, found.agent.id, found.id)
-    return thread_streams.stream(thread, cursor, ConversationFrames(), follow=follow)
+    return thread_streams.stream(thread, cursor, ConversationFrames(only_notes=notes), follow=follow)
 
 
 @messages_router.post("/cancel")
@@ -368,6 +372,7 @@ async def fork_conversation(
         begun = replace(
             thread.conversation,
             id=begun.id,
+            name=None,  # pages find the original by it
             hidden=hidden,
             archived_at=None,
             last_message_at=None,

@@ -18,14 +18,16 @@ from api.letta.mcp_servers import (
     NamedServer,
     NamedServerUpdate,
     notes_of,
+    sign_in_page,
     wire_changes,
+    wire_finished,
     wire_named_result,
     wire_named_server,
     wire_remote_tool,
     wire_result,
     wire_server,
+    wire_sign_in_event,
 )
-from api.letta.mcp_sign_in import sign_in_page, wire_finished, wire_sign_in_event
 from api.letta.tools import wire_tool
 from api.mcp_servers import McpServers, TakenServer
 from api.mcp_sign_in import BrowserReturn, Failed, McpSignIns
@@ -69,8 +71,8 @@ async def list_mcp_servers(servers: McpServersDep, project_id: ProjectDep) -> li
 async def connect_mcp_server(
     mcp_server_id: McpServerIdPath, sign_ins: SignInsDep, project_id: ProjectDep, streams: StreamsDep, request: Request
 ) -> Response:
-    """Tries the server, and has a person sign in at it if it asks for that: a stream says what to open and what came of
-    it."""
+    """Tries the server, and has a person sign in if the server requires it. A stream has the page to open, and then the
+    outcome."""
     server = await sign_ins.servers.store.get(project_id, mcp_server_id)
     return _connecting(sign_ins, streams, request, server, is_stored=True)
 

@@ -1,12 +1,13 @@
-"""Messages of agents: sending and listing them, resetting the context, cancelling runs."""
+"""Messages of agents: sending and listing them, resetting the context, cancelling runs. Also the messages of all agents
+of a project: listing them, reading one by its id, and searching for words."""
 
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 from fastapi.responses import JSONResponse
 
-from api.agent_answers import AgentAnswers, MessageAnswers
+from api.agent_answers import AgentAnswers, MessageAnswers, types_for
 from api.dependencies import (
     AgentIdPath,
     CallerDep,
@@ -16,24 +17,25 @@ from api.dependencies import (
     SubmissionHeadersDep,
     served,
 )
-from api.direct_route import DirectRoute
+from api.direct_route import DirectRoute, LateRoute
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService, SendOptions, run_or_refusal
 from api.letta.message_input import CaptureRequest, MessagesRequest, captured_messages
+from api.letta.messages import MessageSearch, wire_found, wire_messages
 from api.letta.runs import CancelRequestIn, GenerateRequest, question_of, wire_generated
 from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
-from api.runs.command import AgentThread, AgentThreads, keys_of
+from api.runs.command import DEFAULT, AgentThread, AgentThreads, keys_of
 from api.runs.single_runs import GenerationService, text_of_answer
 from shared.concurrency import Clock
 from shared.domain.errors import NotFound, Unavailable
-from shared.domain.ids import IdMaker, RunId, ThreadId
+from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, RunId, ThreadId
 from shared.domain.models import split_handle
 from shared.domain.runs import GENERATE
 from shared.runs.sleeptime_runs import SleeptimeRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.due_turns import GroupTurnStore
-from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.message_lists import MessageFilter, MessageLists
 from shared.sql.history.messages import MessageStore
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
@@ -47,11 +49,15 @@ GroupTurnStoreDep = Annotated[GroupTurnStore, served(GroupTurnStore)]
 IdMakerDep = Annotated[IdMaker, served(IdMaker)]
 InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
 MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+MessageListsDep = Annotated[MessageLists, served(MessageLists)]
 MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 SleeptimeRunsDep = Annotated[SleeptimeRuns, served(SleeptimeRuns)]
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_class=DirectRoute)
+project_router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=LateRoute)
+
+MessageIdPath = Annotated[MessageId, Path(pattern=f"^message-{UUID4_PATTERN}$")]
 
 
 @router.post("/messages", response_model=None)
@@ -200,3 +206,50 @@ async def reset_messages(
     agent = await editor.get(caller.project_id, agent_id)
     await message_store.reset(caller.project_id, ThreadId(agent.id))
     return await agent_answers.one(agent, caller=caller)
+
+
+@project_router.get("")
+async def list_messages_of_project(
+    message_answers: MessageAnswersDep,
+    project_id: ProjectDep,
+    page: HundredNewestFirst,
+    types: MessageTypes,
+    conversation_id: str | None = None,
+) -> list[dict[str, Any]]:
+    """The messages of all histories, of one conversation, or of all default histories; oldest first.
+
+    `desc` (the default) takes the newest ones of them.
+    """
+    thread_id = ThreadId(conversation_id) if conversation_id and conversation_id != DEFAULT else None
+    of = MessageFilter(project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
+    return await message_answers.page(of, page, types)
+
+
+@project_router.post("/search")
+async def search_messages(
+    request: MessageSearch, message_lists: MessageListsDep, project_id: ProjectDep
+) -> list[dict[str, Any]]:
+    """Messages of users and agents that contain all these words, newest first."""
+    found = await message_lists.search(
+        project_id,
+        request.query.split(),
+        agent_id=request.agent_id,
+        conversation_id=request.conversation_id,
+        limit=request.limit,
+        start=request.start_date,
+        end=request.end_date,
+    )
+    return wire_found(found)
+
+
+@project_router.get("/{message_id}")
+async def retrieve_message(
+    message_id: MessageIdPath, message_store: MessageStoreDep, caller: CallerDep
+) -> list[dict[str, Any]]:
+    """The parts of one message, which are messages of their own on the wire."""
+    found = wire_messages(await message_store.find(caller.project_id, [message_id]), types_for(caller, None))
+    # The calls and the approval requests of one stored answer may have different ids.
+    parts = [part for part in found if part["id"] == message_id]
+    if not parts:
+        raise NotFound(f"Message with id {message_id} not found.")
+    return parts

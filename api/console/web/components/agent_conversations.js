@@ -18,7 +18,7 @@ const idOf = (conversation) => conversation.id;
 
 /** @param {{agentId: string}} props */
 export function AgentConversations({ agentId }) {
-  const list = usePaged("/v1/conversations", { agent_id: agentId }, { size: PAGE, everyMs: EVERY_MS, idOf });
+  const list = usePaged("/v1/conversations", { agent_id: agentId }, { size: PAGE, when: EVERY_MS, idOf });
   const [error, setError] = useState(/** @type {Error | null} */ (null));
   const begin = async () => {
     try {

@@ -1,14 +1,11 @@
 // A tool's call with its arguments and its result, and the question whether it may run.
 
-import { html, useEffect } from "../html.js";
-import { request } from "../lib/api.js";
+import { html } from "../html.js";
+import { openOrDecided } from "../lib/decisions.js";
 import { usePolled } from "../lib/polling.js";
 import { ApprovalCard } from "./approval.js";
 import { Failure } from "./basics.js";
 import { JsonView } from "./json_view.js";
-
-/** Somebody else may decide while the page is open. */
-const ASK_AGAIN_MS = 2000;
 
 /**
  * @param {{item: import("../lib/frames.js").Item, agentId?: string, runId: string | null, isParked: boolean,
@@ -18,7 +15,7 @@ export function CallItem({ item, agentId, runId, isParked, isOver, onDecide }) {
   const call = item.call;
   if (call === undefined) return null;
   const hasResult = call.result !== undefined;
-  const waits = isParked && call.needsApproval && !hasResult;
+  const waits = isParked && call.needsApproval && !hasResult && !call.decision;
   return html`
     <details class="folded call">
       <summary>
@@ -32,8 +29,26 @@ export function CallItem({ item, agentId, runId, isParked, isOver, onDecide }) {
       <${Printed} lines=${call.stdout ?? []} name="Standard output" />
       <${Printed} lines=${call.stderr ?? []} name="Standard error" />
     </details>
-    ${waits && onDecide && html`<${WaitingCall} callId=${call.id} agentId=${agentId} runId=${runId} onDecide=${onDecide} />`}
+    ${call.decision && html`<${Decision} decision=${call.decision} />`}
+    ${waits && onDecide && agentId && runId && html`<${WaitingCall} callId=${call.id} agentId=${agentId} runId=${runId} onDecide=${onDecide} />`}
   `;
+}
+
+/** @type {Record<string, string>} */
+const DECISIONS = {
+  approve: "Approved",
+  deny: "Denied",
+  tool_return: "Answered with a result",
+  cancelled: "Not decided: the run was cancelled",
+  expired: "Not decided in time",
+};
+
+/** @param {{decision: Record<string, any>}} props */
+function Decision({ decision: { decision, reason, decided_by: by, edited, edited_arguments: changed } }) {
+  return html`<p class="note">
+      ${DECISIONS[decision]}${edited && " with other arguments"}${by && ` by ${by}`}${reason && `: ${reason}`}
+    </p>
+    ${changed && html`<${JsonView} value=${changed} label="Arguments as approved" />`}`;
 }
 
 /** @param {{lines: string[], name: string}} props */
@@ -50,21 +65,18 @@ function CallStatus({ result, waits, isOver }) {
   return html`<span class="status status-works">no result yet</span>`;
 }
 
-/** @param {{callId: string, agentId?: string, runId: string | null, onDecide: (decided: any) => void}} props */
+/** @param {{callId: string, agentId: string, runId: string, onDecide: (decided: any) => void}} props */
 function WaitingCall({ callId, agentId, runId, onDecide }) {
-  const { data, error } = usePolled(
-    (signal) => request("GET", "/v1/approvals", { query: { agent_id: agentId, limit: 1000, order: "desc" }, signal }),
-    ASK_AGAIN_MS,
-    [callId, agentId],
+  const { data, error, reload } = usePolled(
+    (signal) => openOrDecided(callId, runId, agentId, signal),
+    { agentId, concerns: (change) => change.run_id === runId },
+    [callId, runId, agentId],
   );
-  const waiting = data.value?.find((/** @type {any} */ one) => one.tool_call_id === callId && one.run_id === runId);
-  const isDecided = data.value !== undefined && waiting === undefined;
-  useEffect(() => {
-    if (isDecided) onDecide(null);
-  }, [isDecided]);
-  if (waiting !== undefined) return html`<${ApprovalCard} approval=${waiting} onDecided=${onDecide} />`;
-  if (isDecided) return html`<p class="note">This call has been decided.</p>`;
-  return html`<${Failure} error=${error.value} />`;
+  const found = data.value;
+  if (found === undefined) return html`<${Failure} error=${error.value} retry=${reload} />`;
+  if (found === null) return html`<p class="note">This call has been decided.</p>`;
+  if ("decision" in found) return html`<${Decision} decision=${found.decision} />`;
+  return html`<${ApprovalCard} approval=${found.open} onDecided=${onDecide} />`;
 }
 
 /** @param {string} text */

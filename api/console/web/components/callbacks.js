@@ -50,7 +50,7 @@ export const Callbacks = () => html`<${OpenDeliveries} of=${CALLBACKS} /><${Open
 
 /** @param {{of: Outbox}} props */
 function OpenDeliveries({ of }) {
-  const list = usePaged(of.path, {}, { size: PAGE, everyMs: EVERY_MS, idOf: of.idOf });
+  const list = usePaged(of.path, {}, { size: PAGE, when: EVERY_MS, idOf: of.idOf });
   return html`<section aria-labelledby="${of.name}-title">
     <h2 id="${of.name}-title">${of.title}</h2>
     ${list.error && html`<${Failure} error=${list.error} retry=${list.reload} />`}

@@ -10,7 +10,6 @@ import { EmptyPage, Pager } from "./pager.js";
 /** @typedef {import("../lib/approvals.js").Approval} Approval */
 
 const PAGE = 25;
-const EVERY_MS = 5000;
 
 /** @param {Approval} approval */
 const idOf = (approval) => approval.id;
@@ -18,7 +17,7 @@ const idOf = (approval) => approval.id;
 /** @param {{agentId: string}} props */
 export function DecidedApprovals({ agentId }) {
   const query = { decided: true, agent_id: agentId };
-  const list = usePaged("/v1/approvals", query, { size: PAGE, everyMs: EVERY_MS, idOf });
+  const list = usePaged("/v1/approvals", query, { size: PAGE, when: { agentId: agentId || null }, idOf });
   if (list.error && list.rows === undefined) return html`<${Failure} error=${list.error} retry=${list.reload} />`;
   if (list.rows === undefined) return html`<p role="status">The decisions are being fetched.</p>`;
   if (list.rows.length === 0 && list.first !== null) {

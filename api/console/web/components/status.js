@@ -12,17 +12,20 @@ const KINDS = {
   requires_approval: "asks",
 };
 
+/** @typedef {{status: string, stop_reason?: string | null, metadata?: Record<string, any> | null}} ShownRun */
+
 /**
- * The wire shows a run that waits for a person as completed.
- * @param {{status: string, stop_reason?: string | null}} run
+ * The wire shows a run that waits for a person as completed, and it stays so when another run goes on with it.
+ * @param {ShownRun} run
  */
-export function statusOf(run) {
-  return run.status === "completed" && run.stop_reason === "requires_approval" ? "requires_approval" : run.status;
+export function statusOf({ status, stop_reason: stopReason, metadata }) {
+  const isParked = status === "completed" && stopReason === "requires_approval" && !metadata?.continued_by_run_id;
+  return isParked ? "requires_approval" : status;
 }
 
-/** @param {{status: string, stopReason?: string | null}} props */
-export function Status({ status, stopReason }) {
-  const shown = statusOf({ status, stop_reason: stopReason });
+/** @param {{run: ShownRun}} props */
+export function Status({ run }) {
+  const shown = statusOf(run);
   const word = shown === "requires_approval" ? "needs approval" : shown;
   return html`<span class=${`status status-${KINDS[shown] ?? "ended"}`}>${word}</span>`;
 }

@@ -1,10 +1,9 @@
 // A place to talk to an agent: what was said, what it answers now, and a box for what to say next.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
+import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
+import { request } from "../lib/api.js";
 import { shortId } from "../lib/format.js";
-import { useRunStream } from "../lib/run_stream.js";
 import { href } from "../lib/routing.js";
-import { stopRun } from "../lib/sent_messages.js";
 import { useTalk } from "../lib/talk.js";
 import { submitted } from "./arguments_editor.js";
 import { Empty, Failure, Time } from "./basics.js";
@@ -36,6 +35,7 @@ export function Talk({ agentId, conversationId }) {
         )}
       </ol>
     </div>
+    ${talk.lost && html`<p class="note" role="status">${talk.lost.message} Trying again.</p>`}
     <${Failure} error=${talk.error} retry=${talk.reload} />
     <${SayBox} talk=${talk} onSaid=${toEnd} />
   </section>`;
@@ -51,25 +51,32 @@ function Older({ older }) {
     </button>`;
 }
 
-/** @param {{entry: Entry, agentId: string, talk: TalkState}} props */
-function EntryView({ entry, agentId, talk }) {
-  if (entry.kind === "said") return html`<${Said} entry=${entry} talk=${talk} />`;
-  if (entry.kind === "past") {
+/**
+ * @typedef {{entry: Entry, agentId: string, talk: TalkState}} EntryProps
+ * @extends {Component<EntryProps>}
+ */
+class EntryView extends Component {
+  /** @param {EntryProps} next */
+  shouldComponentUpdate(next) {
+    /** @type {Record<string, any>} */
+    const before = /** @type {EntryProps} */ (this.props).entry;
+    return Object.entries(next.entry).some(([name, value]) => before[name] !== value);
+  }
+
+  render() {
+    const { entry, agentId, talk } = /** @type {EntryProps} */ (this.props);
+    if (entry.kind === "said") return html`<${Said} entry=${entry} talk=${talk} />`;
+    if (entry.kind === "queued") return html`<${Queued} runId=${entry.runId} />`;
+    if (entry.kind === "live") return html`<${Answering} turn=${entry.turn} agentId=${agentId} />`;
     return html`<li class="answer" data-run=${entry.runId}>
       <${RunLink} runId=${entry.runId} />
       <${Transcript} transcript=${entry.transcript} agentId=${agentId} />
       <${End} reason=${entry.transcript.stopReason} />
     </li>`;
   }
-  // A queued run has nothing to stream yet. The streams of many would take all connections that the browser opens to one
-  // server, and nothing else could be asked or stopped.
-  const begun = entry.chain.filter((run) => run.status !== "created").map((run) => run.id);
-  const isQueued = begun.length < entry.chain.length;
-  if (begun.length === 0) return html`<${Queued} runId=${entry.chain[0]?.id ?? null} />`;
-  return html`<${Answering} runIds=${begun} isQueued=${isQueued} agentId=${agentId} talk=${talk} />`;
 }
 
-/** @param {{runId: string | null}} props */
+/** @param {{runId: string}} props */
 function Queued({ runId }) {
   return html`<li class="answer" data-run=${runId}>
     <${RunLink} runId=${runId} />
@@ -102,33 +109,15 @@ function stateOf(sent) {
   return sent?.runId ? "waits for its turn" : "on its way";
 }
 
-/**
- * Runs that are followed, one of which goes on with the other: from the first frame, whatever was shown of them before, so
- * nothing is lost and nothing doubled.
- * @param {{runIds: string[], isQueued: boolean, agentId: string, talk: TalkState}} props `runIds`: those that have begun;
- *   `isQueued`: there is one more
- */
-function Answering({ runIds, isQueued, agentId, talk }) {
-  const { transcript, state, error } = useRunStream(runIds).value;
-  // The status stands below the answer, and is no part of what was said.
-  const answer = { ...transcript, items: transcript.items.filter((item) => item.kind !== "status") };
-  const injected = transcript.items.filter((item) => item.kind === "input" && item.messageId !== null);
-  useEffect(() => {
-    if (injected.length > 0) talk.noteShown(injected.flatMap((item) => [item.messageId ?? "", item.data?.otid ?? ""]));
-  }, [injected.length]);
-  useEffect(() => {
-    // The next run of the queue may begin now.
-    if (transcript.hasEnded) talk.reload();
-  }, [transcript.hasEnded]);
-  return html`<li class="answer" data-run=${runIds[0]} data-followed>
-    <${RunLink} runId=${runIds.at(-1) ?? null} />
-    <${Transcript} transcript=${answer} agentId=${agentId} onDecide=${talk.reload} />
-    ${state === "waiting" &&
-    html`<p class="note" role="status">${error?.message ?? "The connection was lost."} Trying again.</p>`}
-    ${state === "ended" && html`<${Failure} error=${error} />`}
-    ${!transcript.hasEnded && state !== "ended" && html`<p class="note" role="status">The agent is at work.</p>`}
-    ${isQueued && html`<p class="note" role="status">${QUEUED}</p>`}
-    ${transcript.hasEnded && !isQueued && html`<${End} reason=${transcript.stopReason} />`}
+/** @param {{turn: import("../lib/conversation.js").Turn, agentId: string}} props */
+function Answering({ turn: { transcript, runIds, isWaiting }, agentId }) {
+  const isOver = transcript.hasEnded && !isWaiting;
+  return html`<li class="answer" data-run=${runIds[0]} data-at-work=${!transcript.hasEnded}>
+    <${RunLink} runId=${transcript.runId} />
+    <${Transcript} transcript=${transcript} agentId=${agentId} isOver=${isOver} onDecide=${() => undefined} />
+    ${transcript.hasEnded
+      ? html`<${End} reason=${transcript.stopReason} />`
+      : html`<p class="note" role="status">The agent is at work.</p>`}
   </li>`;
 }
 
@@ -171,7 +160,7 @@ function SayBox({ talk, onSaid }) {
     <div class="buttons">
       <button type="submit" class="main-button" disabled=${talk.waitsForPerson || !text.trim()}>Send</button>
       ${busy && html`<${IfBusy} value=${ifBusy} onValue=${setIfBusy} />`}
-      ${busy && html`<${Stop} runIds=${talk.active.map((run) => run.id)} onStopped=${talk.reload} />`}
+      ${busy && html`<${Stop} runIds=${talk.active} />`}
     </div>
   </form>`;
 }
@@ -188,15 +177,15 @@ function IfBusy({ value, onValue }) {
   </label>`;
 }
 
-/** @param {{runIds: string[], onStopped: () => void}} props */
-function Stop({ runIds, onStopped }) {
+/** @param {{runIds: string[]}} props */
+function Stop({ runIds }) {
   const [said, setSaid] = useState("");
   const stop = async () => {
     setSaid("asked to stop");
     try {
-      const receipts = await Promise.all(runIds.map(stopRun));
+      const body = { mode: "interrupt", reason: "stopped in the console" };
+      const receipts = await Promise.all(runIds.map((id) => request("POST", `/v1/runs/${id}/cancel`, { body })));
       setSaid(receipts.map((receipt) => receipt.status).join(", "));
-      onStopped();
     } catch (thrown) {
       setSaid(thrown instanceof Error ? thrown.message : String(thrown));
     }

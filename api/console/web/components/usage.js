@@ -5,15 +5,12 @@ import { request } from "../lib/api.js";
 import { number } from "../lib/format.js";
 import { usePolled } from "../lib/polling.js";
 
-const EVERY_MS = 2000;
-
-/** @param {{usage: Record<string, any> | null, runId: string, isActive: boolean}} props `usage`: what the stream said */
-export function Usage({ usage, runId, isActive }) {
-  const asked = usePolled(
-    (signal) => request("GET", `/v1/runs/${runId}/usage`, { signal }),
-    isActive ? EVERY_MS : 0,
-    [runId, isActive],
-  );
+/**
+ * @param {{usage: Record<string, any> | null, runId: string, turns: number}} props `usage`: what the stream said; `turns` as
+ *   in `Shown`: there are new figures when a step has ended
+ */
+export function Usage({ usage, runId, turns }) {
+  const asked = usePolled((signal) => request("GET", `/v1/runs/${runId}/usage`, { signal }), 0, [runId], turns);
   const shown = usage ?? asked.data.value;
   if (!shown) return null;
   const cached = shown.cached_input_tokens ?? shown.prompt_tokens_details?.cached_tokens;

@@ -11,14 +11,13 @@ import { EmptyPage, Pager } from "./pager.js";
 /** @typedef {import("../lib/approvals.js").Approval} Approval */
 
 const PAGE = 50;
-const EVERY_MS = 2000;
 
 /** @param {Approval} approval */
 const idOf = (approval) => approval.id;
 
 /** @param {{agentId: string}} props */
 export function WaitingApprovals({ agentId }) {
-  const list = usePaged("/v1/approvals", { agent_id: agentId }, { size: PAGE, everyMs: EVERY_MS, idOf });
+  const list = usePaged("/v1/approvals", { agent_id: agentId }, { size: PAGE, when: { agentId: agentId || null }, idOf });
   // What was decided here stays in its place: it must not vanish under the hands of whoever decides the next one.
   const [decided, setDecided] = useState(/** @type {Record<string, Approval>} */ ({}));
   const [chosen, setChosen] = useState(/** @type {ReadonlySet<string>} */ (new Set()));
@@ -68,7 +67,7 @@ function NothingWaits({ agentId }) {
   return html`<${Empty} title=${agentId ? "Nothing of this agent waits for a person" : "Nothing waits for a person"}>
     <p>
       A call waits here when its tool was made with <code>default_requires_approval</code>, or when the agent has a rule
-      of type <code>requires_approval</code> for it. This page shows it within two seconds.
+      of type <code>requires_approval</code> for it. This page shows it at once.
     </p>
     <p><a href=${href("/approvals", { agent: agentId, show: "decided" })}>Show earlier answers</a></p>
     ${agentId && html`<p><a href="#/approvals">Show those of all agents</a></p>`}

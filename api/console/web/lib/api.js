@@ -39,25 +39,54 @@ export async function request(method, path, { query, body, signal } = {}) {
 }
 
 /**
+ * @typedef {{signal?: AbortSignal, onFrame: (frame: Frame) => void,
+ *   onState?: (state: StreamState, error: ApiError | null) => void}} Reader `onFrame` gets the mark of the end, too: its
+ *   data is null
+ */
+
+/**
  * Shows a run's stream to the end of the run, however often the connection is lost on the way.
  * @param {string} runId
- * @param {{startingAfter?: number, signal?: AbortSignal, onFrame: (frame: Frame) => void,
- *   onState?: (state: StreamState, error: ApiError | null) => void}} options `startingAfter`: the number of the last frame
- *   that is known already. `onFrame` gets the mark of the end, too: its data is null.
+ * @param {Reader & {startingAfter?: number}} reader `startingAfter`: the number of the last frame that is known already
  * @returns {Promise<void>} throws `ApiError` for what no repetition mends: the run is unknown, the key is not valid
  */
-export async function streamRun(runId, { startingAfter = 0, signal, onFrame, onState = () => undefined }) {
-  let last = startingAfter;
+export function streamRun(runId, { startingAfter = 0, ...reader }) {
+  const path = `/v1/runs/${encodeURIComponent(runId)}/stream`;
+  const open = (/** @type {string} */ after) => {
+    const body = { starting_after: Number(after), include_status_events: true, include_event_times: true };
+    return send("POST", path, body, reader.signal);
+  };
+  return streamed(open, String(startingAfter), reader);
+}
+
+/**
+ * Shows what happens, as a path ending `/events` tells it: a conversation after a cursor, or the runs of an agent or of the
+ * project. It is taken up again however often the connection is lost.
+ * @param {string} path
+ * @param {Reader & {after?: string}} reader `after`: a cursor, or `now`
+ * @returns {Promise<void>} returns when there is nothing left to tell of; throws as `streamRun` does
+ */
+export function streamEvents(path, { after = "", ...reader }) {
+  const open = (/** @type {string} */ last) => send("GET", path + asQuery({ after: last }), undefined, reader.signal);
+  return streamed(open, after, reader);
+}
+
+/**
+ * @param {(after: string) => Promise<Response>} open
+ * @param {string} after
+ * @param {Reader} reader
+ */
+async function streamed(open, after, { signal, onFrame, onState = () => undefined }) {
+  let last = after;
   let pause = FIRST_PAUSE_MS;
   for (;;) {
     onState("connecting", null);
     try {
-      const body = { starting_after: last, include_status_events: true, include_event_times: true };
-      const answer = await send("POST", `/v1/runs/${encodeURIComponent(runId)}/stream`, body, signal);
+      const answer = await open(last);
       onState("live", null);
       for await (const frame of framesOf(bodyOf(answer))) {
         pause = FIRST_PAUSE_MS;
-        last = frame.seq || last;
+        last = frame.cursor || last;
         onFrame(frame);
         if (frame.data === null) {
           onState("ended", null);
@@ -75,36 +104,15 @@ export async function streamRun(runId, { startingAfter = 0, signal, onFrame, onS
 }
 
 /**
- * Sends messages and shows the stream of the run that answers them. A connection that is lost once the run is known is
- * taken up again at the run's stream.
+ * Sends messages to be answered in the background. Gives the id of the run that answers. Throws `ApiError`.
  * @param {string} path of an agent's or a conversation's messages
  * @param {Record<string, unknown>} body
- * @param {{signal?: AbortSignal, onFrame: (frame: Frame) => void,
- *   onState?: (state: StreamState, error: ApiError | null) => void}} options
- * @returns {Promise<void>}
+ * @returns {Promise<string>}
  */
-export async function streamMessages(path, body, { signal, onFrame, onState = () => undefined }) {
-  let runId = "";
-  let last = 0;
-  onState("connecting", null);
-  try {
-    const answer = await send("POST", path, { background: true, ...body, streaming: true }, signal);
-    onState("live", null);
-    for await (const frame of framesOf(bodyOf(answer))) {
-      last = frame.seq || last;
-      runId = frame.data?.run_id ?? runId;
-      onFrame(frame);
-      if (frame.data === null) {
-        onState("ended", null);
-        return;
-      }
-    }
-  } catch (thrown) {
-    if (runId === "") throw thrown;
-    asLost(thrown, signal);
-  }
-  if (runId === "") throw new ApiError(0, "The server ended the stream before it said which run it had begun");
-  await streamRun(runId, { startingAfter: last, signal, onFrame, onState });
+export async function submit(path, body) {
+  const answer = await send("POST", path, { ...body, background: true, streaming: true }, undefined);
+  for await (const { data } of framesOf(bodyOf(answer))) return data.run_id;
+  throw new ApiError(0, "The server ended the stream before it said which run it had begun");
 }
 
 /**

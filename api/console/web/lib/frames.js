@@ -3,9 +3,9 @@
 
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
 /**
- * A call of a tool. `result` is undefined until it has come.
+ * A call of a tool. `result` is undefined until it has come; `decision`: what a person has decided, where that is known.
  * @typedef {{id: string, name: string, arguments: string, needsApproval: boolean, resultSeq?: number, result?: unknown,
- *   status?: string, stdout?: string[] | null, stderr?: string[] | null}} Call
+ *   decision?: Record<string, any>, status?: string, stdout?: string[] | null, stderr?: string[] | null}} Call
  */
 /**
  * @typedef {"text" | "reasoning" | "call" | "input" | "summary" | "compaction" | "gap" | "restarted" | "continued" |

@@ -1,55 +1,48 @@
-// The messages that are on their way from a talk, as state of a page.
+// The messages that are on their way from a talk, as state of a page. What the server has not answered yet is kept in the
+// tab's session storage under its otid, so a page that is loaded again sends it again, and the server makes one run of both.
 
-import { useEffect, useRef, useState } from "../html.js";
+import { useEffect, useState } from "../html.js";
+import { submit } from "./api.js";
 import { newOtid } from "./otid.js";
-import { keepMessages, keptMessages, sendMessage } from "./sent_messages.js";
 
 /** @typedef {import("./talk_entries.js").Sent} Sent */
 
+const KEPT_AS = "holdfast.sent.";
+
 /**
- * They are sent again where a page was loaded anew before the server had answered.
  * @param {string} agentId
- * @param {string | null} conversationId
- * @param {{messages: any[] | null, chains: import("./followed_runs.js").Chain[],
- *   runs: import("./followed_runs.js").Run[], reload: () => void}} talk `messages` is null until the history is known
+ * @param {string | null} conversationId null: the agent's own history
+ * @param {ReadonlySet<string>} said the otids of what the history has, or the conversation's stream has shown
  */
-export function useOutbox(agentId, conversationId, { messages, chains, runs, reload }) {
-  const threadId = conversationId ?? agentId;
-  const [sent, setSent] = useState(() => keptMessages(threadId));
-  const restored = useRef(new Set(sent.map((one) => one.otid)));
+export function useOutbox(agentId, conversationId, said) {
+  const keptAs = KEPT_AS + (conversationId ?? agentId);
+  const [sent, setSent] = useState(() => kept(keptAs));
   const change = (/** @type {(before: Sent[]) => Sent[]} */ how) =>
     setSent((before) => {
       const after = how(before);
-      keepMessages(threadId, after);
+      const unanswered = after.filter((one) => one.runId === null);
+      if (unanswered.length === 0) sessionStorage.removeItem(keptAs);
+      else sessionStorage.setItem(keptAs, JSON.stringify(unanswered));
       return after;
     });
   const update = (/** @type {string} */ otid, /** @type {Partial<Sent>} */ fields) =>
     change((before) => before.map((one) => (one.otid === otid ? { ...one, ...fields } : one)));
-  const deliver = async (/** @type {Sent} */ message) => {
-    update(message.otid, { error: null });
+  const deliver = async (/** @type {Sent} */ { otid, text, ifBusy }) => {
+    update(otid, { error: null });
+    const path = conversationId ? `/v1/conversations/${conversationId}/messages` : `/v1/agents/${agentId}/messages`;
+    const messages = [{ role: "user", content: text, otid }];
     try {
-      update(message.otid, { runId: await sendMessage(agentId, conversationId, message) });
-      reload();
+      update(otid, { runId: await submit(path, { messages, stream_tokens: true, if_busy: ifBusy }) });
     } catch (thrown) {
-      update(message.otid, { error: thrown instanceof Error ? thrown.message : String(thrown) });
+      update(otid, { error: thrown instanceof Error ? thrown.message : String(thrown) });
     }
   };
   useEffect(() => {
-    for (const message of sent.filter((one) => one.runId === null && one.error === null)) deliver(message);
+    for (const message of sent.filter((one) => one.error === null)) deliver(message);
   }, []);
   useEffect(() => {
-    if (messages === null) return;
-    const stored = new Set(messages.map((message) => message.otid));
-    const followed = new Set(chains.flat().map((run) => run.id));
-    const listed = new Set(runs.map((run) => run.id));
-    // Not followed any more: the history has it, if further up than it is shown, or the run was rolled back.
-    const isOver = (/** @type {Sent} */ one) =>
-      one.runId !== null && (restored.current.has(one.otid) || listed.has(one.runId));
-    // A run that fails may take what it was asked out of the history again.
-    const isDone = (/** @type {Sent} */ one) =>
-      !followed.has(one.runId ?? "") && (stored.has(one.otid) || isOver(one));
-    if (sent.some(isDone)) change((before) => before.filter((one) => !isDone(one)));
-  }, [messages, chains, runs, sent]);
+    if (sent.some((one) => said.has(one.otid))) change((before) => before.filter((one) => !said.has(one.otid)));
+  }, [said, sent]);
   return {
     sent,
     send: (/** @type {string} */ text, /** @type {string} */ ifBusy) => {
@@ -60,4 +53,13 @@ export function useOutbox(agentId, conversationId, { messages, chains, runs, rel
     sendAgain: deliver,
     discard: (/** @type {Sent} */ message) => change((before) => before.filter((one) => one.otid !== message.otid)),
   };
+}
+
+/** @param {string} keptAs @returns {Sent[]} */
+function kept(keptAs) {
+  try {
+    return JSON.parse(sessionStorage.getItem(keptAs) ?? "[]");
+  } catch {
+    return [];
+  }
 }

@@ -10,12 +10,13 @@ import { usePolled } from "./polling.js";
  * @template Row
  * @param {string} path
  * @param {Record<string, unknown>} query
- * @param {{size: number, everyMs: number, idOf: (row: Row) => string}} options `idOf`: a row's cursor
+ * @param {{size: number, when: number | import("./polling.js").Runs, idOf: (row: Row) => string}} options `when` as in
+ *   `usePolled`; `idOf`: a row's cursor
  * @returns {{rows: Row[] | undefined, error: Error | null, reload: () => void, page: number,
  *   next: (() => void) | null, back: (() => void) | null, first: (() => void) | null}} `rows` is undefined until the
  *   first answer; `next` and `back` are null where there is no such page, and `first` is on the first page
  */
-export function usePaged(path, query, { size, everyMs, idOf }) {
+export function usePaged(path, query, { size, when, idOf }) {
   const asked = JSON.stringify([path, query]);
   const [place, setPlace] = useState({ asked, cursors: /** @type {string[]} */ ([]) });
   const cursors = place.asked === asked ? place.cursors : [];
@@ -25,7 +26,7 @@ export function usePaged(path, query, { size, everyMs, idOf }) {
     asked: `${asked} ${after}`,
     found: await request("GET", path, { query: { ...query, limit: size + 1, after }, signal }),
   });
-  const { data, error, reload } = usePolled(load, everyMs, [asked, after]);
+  const { data, error, reload } = usePolled(load, when, [asked, after]);
   // Rows of another page or filter are not shown under this one's name.
   const isOfThis = data.value?.asked === `${asked} ${after}`;
   /** @type {Row[] | undefined} */

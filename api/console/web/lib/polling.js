@@ -1,33 +1,59 @@
-// Asks again and again, for as long as somebody looks.
+// Asks again and again, or as often as something changes, for as long as somebody looks.
 
-import { useEffect, useSignal } from "../html.js";
+import { useEffect, useRef, useSignal } from "../html.js";
 import { ApiError } from "./api.js";
+import { followRuns } from "./run_changes.js";
+
+/** @typedef {import("./run_changes.js").RunChange} RunChange */
+/**
+ * @typedef {{agentId: string | null, concerns?: (change: RunChange) => boolean}} Runs those of an agent, or of the project;
+ *   `concerns`: those of them that matter
+ */
 
 const LONGEST_PAUSE_MS = 5000;
+/** Between a change and the next request at least, in which further changes gather. */
+const GATHER_MS = 150;
 
 /**
  * What `load` gives, kept fresh. A tab that nobody sees asks nothing; two requests are never under way at once.
  * @template T
  * @param {(signal: AbortSignal) => Promise<T>} load
- * @param {number} everyMs between the end of one request and the next; 0: ask once
+ * @param {number | Runs} when ms between the end of one request and the next, 0: ask once; or the runs of which each change
+ *   asks again
  * @param {unknown[]} deps a change begins anew
+ * @param {unknown} [mark] of what the page has heard elsewhere: another one asks again without beginning anew
  * @returns {{data: import("../html.js").Signal<T | undefined>, error: import("../html.js").Signal<Error | null>,
- *   reload: () => void}} `data` stays what it was while `error` says why there is nothing newer
+ *   reload: () => void, askSoon: () => void}} `data` stays what it was while `error` says why there is nothing newer;
+ *   `askSoon` asks again without beginning anew
  */
-export function usePolled(load, everyMs, deps) {
+export function usePolled(load, when, deps, mark) {
   const data = useSignal(/** @type {T | undefined} */ (undefined));
   const error = useSignal(/** @type {Error | null} */ (null));
   const asked = useSignal(0);
+  const soon = useRef(() => {});
+  const runs = useRef(when);
+  runs.current = when;
   useEffect(() => {
     const ending = new AbortController();
+    const everyMs = typeof when === "number" ? when : 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     let timer;
     let isAsking = false;
+    let isStale = false;
     let pause = everyMs;
+    const fail = (/** @type {unknown} */ thrown) => {
+      if (!ending.signal.aborted) error.value = thrown instanceof Error ? thrown : new Error(String(thrown));
+    };
+    const askIn = (/** @type {number} */ ms) => {
+      if (timer === undefined && !ending.signal.aborted) timer = setTimeout(ask, ms);
+    };
     const ask = async () => {
       clearTimeout(timer);
+      timer = undefined;
       if (isAsking || ending.signal.aborted || document.hidden) return;
       isAsking = true;
+      const wasTold = isStale || typeof when !== "number";
+      isStale = false;
       try {
         const found = await load(ending.signal);
         if (ending.signal.aborted) return;
@@ -35,23 +61,38 @@ export function usePolled(load, everyMs, deps) {
         error.value = null;
         pause = everyMs;
       } catch (thrown) {
-        if (ending.signal.aborted) return;
-        error.value = thrown instanceof Error ? thrown : new Error(String(thrown));
+        fail(thrown);
         // A server that is away or says that it is asked too often is asked less and less often.
         const told = thrown instanceof ApiError ? (thrown.retryAfter ?? 0) * 1000 : 0;
-        pause = Math.max(told, Math.min(pause * 2, LONGEST_PAUSE_MS));
+        pause = Math.max(told, Math.min(Math.max(pause, GATHER_MS) * 2, LONGEST_PAUSE_MS));
+        isStale ||= wasTold;
       } finally {
         isAsking = false;
-        if (everyMs > 0 && !ending.signal.aborted) timer = setTimeout(ask, pause);
+        if (everyMs > 0 || isStale) askIn(Math.max(pause, GATHER_MS));
       }
     };
+    const noteChange = () => {
+      isStale = true;
+      if (!isAsking) askIn(GATHER_MS);
+    };
+    const onChange = (/** @type {RunChange | null} */ change) => {
+      const concerns = typeof runs.current === "number" ? undefined : runs.current.concerns;
+      if (change === null || concerns === undefined || concerns(change)) noteChange();
+    };
+    soon.current = noteChange;
     ask();
+    if (typeof when !== "number") followRuns({ agentId: when.agentId, onChange, onLoss: fail }, ending.signal);
     document.addEventListener("visibilitychange", ask);
     return () => {
       ending.abort();
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", ask);
     };
-  }, [...deps, asked.value]);
-  return { data, error, reload: () => (asked.value += 1) };
+  }, [...deps, typeof when === "number" ? when : `of ${when.agentId}`, asked.value]);
+  const heard = useRef(mark);
+  useEffect(() => {
+    if (heard.current !== mark) soon.current();
+    heard.current = mark;
+  }, [mark]);
+  return { data, error, reload: () => (asked.value += 1), askSoon: () => soon.current() };
 }

@@ -1,39 +1,36 @@
 // A run, and the runs that go on with it after approvals, as they change.
 
-import { useRef } from "../html.js";
+import { useRef, useSignal } from "../html.js";
 import { statusOf } from "../components/status.js";
-import { request } from "./api.js";
+import { ApiError, request } from "./api.js";
 import { usePolled } from "./polling.js";
-
-const EVERY_MS = 700;
-
-/** @type {{runs: any[], lookedUpTo: string | null}} the chain, and up to which run its next one was looked for */
-const NOTHING = { runs: [], lookedUpTo: null };
 
 /**
  * @param {string} id of the first one
- * @returns {{runs: any[], error: Error | null, reload: () => void}} the run first; empty until the first answer
+ * @returns {{runs: any[], error: Error | null, reload: () => void, askSoon: () => void}} the run first; empty until the first
+ *   answer. `askSoon` is for what the runs' streams tell: their changes say nothing of steps and figures
  */
 export function useRunChain(id) {
-  const known = useRef(NOTHING);
+  const known = useRef(/** @type {any[]} */ ([]));
+  const following = useSignal(/** @type {any} */ (null));
+  const first = following.value?.first === id ? following.value.run : null;
+  const isSame = (/** @type {import("./run_changes.js").RunChange} */ { event_data: run }) =>
+    run.conversation_id === first.conversation_id;
   const polled = usePolled(
     async (signal) => {
-      const before = known.current.runs[0]?.id === id ? known.current : NOTHING;
-      const last = before.runs.at(-1);
-      if (last !== undefined && isOver(last)) return before.runs;
-      const fresh = await request("GET", `/v1/runs/${encodeURIComponent(last?.id ?? id)}`, { signal });
-      const runs = [...before.runs.slice(0, -1), fresh];
-      const later = statusOf(fresh) === "requires_approval" ? await laterRuns(fresh, before.lookedUpTo, signal) : [];
-      const next = later.find((one) => one.metadata?.continues_run_id === fresh.id);
-      if (next === undefined) known.current = { runs, lookedUpTo: later.at(-1)?.id ?? before.lookedUpTo };
-      else known.current = { runs: [...runs, next], lookedUpTo: null };
-      return known.current.runs;
+      const before = known.current[0]?.id === id ? known.current : [];
+      const last = before.at(-1);
+      if (last !== undefined && isOver(last)) return before;
+      const runs = [...before.slice(0, -1), ...(await runsFrom(last?.id ?? id, signal))];
+      known.current = runs;
+      following.value = isOver(runs[runs.length - 1]) ? null : { first: id, run: runs[0] };
+      return runs;
     },
-    EVERY_MS,
+    first === null ? 0 : { agentId: first.agent_id, concerns: isSame },
     [id],
   );
   const runs = polled.data.value ?? [];
-  return { runs: runs[0]?.id === id ? runs : [], error: polled.error.value, reload: polled.reload };
+  return { runs: runs[0]?.id === id ? runs : [], error: polled.error.value, reload: polled.reload, askSoon: polled.askSoon };
 }
 
 /** @param {any} run */
@@ -42,19 +39,26 @@ export function isActive(run) {
 }
 
 /** @param {any} run */
-function isOver(run) {
+export function isOver(run) {
   return !isActive(run) && statusOf(run) !== "requires_approval";
 }
 
 /**
- * The runs of a parked run's own history behind it, oldest first: the one that goes on with it is among them as soon as its
- * calls are decided. Runs are listed in the order in which they were stored, so none comes in before `lookedUpTo` later on.
- * @param {any} run
- * @param {string | null} lookedUpTo the last one that was looked at; null: none was
+ * A run as it is now, and those that go on with it.
+ * @param {string} id
  * @param {AbortSignal} signal
  * @returns {Promise<any[]>}
  */
-async function laterRuns(run, lookedUpTo, signal) {
-  const history = { agent_id: run.agent_id, conversation_id: run.conversation_id ?? "default" };
-  return request("GET", "/v1/runs", { query: { ...history, after: lookedUpTo ?? run.id, order: "asc", limit: 100 }, signal });
+async function runsFrom(id, signal) {
+  const runs = [];
+  for (let next = id; next; next = runs[runs.length - 1].metadata?.continued_by_run_id) {
+    try {
+      runs.push(await request("GET", `/v1/runs/${encodeURIComponent(next)}`, { signal }));
+    } catch (thrown) {
+      const isDeleted = runs.length > 0 && thrown instanceof ApiError && thrown.status === 404;
+      if (!isDeleted) throw thrown;
+      break;
+    }
+  }
+  return runs;
 }

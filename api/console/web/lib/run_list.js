@@ -1,12 +1,10 @@
 // The rows of the Runs page: one unbroken piece of the list from the newest run down, as far as the reader has scrolled.
-// The newest page and the page in sight are asked for again and again, so what can be seen is never stale.
+// The newest page and the page in sight are asked for again when a run has changed.
 
 import { useEffect, useRef, useSignal } from "../html.js";
 import { request } from "./api.js";
 import { usePolled } from "./polling.js";
 
-/** A status change shows within a second. */
-const EVERY_MS = 700;
 const PAGE = 100;
 
 /**
@@ -46,7 +44,8 @@ export function useRunList(filters) {
     const page = await pageAfter(before.id, signal);
     if (!signal.aborted) keep(withPage(current(), before.id, page, page.length < PAGE), current()?.wanted ?? PAGE);
   };
-  const polled = usePolled(refresh, EVERY_MS, [asked]);
+  // A key of single agents may follow those, and not the project.
+  const polled = usePolled(refresh, { agentId: filters.agent_id || null }, [asked]);
   useEffect(() => {
     failure.value = null;
     inSight.current = { first: 0, last: 0 };
@@ -86,7 +85,10 @@ export function useRunList(filters) {
     loadMore,
     reload,
     look: (first, last) => {
+      const isNew = first !== inSight.current.first || last !== inSight.current.last;
       inSight.current = { first, last };
+      // Runs may have changed while their rows were out of sight.
+      if (isNew && last > PAGE) polled.askSoon();
     },
   };
 }

@@ -4,22 +4,22 @@
 import { useEffect, useRef, useSignal } from "../html.js";
 import { streamRun } from "./api.js";
 import { addFrame, emptyTranscript } from "./frames.js";
-import { whileSeen } from "./visibility.js";
+import { oncePerFrame, whileSeen } from "./visibility.js";
 import { addToTimeline, emptyTimeline } from "./waterfall.js";
 
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
 /** @typedef {import("./api.js").StreamState} StreamState */
 /**
  * @typedef {{transcript: import("./frames.js").Transcript, timeline: import("./waterfall.js").Timeline, events: Frame[],
- *   state: StreamState, error: Error | null, interruptions: number, position: Position | null}} Shown `events`: as they
- *   came; `interruptions`: how often the connection was lost; `position`: how far this tab had come when it was loaded
- *   anew, null where it had not seen the run
+ *   state: StreamState, error: Error | null, interruptions: number, position: Position | null, turns: number}} Shown
+ *   `events`: as they came; `interruptions`: how often the connection was lost; `position`: how far this tab had come when it
+ *   was loaded anew, null where it had not seen the run; `turns`: how often something else came than more of the same
+ *   message, so that what is not in the stream may have changed, too
  * @typedef {{leg: number, seq: number}} Position a number in a run's log; `leg` is 1 in that of its first continuation
  */
 
 /** How far a tab has come in a run. */
 const SEEN = "holdfast.seen.";
-const HIDDEN_MS = 250;
 
 /**
  * Follows a run, and those that go on with it after approvals. A tab that is loaded again replays the logs and knows how far
@@ -70,7 +70,9 @@ class Follower {
     this.state = nothing(first);
     /** @type {Frame[]} */
     this.waiting = [];
-    this.isDrawing = false;
+    /** Of the last frame: what it is, and of which message. */
+    this.message = "";
+    this.drawSoon = oncePerFrame(() => this.draw(), signal);
   }
 
   /**
@@ -109,25 +111,19 @@ class Follower {
     this.drawSoon();
   }
 
-  drawSoon() {
-    if (this.isDrawing) return;
-    this.isDrawing = true;
-    // A tab that nobody sees draws nothing, and must not keep all that has come until then.
-    if (document.hidden) setTimeout(() => this.draw(), HIDDEN_MS);
-    else requestAnimationFrame(() => this.draw());
-  }
-
   draw() {
-    this.isDrawing = false;
-    if (this.signal.aborted) return;
-    let { transcript, timeline } = this.state;
+    let { transcript, timeline, turns } = this.state;
     for (const frame of this.waiting) {
+      const { message_type: type, id } = frame.data ?? {};
+      const message = `${type} ${id}`;
+      if (message !== this.message) turns += 1;
+      this.message = message;
       transcript = addFrame(transcript, frame);
       timeline = addToTimeline(timeline, frame);
       this.state.events.push(frame);
     }
     this.waiting = [];
-    this.state = { ...this.state, transcript, timeline };
+    this.state = { ...this.state, transcript, timeline, turns };
     this.show(this.state);
     if (transcript.lastSeq > 0) remember(this.first, { leg: transcript.leg, seq: transcript.lastSeq });
   }
@@ -146,6 +142,7 @@ function nothing(runId) {
     error: null,
     interruptions: 0,
     position: remembered(runId),
+    turns: 0,
   };
 }
 

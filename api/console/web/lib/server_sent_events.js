@@ -1,6 +1,9 @@
 // Server-sent events out of a response's body. `EventSource` cannot send a header, and a key never goes into a URL.
 
-/** @typedef {{seq: number, event: string, data: any}} Frame a frame of a run's stream; data is null at its end */
+/**
+ * @typedef {{seq: number, cursor: string, event: string, data: any}} Frame data is null at the end of the stream. `cursor`:
+ *   after which the stream goes on, "" where a frame has none; `seq`: the number in the run's log, with which a cursor ends
+ */
 
 /**
  * The frames of a response, one by one, as they arrive.
@@ -34,14 +37,16 @@ export async function* framesOf(body) {
  * @returns {Frame | null}
  */
 export function parsed(text) {
-  let seq = 0;
+  let cursor = "";
   let event = "message";
   let data = null;
   for (const line of text.split("\n")) {
-    if (line.startsWith("id:")) seq = Number(line.slice(3));
+    if (line.startsWith("id:")) cursor = line.slice(3).trim();
     else if (line.startsWith("event:")) event = line.slice(6).trim();
     else if (line.startsWith("data:")) data = (data === null ? "" : `${data}\n`) + line.slice(5).trimStart();
   }
   if (data === null) return null;
-  return data === "[DONE]" ? { seq, event: "done", data: null } : { seq, event, data: JSON.parse(data) };
+  const seq = Number(cursor.slice(cursor.lastIndexOf(".") + 1));
+  if (data === "[DONE]") return { seq, cursor, event: "done", data: null };
+  return { seq, cursor, event, data: JSON.parse(data) };
 }

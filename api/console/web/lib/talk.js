@@ -1,95 +1,153 @@
-// A talk with an agent as state of a page: the history, the runs that answer now, and what is on its way. The API knows
-// all of it but the last, so a page that is loaded again in the middle of an answer goes on where it was.
+// A talk with an agent as state of a page: the history, the conversation's stream, what waits for its turn, and what is on
+// its way. The server knows all of it but the last, so every page on a conversation shows the same.
 
-import { useMemo, useRef, useState } from "../html.js";
-import { request } from "./api.js";
-import { followedRuns, isOpen, waitingRun } from "./followed_runs.js";
+import { useEffect, useMemo, useRef, useSignal, useState } from "../html.js";
+import { request, streamEvents } from "./api.js";
+import { addEvent, EMPTY, turnAtWork } from "./conversation.js";
 import { useOutbox } from "./outbox.js";
 import { usePolled } from "./polling.js";
-import { talkEntries } from "./talk_entries.js";
+import { pastEntries, presentEntries, shownTurns } from "./talk_entries.js";
+import { oncePerFrame, whileSeen } from "./visibility.js";
 
-/** @typedef {import("./followed_runs.js").Chain} Chain */
-/** @typedef {import("./followed_runs.js").Run} Run */
+/** @typedef {import("./talk_entries.js").Run} Run */
 /**
- * @typedef {{messages: any[], hasOlder: boolean}} History oldest first
+ * @typedef {{from: string, messages: any[], ended: Run[]}} Past `from`: the cursor behind which the stream is read;
+ *   `messages`: the newest, oldest first; `ended`: runs, for how they ended
  *
- * @typedef {{history: History | null, chains: Chain[], runs: Run[]}} Known `runs`: the newest ones, newest first
+ * @typedef {{conversation: import("./conversation.js").Conversation, state: import("./api.js").StreamState,
+ *   error: Error | null}} Shown
  */
 
-/** A run's stream is read as soon as the list of runs says that it has begun. */
-const EVERY_MS = 500;
-const RUNS = 20;
-/** In the list, where more are queued than its first page holds. */
-const MORE_RUNS = 500;
+/** Turns that are read as they were streamed; what was before is read from the history, which is much shorter. */
+const STREAMED = 2;
 const MESSAGES = 50;
-
-/** @type {Known} */
-const NOTHING = { history: null, chains: [], runs: [] };
+const ENDED = 20;
+const QUEUED = 500;
 
 /**
  * @param {string} agentId
  * @param {string | null} conversationId null: the agent's own history
  */
 export function useTalk(agentId, conversationId) {
-  const [known, setKnown] = useState(NOTHING);
-  const [shownIds, setShownIds] = useState(/** @type {ReadonlySet<string>} */ (new Set()));
-  const seen = useRef(/** @type {string | null} */ (null));
-
-  const load = async (/** @type {AbortSignal} */ signal) => {
-    const runs = await threadRuns(agentId, conversationId, signal);
-    const now = runs.map((run) => `${run.id} ${run.status} ${run.stop_reason}`).join();
-    if (now === seen.current) return;
-    // The runs were asked first, so the history has all messages of those that have ended.
-    const page = await messagesOf(agentId, conversationId, undefined, signal);
-    seen.current = now;
-    setKnown((before) => {
-      const history = withNewest(before.history, page);
-      return { history, chains: followedRuns(before.chains, runs, history.messages), runs };
-    });
-  };
-  const { error, reload } = usePolled(load, EVERY_MS, [agentId, conversationId]);
-  const { history, chains, runs } = known;
-  const messages = history?.messages ?? null;
-  const outbox = useOutbox(agentId, conversationId, { messages, chains, runs, reload });
-  const entries = useMemo(
-    () => talkEntries(messages ?? [], { chains, runs, sent: outbox.sent, shown: shownIds }),
-    [known, outbox.sent, shownIds],
+  const events = `/v1/conversations/${conversationId ?? agentId}/events`;
+  const thread = { agent_id: agentId, conversation_id: conversationId ?? "default" };
+  const past = usePolled((signal) => pastOf(events, thread, signal), 0, []);
+  const known = past.data.value;
+  const older = useOlder(known?.messages, (before) => messagesOf(thread, before));
+  const messages = useMemo(() => [...older.messages, ...(known?.messages ?? [])], [older.messages, known]);
+  const { conversation, state, error } = useConversation(events, known).value;
+  const said = useMemo(
+    () => new Set([...conversation.otids, ...messages.map((message) => message.otid)]),
+    [conversation.otids, messages],
   );
-  const change = (/** @type {(before: History) => History} */ how) =>
-    setKnown((before) => (before.history === null ? before : { ...before, history: how(before.history) }));
+  const outbox = useOutbox(agentId, conversationId, said);
+  const atWork = turnAtWork(conversation);
+  const queued = useQueue(thread, atWork !== undefined || outbox.sent.length > 0, conversation.present);
+  // Until the stream has come to the present, the history shows the same and more.
+  const turns = conversation.present ? shownTurns(conversation.turns, messages) : [];
+  const runIds = turns.flatMap((turn) => turn.runIds).join();
+  const pastOnes = useMemo(
+    () => pastEntries(messages, known?.ended ?? [], new Set(runIds.split(","))),
+    [messages, known, runIds],
+  );
   return {
-    entries,
-    error: error.value,
-    reload,
-    isLoaded: history !== null,
-    older: useOlder(history, change, (before) => messagesOf(agentId, conversationId, before)),
-    active: runs.filter(isOpen),
-    waitsForPerson: waitingRun(runs) !== undefined,
-    noteShown: (/** @type {string[]} */ ids) => setShownIds((before) => union(before, ids)),
+    entries: [...pastOnes, ...presentEntries(turns, queued, outbox.sent)],
+    error: past.error.value ?? (state === "ended" ? error : null),
+    lost: state === "waiting" ? error : null,
+    reload: past.reload,
+    isLoaded: known !== undefined,
+    older,
+    active: [...(atWork?.runIds.slice(-1) ?? []), ...queued.map((run) => run.id)],
+    waitsForPerson: conversation.turns.at(-1)?.isWaiting ?? false,
     ...outbox,
   };
 }
 
 /**
- * What was said before the oldest message that is shown: a page of it at a time.
- * @param {History | null} history
- * @param {(how: (before: History) => History) => void} change
- * @param {(before: string) => Promise<any[]>} pageBefore
- * @returns {{show: (() => void) | null, isLoading: boolean, error: Error | null}} `show` is null where there is no more
+ * The newest turns of a conversation behind a cursor, as they come.
+ * @param {string} path
+ * @param {Past | undefined} past undefined: not yet
+ * @returns {import("../html.js").Signal<Shown>}
  */
-function useOlder(history, change, pageBefore) {
-  const [error, setError] = useState(/** @type {Error | null} */ (null));
+function useConversation(path, past) {
+  const shown = useSignal(/** @type {Shown} */ ({ conversation: EMPTY, state: "connecting", error: null }));
+  useEffect(() => {
+    if (past === undefined) return undefined;
+    const ending = new AbortController();
+    let now = { ...shown.peek(), conversation: EMPTY };
+    let after = past.from;
+    /** @type {import("./api.js").Frame[]} */
+    let waiting = [];
+    const draw = oncePerFrame(() => {
+      now = { ...now, conversation: waiting.reduce(addEvent, now.conversation) };
+      waiting = [];
+      shown.value = now;
+    }, ending.signal);
+    const onState = (/** @type {Shown["state"]} */ state, /** @type {Error | null} */ error) => {
+      now = { ...now, state, error };
+      draw();
+    };
+    const onFrame = (/** @type {import("./api.js").Frame} */ frame) => {
+      after = frame.cursor || after;
+      waiting.push(frame);
+      draw();
+    };
+    const read = (/** @type {AbortSignal} */ signal) => streamEvents(path, { after, signal, onFrame, onState });
+    whileSeen(read, ending.signal).catch((thrown) => onState("ended", thrown));
+    return () => ending.abort();
+  }, [path, past]);
+  return shown;
+}
+
+/**
+ * The runs of a history that wait for their turn, oldest first: the conversation's stream shows a run when it begins.
+ * @param {{agent_id: string, conversation_id: string}} thread
+ * @param {boolean} isBusy something is at work or on its way, so that others may wait
+ * @param {import("./conversation.js").Conversation["present"]} present
+ * @returns {Run[]}
+ */
+function useQueue(thread, isBusy, present) {
+  const known = useRef({ present, isWaiting: false });
+  const isWaiting = known.current.present === present ? known.current.isWaiting : (present?.queued.length ?? 0) > 0;
+  const follows = isBusy || isWaiting;
+  const query = { ...thread, statuses: "created", order: "asc", limit: QUEUED };
+  const load = async (/** @type {AbortSignal} */ signal) => {
+    /** @type {Run[]} */
+    const runs = follows ? await request("GET", "/v1/runs", { query, signal }) : [];
+    const queued = runs.filter((run) => !run.metadata?.continues_run_id);
+    known.current = { present, isWaiting: queued.length > 0 };
+    return queued;
+  };
+  const { data } = usePolled(load, follows ? { agentId: thread.agent_id } : 0, [present]);
+  return data.value ?? NONE;
+}
+
+/** @type {Run[]} */
+const NONE = [];
+
+/**
+ * What was said before the oldest message that is shown: a page of it at a time.
+ * @param {any[] | undefined} newest undefined until it is known
+ * @param {(before: string) => Promise<any[]>} pageBefore
+ * @returns {{messages: any[], show: (() => void) | null, isLoading: boolean, error: Error | null}} `show` is null where
+ *   there is no more
+ */
+function useOlder(newest, pageBefore) {
+  const [messages, setMessages] = useState(/** @type {any[]} */ ([]));
   const [isLoading, setIsLoading] = useState(false);
+  const [error, setError] = useState(/** @type {Error | null} */ (null));
   // A second click comes before the page is drawn with the first.
   const asked = useRef(false);
-  const oldest = history?.messages[0]?.id;
+  const isWhole = useRef(false);
+  const oldest = (messages[0] ?? newest?.[0])?.id;
   const show = async () => {
     if (asked.current) return;
     asked.current = true;
     setIsLoading(true);
     try {
       const page = await pageBefore(oldest);
-      change((before) => withOlder(before, oldest, page));
+      isWhole.current = page.length < MESSAGES;
+      setMessages((before) => [...page, ...before]);
       setError(null);
     } catch (thrown) {
       setError(thrown instanceof Error ? thrown : new Error(String(thrown)));
@@ -98,71 +156,51 @@ function useOlder(history, change, pageBefore) {
       setIsLoading(false);
     }
   };
-  return { show: history?.hasOlder && oldest !== undefined ? show : null, isLoading, error };
+  const hasMore = (newest?.length ?? 0) >= MESSAGES && !isWhole.current;
+  return { messages, show: hasMore ? show : null, isLoading, error };
 }
 
 /**
- * The newest runs on this history, newest first: so many that the first that has not ended is among them, and the one that
- * waits for a person before those that are queued behind it.
- * @param {string} agentId
- * @param {string | null} conversationId
+ * What was said so far. The stream is asked first where it is, so the history has all messages of the turns before.
+ * @param {string} events
+ * @param {{agent_id: string, conversation_id: string}} thread
  * @param {AbortSignal} signal
- * @returns {Promise<Run[]>}
+ * @returns {Promise<Past>}
  */
-async function threadRuns(agentId, conversationId, signal) {
-  /** @type {Run[]} */
-  const runs = [];
-  for (;;) {
-    const limit = runs.length === 0 ? RUNS : MORE_RUNS;
-    const query = { agent_id: agentId, conversation_id: conversationId ?? "default", limit, after: runs.at(-1)?.id };
-    /** @type {Run[]} */
-    const page = await request("GET", "/v1/runs", { query, signal });
-    runs.push(...page);
-    const oldest = page.at(-1);
-    if (oldest === undefined || page.length < limit || !isOpen(oldest)) return runs;
+async function pastOf(events, thread, signal) {
+  const turn = await presentTurn(events, signal);
+  const [messages, ended] = await Promise.all([
+    messagesOf(thread, undefined, signal),
+    request("GET", "/v1/runs", { query: { ...thread, limit: ENDED }, signal }),
+  ]);
+  return { from: `${Math.max(0, turn + 1 - STREAMED)}.0.0`, messages, ended };
+}
+
+/** The number of the newest turn. @param {string} events @param {AbortSignal} signal @returns {Promise<number>} */
+async function presentTurn(events, signal) {
+  const enough = new AbortController();
+  let turn = 0;
+  const onFrame = (/** @type {import("./api.js").Frame} */ { data }) => {
+    if (data?.event_type !== "caught_up") return;
+    turn = Number(data.event_data.cursor.split(".", 1)[0]);
+    enough.abort();
+  };
+  try {
+    await streamEvents(events, { after: "now", signal: AbortSignal.any([signal, enough.signal]), onFrame });
+  } catch (thrown) {
+    if (!enough.signal.aborted) throw thrown;
   }
+  return turn;
 }
 
 /**
  * A page of the history, oldest first: the newest, or what is before a message.
- * @param {string} agentId
- * @param {string | null} conversationId
+ * @param {{agent_id: string, conversation_id: string}} thread
  * @param {string} [before]
  * @param {AbortSignal} [signal]
  * @returns {Promise<any[]>}
  */
-async function messagesOf(agentId, conversationId, before, signal) {
-  const query = { conversation_id: conversationId ?? "default", limit: MESSAGES, before };
+async function messagesOf({ agent_id: agentId, conversation_id: conversationId }, before, signal) {
+  const query = { conversation_id: conversationId, limit: MESSAGES, before };
   return request("GET", `/v1/agents/${agentId}/messages`, { query, signal });
-}
-
-/**
- * The history after its newest page was read again.
- * @param {History | null} before
- * @param {any[]} page
- * @returns {History}
- */
-function withNewest(before, page) {
-  const first = page[0]?.id;
-  const overlap = before?.messages.findIndex((message) => message.id === first) ?? -1;
-  // So much is new that the pages do not meet: what is older is asked for again when somebody wants to see it.
-  if (before === null || overlap < 0) return { messages: page, hasOlder: page.length >= MESSAGES };
-  return { messages: [...before.messages.slice(0, overlap), ...page], hasOlder: before.hasOlder };
-}
-
-/**
- * The history with the page before its oldest message. It may begin elsewhere by now.
- * @param {History} before
- * @param {string} oldest
- * @param {any[]} page
- * @returns {History}
- */
-function withOlder(before, oldest, page) {
-  if (before.messages[0]?.id !== oldest) return before;
-  return { messages: [...page, ...before.messages], hasOlder: page.length >= MESSAGES };
-}
-
-/** @param {ReadonlySet<string>} set @param {string[]} ids */
-function union(set, ids) {
-  return ids.every((id) => set.has(id)) ? set : new Set([...set, ...ids]);
 }

@@ -1,60 +1,61 @@
-// What a talk with an agent shows, each thing once: what is in the history, and the runs that are followed live. A run
-// that is followed replays its log from the start, so of its messages in the history only what it was asked is shown.
+// What a talk with an agent shows, each thing once: what is in the history, what the conversation's stream shows, what
+// waits for its turn, and what is on its way.
 
-import { isOpen, leftNothing } from "./followed_runs.js";
 import { addFrame, asText, emptyTranscript } from "./frames.js";
 
-/** @typedef {import("./followed_runs.js").Chain} Chain */
-/** @typedef {import("./followed_runs.js").Run} Run */
+/** @typedef {import("./conversation.js").Turn} Turn */
 /**
+ * @typedef {{id: string, status: string, stop_reason: string | null, metadata: any}} Run as the API lists it
+ *
  * A message that was typed here. `runId` is null until the server has said which run answers it.
  * @typedef {{otid: string, text: string, ifBusy: string, runId: string | null, error: string | null}} Sent
  *
  * @typedef {{kind: "said", key: string, text: string, at: string | null, sent?: Sent}
  *   | {kind: "past", key: string, runId: string | null, transcript: import("./frames.js").Transcript}
- *   | {kind: "live", key: string, chain: Chain}} Entry
+ *   | {kind: "live", key: string, turn: Turn}
+ *   | {kind: "queued", key: string, runId: string}} Entry
  */
 
 /**
+ * What the history has of runs that are not streamed. It is drawn as it was until more is known.
  * @param {any[]} messages the history as the API lists it, oldest first
- * @param {{chains: Chain[], runs: Run[], sent: Sent[], shown: ReadonlySet<string>}} talk `chains`: what is followed, oldest
- *   first; `runs`: those whose ends are known; `shown`: ids and otids of messages that a followed run shows itself, as
- *   those injected into it
+ * @param {Run[]} ended runs whose ends are known
+ * @param {ReadonlySet<string>} streamed
  * @returns {Entry[]}
  */
-export function talkEntries(messages, { chains, runs, sent, shown }) {
-  const kept = new Set(messages.map((message) => message.otid));
-  const open = sent.filter((one) => !kept.has(one.otid) && !shown.has(one.otid));
-  /** @type {Entry[]} */
-  const entries = [];
-  const runOf = new Map(runs.map((run) => [run.id, run]));
-  const chainOf = new Map(chains.flatMap((chain) => chain.map((run) => [run.id, chain])));
-  /** @type {Set<Chain>} */
-  const placed = new Set();
-  const placeOf = new Map(runs.toReversed().map((run, place) => [run.id, place]));
-  const isBefore = (/** @type {Chain} */ chain, /** @type {string} */ runId) =>
-    (placeOf.get(chain[0]?.id ?? "") ?? Infinity) < (placeOf.get(runId) ?? -1);
-  // What failed without a message of its own has no place in the history: it stands before the run that came next.
-  const traceless = chains.filter((chain) => !chain.some(isOpen) && leftNothing(chain, messages));
-  for (const group of groupsOf(messages)) {
-    for (const lost of traceless.filter((one) => !placed.has(one) && isBefore(one, group[0].run_id))) {
-      entries.push(...sentTo(open, lost), liveOf(lost));
-      placed.add(lost);
-    }
-    const chain = chainOf.get(group[0].run_id);
-    if (chain === undefined) {
-      entries.push(...pastOf(group, runOf.get(group[0].run_id)));
-      continue;
-    }
-    const asked = group.filter((message) => message.message_type === "user_message" && !shown.has(message.id));
-    entries.push(...asked.map(saidOf));
-    // What it was asked is in the history, so what is still on its way to it is injected.
-    if (!placed.has(chain)) entries.push(liveOf(chain), ...sentTo(open, chain));
-    placed.add(chain);
-  }
-  for (const chain of chains.filter((one) => !placed.has(one))) entries.push(...sentTo(open, chain), liveOf(chain));
-  const unplaced = open.filter((one) => one.runId === null || !chainOf.has(one.runId));
-  return [...entries, ...unplaced.map(sentEntry)];
+export function pastEntries(messages, ended, streamed) {
+  const runOf = new Map(ended.map((run) => [run.id, run]));
+  const past = groupsOf(messages).filter((group) => !streamed.has(group[0].run_id));
+  return past.flatMap((group) => pastOf(group, runOf.get(group[0].run_id)));
+}
+
+/**
+ * The turns that are shown as they were streamed: the history has what some logs have lost.
+ * @param {Turn[]} turns
+ * @param {any[]} messages
+ */
+export function shownTurns(turns, messages) {
+  return turns.filter(({ transcript, runIds }) => {
+    if (!transcript.items.some((item) => item.kind === "gap")) return true;
+    return !messages.some((one) => runIds.includes(one.run_id) && one.message_type !== "user_message");
+  });
+}
+
+/**
+ * @param {Turn[]} turns as they were streamed
+ * @param {Run[]} queued oldest first
+ * @param {Sent[]} sent what neither the history nor a turn has
+ * @returns {Entry[]}
+ */
+export function presentEntries(turns, queued, sent) {
+  const begun = new Set(turns.flatMap((turn) => turn.runIds));
+  const waiting = queued.filter((run) => !begun.has(run.id));
+  const queuedIds = new Set(waiting.map((run) => run.id));
+  return [
+    ...turns.flatMap(turnOf),
+    ...waiting.flatMap((run) => queuedOf(run, sent)),
+    ...sent.filter((one) => !queuedIds.has(one.runId ?? "")).map(sentEntry),
+  ];
 }
 
 /** The messages of one run after the other. @param {any[]} messages @returns {any[][]} */
@@ -83,12 +84,14 @@ function pastOf(group, run) {
   group.forEach((message, index) => {
     if (message.message_type === "user_message") {
       close();
-      entries.push(saidOf(message));
+      entries.push(saidOf(message, message.date));
     } else if (message.message_type !== "system_message") {
-      transcript = addFrame(transcript, { seq: index + 1, event: "message", data: message });
+      transcript = addFrame(transcript, { seq: index + 1, cursor: "", event: "message", data: message });
     }
   });
-  for (const frame of endOf(run)) transcript = addFrame(transcript, { seq: group.length + 1, event: "message", data: frame });
+  for (const data of endOf(run)) {
+    transcript = addFrame(transcript, { seq: group.length + 1, cursor: "", event: "message", data });
+  }
   close();
   return entries;
 }
@@ -107,23 +110,32 @@ function endOf(run) {
   return failure ? [failure, stop] : [stop];
 }
 
-/** @param {any} message @returns {Entry} */
-function saidOf(message) {
-  return { kind: "said", key: `said:${message.otid ?? message.id}`, text: asText(message.content), at: message.date };
+/** @param {{id: string, otid: string | null, content: any}} message @param {string | null} at @returns {Entry} */
+function saidOf(message, at) {
+  return { kind: "said", key: `said:${message.otid ?? message.id}`, text: asText(message.content), at };
+}
+
+/** @param {Turn} turn @returns {Entry[]} */
+function turnOf(turn) {
+  const asked = turn.asked.filter((one) => one.role === "user").map((one) => saidOf(one, turn.at));
+  const { hasEnded, items } = turn.transcript;
+  // As a compaction of a history that had nothing to compact.
+  if (hasEnded && items.length === 0 && asked.length === 0) return [];
+  return [...asked, { kind: "live", key: `live:${turn.number}`, turn }];
+}
+
+/** @param {Run} run @param {Sent[]} sent @returns {Entry[]} */
+function queuedOf(run, sent) {
+  /** @type {Entry} */
+  const entry = { kind: "queued", key: `queued:${run.id}`, runId: run.id };
+  const own = sent.filter((one) => one.runId === run.id).map(sentEntry);
+  const words = run.metadata?.first_words;
+  if (own.length > 0) return [...own, entry];
+  return words ? [{ kind: "said", key: `said:${run.id}`, text: words, at: null }, entry] : [entry];
 }
 
 /** @param {Sent} one @returns {Entry} */
 function sentEntry(one) {
-  // The same key as in the history: the entry stays what it is when the history has it.
+  // The same key as in the turn: the entry stays what it is when the stream has it.
   return { kind: "said", key: `said:${one.otid}`, text: one.text, at: null, sent: one };
-}
-
-/** @param {Sent[]} open @param {Chain} chain */
-function sentTo(open, chain) {
-  return open.filter((one) => chain.some((run) => run.id === one.runId)).map(sentEntry);
-}
-
-/** @param {Chain} chain @returns {Entry} */
-function liveOf(chain) {
-  return { kind: "live", key: `live:${chain[0]?.id}`, chain };
 }

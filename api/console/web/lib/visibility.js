@@ -24,6 +24,29 @@ export async function whileSeen(work, signal) {
   }
 }
 
+/** A tab that nobody sees draws nothing, and must not keep all that has come until then. */
+const HIDDEN_MS = 250;
+
+/**
+ * Gives what asks for `draw`, which is called once per drawn frame, however much has come.
+ * @param {() => void} draw
+ * @param {AbortSignal} signal
+ * @returns {() => void}
+ */
+export function oncePerFrame(draw, signal) {
+  let isAsked = false;
+  const now = () => {
+    isAsked = false;
+    if (!signal.aborted) draw();
+  };
+  return () => {
+    if (isAsked) return;
+    isAsked = true;
+    if (document.hidden) setTimeout(now, HIDDEN_MS);
+    else requestAnimationFrame(now);
+  };
+}
+
 /**
  * @param {AbortSignal} signal
  * @returns {Promise<void>}

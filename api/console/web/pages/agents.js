@@ -2,6 +2,7 @@
 
 import { html } from "../html.js";
 import { Copy, Empty, Failure, Id, Time } from "../components/basics.js";
+import { CodeAgents } from "../components/code_agents.js";
 import { Pager } from "../components/pager.js";
 import { usePaged } from "../lib/paged.js";
 import { href, refine } from "../lib/routing.js";
@@ -20,7 +21,7 @@ const idOf = (agent) => agent.id;
 /** @param {import("../app.js").PageProps} props */
 export function AgentsPage({ query }) {
   const wanted = query.q ?? "";
-  const list = usePaged("/v1/agents", { query_text: wanted }, { size: PAGE, everyMs: EVERY_MS, idOf });
+  const list = usePaged("/v1/agents", { query_text: wanted }, { size: PAGE, when: EVERY_MS, idOf });
   return html`
     <h1>Agents</h1>
     <div class="filters">
@@ -37,6 +38,7 @@ export function AgentsPage({ query }) {
     ${list.rows?.length === 0 && (wanted ? html`<${NoneFound} wanted=${wanted} />` : html`<${NoAgents} />`)}
     ${list.rows !== undefined && list.rows.length > 0 && html`<${AgentTable} rows=${list.rows} />`}
     <${Pager} ...${list} of="agents" />
+    <${CodeAgents} />
   `;
 }
 

@@ -1,32 +1,32 @@
 // One run: what it said and did, live or replayed, where its time went, and the ways to steer it.
 
-import { html } from "../html.js";
+import { html, useEffect, useSignal } from "../html.js";
 import { AgentName, Failure, Id, Time, Duration } from "../components/basics.js";
-import { Status, statusOf } from "../components/status.js";
+import { Status } from "../components/status.js";
 import { Connection } from "../components/connection.js";
 import { RawEvents } from "../components/raw_events.js";
+import { Journal } from "../components/code_agents.js";
 import { CancelRun } from "../components/cancel_run.js";
+import { Effects } from "../components/effects.js";
 import { InjectMessage } from "../components/inject_message.js";
 import { ResumeLines } from "../components/resume_lines.js";
 import { Transcript } from "../components/transcript.js";
 import { Usage } from "../components/usage.js";
 import { Waterfall } from "../components/waterfall.js";
 import { request } from "../lib/api.js";
+import { useDecided } from "../lib/decisions.js";
 import { dialectOf } from "../lib/dialects.js";
 import { duration, number } from "../lib/format.js";
 import { asText } from "../lib/frames.js";
 import { usePolled } from "../lib/polling.js";
 import { refine } from "../lib/routing.js";
-import { isActive, useRunChain } from "../lib/run_chain.js";
+import { isActive, isOver, useRunChain } from "../lib/run_chain.js";
 import { useRunStream } from "../lib/run_stream.js";
 import { firstPieceAt } from "../lib/waterfall.js";
 import { durationOf, endedAtOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
 
 /** As many messages as a list gives at once: a run that was asked more shows the first ones. */
 const INPUT_LIMIT = 1000;
-
-/** How often the runs of other agents are asked for while the run works. */
-const CHILDREN_EVERY_MS = 2000;
 
 /** @type {Record<string, string>} */
 const INPUT_SPEAKERS = { user_message: "User", system_message: "System" };
@@ -36,50 +36,62 @@ const KINDS = { compaction: "a compaction", tool_run: "a call of a tool", genera
 
 /** @param {import("../app.js").PageProps} props */
 export function RunPage({ params, query }) {
-  const { runs, error, reload } = useRunChain(params.id);
+  const { runs, error, reload, askSoon } = useRunChain(params.id);
   const from = Math.max(0, Math.floor(Number(query.from ?? 0)) || 0);
   if (runs.length === 0) {
     return html`<h1>Run</h1><${Failure} error=${error} retry=${reload} />
       ${error === null && html`<p role="status">Asking for the run…</p>`}`;
   }
-  return html`<${ShownRun} key=${`${params.id}:${from}`} runs=${runs} from=${from} reload=${reload} />`;
+  return html`<${ShownRun} key=${`${params.id}:${from}`} runs=${runs} from=${from} reload=${reload} askSoon=${askSoon} />`;
 }
 
-/** @param {{runs: any[], from: number, reload: () => void}} props `runs`: the run, and those that go on with it */
-function ShownRun({ runs, from, reload }) {
+/**
+ * @param {{runs: any[], from: number, reload: () => void, askSoon: () => void}} props `runs`: the run, and those that go on
+ *   with it
+ */
+function ShownRun({ runs, from, reload, askSoon }) {
   const run = runs[0];
   const last = runs[runs.length - 1];
   const stream = useRunStream(runs.map((one) => one.id), Math.max(0, from - 1));
-  const { transcript, timeline, events, position } = stream.value;
+  const { timeline, events, position, turns } = stream.value;
+  const transcript = useDecided(stream.value.transcript, runs);
+  useEffect(() => {
+    if (turns > 0) askSoon();
+  }, [turns]);
   const isWorking = isActive(last);
-  const isOver = !isWorking && statusOf(last) !== "requires_approval";
+  const hasEnded = isOver(last);
   return html`
     <div class="page-head">
       <h1>Run <${Id} id=${run.id} whole=${true} /></h1>
-      <${Status} status=${last.status} stopReason=${last.stop_reason} />
+      <${Status} run=${last} />
     </div>
     <${Facts} run=${run} firstTokenAt=${from <= 1 ? firstPieceAt(timeline) : null} />
     <${Chain} runs=${runs} />
     <${WhatHappened} run=${last} />
-    <${Children} key=${last.id} run=${last} />
+    <${Children} key=${last.id} run=${last} turns=${turns} />
     <${Connection} shown=${stream.value} from=${from} onFrom=${(/** @type {number} */ number) => refine({ from: number || "" })} />
     <div class="run-columns">
       <section aria-labelledby="transcript-title">
         <h2 id="transcript-title">What was said and done</h2>
         <${Input} run=${run} transcript=${transcript} />
-        <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} isOver=${isOver && stream.value.state === "ended"} onDecide=${reload} />
+        <${Transcript} transcript=${transcript} agentId=${run.agent_id} seenUpTo=${position} isOver=${hasEnded && stream.value.state === "ended"} onDecide=${askSoon} />
+        <${Journal} run=${last} isActive=${isWorking} turns=${turns} />
       </section>
       <aside aria-label="About this run">
+        <${Effects} key=${`effects of ${run.id}`} runs=${runs} hasOpenCall=${isWorking && hasOpenCall(transcript)} turns=${turns} />
         ${isWorking && !kindOf(last) && html`<${InjectMessage} runId=${last.id} />`}
         <${CancelRun} key=${last.id} run=${last} onCancelled=${reload} />
-        <${Waterfall} timeline=${timeline} startedAt=${startedAtOf(run)} endedAt=${isOver ? endedAtOf(last) : null} />
-        <${Usage} usage=${transcript.usage} runId=${last.id} isActive=${isWorking} />
+        <${Waterfall} timeline=${timeline} startedAt=${startedAtOf(run)} endedAt=${hasEnded ? endedAtOf(last) : null} />
+        <${Usage} usage=${transcript.usage} runId=${last.id} turns=${isWorking ? turns : 0} />
         <${ResumeLines} runId=${last.id} lastSeq=${transcript.lastSeq} />
         <${RawEvents} events=${events} count=${events.length} />
       </aside>
     </div>
   `;
 }
+
+/** @param {import("../lib/frames.js").Transcript} transcript */
+const hasOpenCall = ({ items }) => items.some((item) => item.call !== undefined && item.call.result === undefined && !item.isVoid);
 
 /** @param {any} run */
 const kindOf = (run) => KINDS[run.metadata?.run_type] ?? "";
@@ -90,6 +102,7 @@ function Facts({ run, firstTokenAt }) {
     <dl class="facts">
       <div><dt>Agent</dt><dd><${AgentName} id=${run.agent_id} /></dd></div>
       ${run.conversation_id && html`<div><dt>Conversation</dt><dd><${Id} id=${run.conversation_id} href=${`#/runs?conversation=${run.conversation_id}`} /></dd></div>`}
+      ${run.code_agent && html`<div><dt>Code</dt><dd>${run.code_agent.name}${run.code_agent.version && `, version ${run.code_agent.version}`}</dd></div>`}
       ${kindOf(run) && html`<div><dt>Kind</dt><dd>${kindOf(run)}</dd></div>`}
       ${run.metadata?.parent_run_id
         ? html`<div><dt>Started by</dt><dd><${Id} id=${run.metadata.parent_run_id} href=${`#/runs/${run.metadata.parent_run_id}`} /></dd></div>`
@@ -120,13 +133,21 @@ function Chain({ runs }) {
 
 /**
  * The runs that the run has started through other agents, as they change.
- * @param {{run: any}} props
+ * @param {{run: any, turns: number}} props `turns` as in `Shown`: the run's own stream says when it starts another one
  */
-function Children({ run }) {
+function Children({ run, turns }) {
+  const open = useSignal(/** @type {ReadonlySet<string>} */ (new Set()));
   const { data } = usePolled(
-    (signal) => request("GET", "/v1/runs", { query: { parent_run_id: run.id, order: "asc", limit: 100 }, signal }),
-    isActive(run) ? CHILDREN_EVERY_MS : 0,
-    [run.id, isActive(run)],
+    async (signal) => {
+      const query = { parent_run_id: run.id, order: "asc", limit: 100 };
+      /** @type {any[]} */
+      const found = await request("GET", "/v1/runs", { query, signal });
+      open.value = new Set(found.filter((one) => !isOver(one)).map((one) => one.id));
+      return found;
+    },
+    open.value.size > 0 ? { agentId: null, concerns: (change) => open.peek().has(change.run_id) } : 0,
+    [run.id],
+    `${turns} ${run.status}`,
   );
   const children = data.value ?? [];
   if (children.length === 0) return null;
@@ -136,7 +157,7 @@ function Children({ run }) {
       <ul class="children">
         ${children.map(
           (/** @type {any} */ one) => html`<li key=${one.id}>
-            <${AgentName} id=${one.agent_id} />: <${Id} id=${one.id} href=${`#/runs/${one.id}`} /> <${Status} status=${one.status} stopReason=${one.stop_reason} />
+            <${AgentName} id=${one.agent_id} />: <${Id} id=${one.id} href=${`#/runs/${one.id}`} /> <${Status} run=${one} />
           </li>`,
         )}
       </ul>

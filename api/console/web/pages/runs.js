@@ -23,7 +23,7 @@ const FILTERS = ["agent", "status", "stop", "conversation", "after", "before"];
 const COLUMNS = [
   { name: "run", title: "Run", cell: (run) => html`<${Id} id=${run.id} href=${`#/runs/${run.id}`} />` },
   { name: "words", title: "Asked", cell: (run) => html`<${FirstWords} run=${run} />` },
-  { name: "status", title: "Status", cell: (run) => html`<${Status} status=${run.status} stopReason=${run.stop_reason} />` },
+  { name: "status", title: "Status", cell: (run) => html`<${Status} run=${run} />` },
   { name: "agent", title: "Agent", cell: (run) => html`<${AgentName} id=${run.agent_id} />` },
   { name: "created", title: "Created", cell: (run) => html`<${Time} at=${run.created_at} />` },
   { name: "duration", title: "Duration", isFigure: true, cell: (run) => runDuration(run) },

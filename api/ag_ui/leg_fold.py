@@ -1,0 +1,404 @@
+"""One run of a conversation as AG-UI's events: a pure fold, without I/O and without a clock.
+
+The events depend on the run, its log and what is known of the client: its release, and the messages that it has. They
+keep two sets of rules. Clients refuse a stream that leaves something open at the end of its run, closes or continues
+what is not open, or sends an event that they do not know. And their messages are made of the events, so that a message
+which is void must be taken away by a snapshot of all that are not (see `docs/ag-ui.md`).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from api.ag_ui.messages import WireMessage, newest_within, wire_call, wire_result
+from api.pages import leg_parts as parts
+from shared.domain import events
+from shared.domain.approvals import Approval
+from shared.domain.ids import Seq
+from shared.domain.lifecycle import RunStatus
+from shared.domain.runs import Run
+
+PROTOCOL_VERSION = "1.0"
+
+LONGEST_DELTA = 1_000_000
+"""Characters. Clients give up frames of ten million."""
+
+Event = dict[str, Any]
+
+_APPROVAL: Event = {
+    "type": "object",
+    "properties": {
+        "approved": {"type": "boolean"},
+        "editedArgs": {"type": "object", "description": "Whole arguments, in place of those that were asked for."},
+        "reason": {"type": "string", "description": "Why the call was denied. The agent is told."},
+    },
+    "required": ["approved"],
+}
+"""JSON Schema of the answer to an interrupt."""
+
+
+class Client(NamedTuple):
+    """What is known of the reader's client."""
+
+    thread_name: str
+    """Its name for the conversation."""
+    is_current: bool
+    """It has declared version 1.0 of the protocol: it knows all outcomes of a run, and results with images."""
+    sent: Sequence[WireMessage] | None = None
+    """The messages that it has, as it sent them with its request. None: unknown, so the conversation's count."""
+
+    def run_name(self, run: Run) -> str:
+        """The id of a run for this client: the one of the client that began it."""
+        return run.options.named or run.id
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message that the run has shown."""
+
+    id: str
+    role: str
+    pieces: list[str] | None = None
+    """Its text. None: it has calls only."""
+    calls: dict[str, "_Call"] = field(default_factory=dict[str, "_Call"])
+    whole: WireMessage | None = None
+    """A message that came at once."""
+
+    def wire(self) -> WireMessage:
+        if self.whole is not None:
+            return self.whole
+        shown: WireMessage = {"id": self.id, "role": self.role}
+        if self.pieces is not None:
+            shown["content"] = "".join(self.pieces)
+        if self.calls:
+            shown["toolCalls"] = [wire_call(one, call.name, "".join(call.pieces)) for one, call in self.calls.items()]
+        return shown
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str
+    parent: str
+    pieces: list[str] = field(default_factory=list[str])
+
+
+class LegFold:
+    """The events of one run: version 1. `take` wants the log's entries in their order, from the first one on."""
+
+    def __init__(self, run: Run, client: Client, before: Iterable[WireMessage]) -> None:
+        """`before` are the messages that the client has when the run begins."""
+        self._run, self._client = run, client
+        self._parts = parts.LegParts(run)
+        self._before: list[msgspec.Raw] = []
+        self._thinks = False
+        """Snapshots begin with a message of reasoning: only then do clients drop those that are not in it."""
+        self._known: set[str] = set()
+        self._answered: set[str] = set()
+        """Calls of which the client has the result."""
+        for message in before:
+            self._thinks = self._thinks or message.get("role") == "reasoning"
+            self._before.append(msgspec.Raw(msgspec.json.encode(message)))
+            if client.sent is not None:
+                self._known.add(str(message.get("id")))
+                self._answered |= {str(message["toolCallId"])} if "toolCallId" in message else set()
+        self._messages: dict[str, _Message] = {}
+        """In the order of the client, but for results, which it puts behind their calls."""
+        self._calls: dict[str, _Call] = {}
+        self._open: dict[str, Event] = {}
+        """The parts that are open, with the event that has opened each."""
+        self._void: set[str] = set()
+        self._ids = parts.CallIds()
+
+    @property
+    def is_contradicted(self) -> bool:
+        """The log was rewritten after this fold has read it: what was sent of it is no longer valid."""
+        return self._parts.is_contradicted
+
+    def started(self, given: Sequence[WireMessage] | None = None) -> Event:
+        """The beginning of the run. Clients add the messages of its input that they do not have."""
+        run, client = self._run, self._client
+        shown = {"run_id": run.id} | ({} if run.conversation_id is None else {"conversation_id": run.conversation_id})
+        version = {"protocolVersion": PROTOCOL_VERSION} if client.is_current else {}
+        event = {**self._event("RUN_STARTED"), **version, "metadata": {"holdfast": shown}}
+        if not given:
+            return event
+        rest: Event = {"tools": [], "context": [], "state": {}, "forwardedProps": {}}
+        named = {"threadId": client.thread_name, "runId": client.run_name(run)}
+        return {**event, "input": {**named, "messages": list(given), **rest}}
+
+    def take(self, seq: Seq, event: events.Event | events.Unknown) -> list[Event]:
+        """The events for the next entry of the log."""
+        return [shown for part in self._parts.take(seq, event) for shown in self._told(part)]
+
+    def ended(self, seq: Seq, at: int, run: Run, asked: Sequence[Approval]) -> list[Event]:
+        """The events for the end of the log, given the run as it is now and the calls for which it asked."""
+        return self._last_events(self._parts.take(seq, events.Ended(at)), run, asked)
+
+    def lost_ending(self) -> list[Event]:
+        """The end of a log that has none, because its run was deleted."""
+        return self._last_events(self._parts.lost_ending(), self._run, ())
+
+    def _last_events(self, last: Iterable[parts.Part], run: Run, asked: Sequence[Approval]) -> list[Event]:
+        told: list[Event] = []
+        for part in last:
+            told += [self._end(part, run, asked)] if isinstance(part, parts.LegEnded) else self._told(part)
+        return told
+
+    def cancelled(self) -> Event:
+        """The end of a run that was cancelled while it waited."""
+        return {
+            **self._event("RUN_FINISHED"),
+            **({"outcome": {"type": "cancelled"}} if self._client.is_current else {}),
+        }
+
+    def opened_again(self) -> list[Event]:
+        """Opens again what is open, for a client that goes on in the middle: it appends to what it has."""
+        return [event for opening in self._open.values() for event in _opened_again(opening)]
+
+    def snapshot(self) -> Event:
+        """All messages that are not void."""
+        shown = self._in_order()
+        if not self._thinks and not any(one["role"] == "reasoning" for one in shown):
+            # Without any reasoning the client would keep that which is void.
+            void = [one for one in self._void if one.startswith("reasoning-")]
+            shown += [{"id": one, "role": "reasoning", "content": ""} for one in sorted(void)[-1:]]
+        return {"type": "MESSAGES_SNAPSHOT", "messages": newest_within([*self._before, *shown])}
+
+    def _in_order(self) -> list[WireMessage]:
+        shown: list[WireMessage] = []
+        for message in self._messages.values():
+            wire = message.wire()
+            if "toolCallId" in wire:
+                shown.insert(_place_of_result(shown, wire["toolCallId"]), wire)
+            else:
+                shown.append(wire)
+        return shown
+
+    def _event(self, kind: str) -> Event:
+        return {"type": kind, "threadId": self._client.thread_name, "runId": self._client.run_name(self._run)}
+
+    # What becomes of each part.
+
+    def _told(self, part: parts.Part) -> Iterable[Event]:
+        match part:
+            case parts.TextGrew() | parts.ReasoningGrew():
+                return self._grew(part)
+            case parts.TextOpened():
+                return self._text_opened(part)
+            case parts.TextClosed():
+                return self._text_closed(part)
+            case parts.ReasoningOpened():
+                return self._reasoning_opened(part)
+            case parts.ReasoningClosed():
+                return self._reasoning_closed(part)
+            case parts.CallOpened():
+                return self._call_opened(part)
+            case parts.CallGrew():
+                return self._call_grew(part)
+            case parts.CallReady() | parts.CallCut():
+                return self._call_closed(part)
+            case _:
+                return self._told_beside(part)
+
+    def _told_beside(self, part: parts.Part) -> Iterator[Event]:
+        """What comes between the parts of answers."""
+        match part:
+            case parts.Returned():
+                return self._returned(part)
+            case parts.Injected():
+                return self._injected(part)
+            case parts.Restarted():
+                return self._restarted(part)
+            case parts.Lost():
+                return self._lost()
+            case parts.CompactionStart():
+                return self._compacting(part)
+            case parts.CompactedTo():
+                return self._compacted(part)
+            case _:
+                return iter(())
+
+    def _reasoning_opened(self, part: parts.ReasoningOpened) -> Iterator[Event]:
+        self._messages[part.id] = _Message(part.id, "reasoning", [])
+        yield {"type": "REASONING_START", "messageId": part.id}
+        yield self._opening(part.id, "REASONING_MESSAGE_START", messageId=part.id, role="reasoning")
+
+    def _reasoning_closed(self, part: parts.ReasoningClosed) -> Iterator[Event]:
+        del self._open[part.id]
+        yield {"type": "REASONING_MESSAGE_END", "messageId": part.id}
+        yield {"type": "REASONING_END", "messageId": part.id}
+
+    def _text_opened(self, part: parts.TextOpened) -> Iterator[Event]:
+        message = self._messages.setdefault(part.id, _Message(part.id, "assistant"))
+        message.pieces = []
+        yield self._opening(part.id, "TEXT_MESSAGE_START", messageId=part.id, role="assistant")
+
+    def _text_closed(self, part: parts.TextClosed) -> Iterator[Event]:
+        del self._open[part.id]
+        yield {"type": "TEXT_MESSAGE_END", "messageId": part.id}
+
+    def _grew(self, part: parts.TextGrew | parts.ReasoningGrew) -> Iterable[Event]:
+        part_id, text = part
+        pieces = self._messages[part_id].pieces
+        if pieces is not None:
+            pieces.append(text)
+        kind = "TEXT_MESSAGE_CONTENT" if isinstance(part, parts.TextGrew) else "REASONING_MESSAGE_CONTENT"
+        if len(text) <= LONGEST_DELTA:  # nearly all, so these do without generators
+            return ({"type": kind, "messageId": part_id, "delta": text},)
+        return [{"type": kind, "messageId": part_id, "delta": delta} for delta in _deltas(text)]
+
+    def _call_opened(self, part: parts.CallOpened) -> Iterator[Event]:
+        call_id = self._ids.open(part.id)
+        self._void.discard(call_id)
+        call = self._calls[call_id] = _Call(part.name, part.message_id)
+        holder = self._messages.setdefault(part.message_id, _Message(part.message_id, "assistant"))
+        holder.calls[call_id] = call
+        opening = {"toolCallId": call_id, "toolCallName": part.name, "parentMessageId": part.message_id}
+        yield self._opening(part.id, "TOOL_CALL_START", **opening)
+
+    def _call_grew(self, part: parts.CallGrew) -> Iterator[Event]:
+        call_id = self._ids.of(part.id)
+        self._calls[call_id].pieces.append(part.arguments)
+        for delta in _deltas(part.arguments):
+            yield {"type": "TOOL_CALL_ARGS", "toolCallId": call_id, "delta": delta}
+
+    def _call_closed(self, part: parts.CallReady | parts.CallCut) -> Iterator[Event]:
+        del self._open[part.id]
+        call_id = self._ids.of(part.id)
+        call = self._calls[call_id]
+        if "".join(call.pieces) != part.arguments:
+            # The model has corrected itself, and a client cannot be told to take a piece back.
+            call.pieces = [part.arguments]
+            yield self.snapshot()
+        yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
+
+    def _returned(self, part: parts.Returned) -> Iterator[Event]:
+        call_id = self._ids.of(part.id)
+        if call_id in self._answered:
+            return
+        message = wire_result(call_id, part.result, takes_parts=self._client.is_current)
+        self._messages[message["id"]] = _Message(message["id"], "tool", whole=message)
+        shown = {name: value for name, value in message.items() if name not in ("id", "role")}
+        yield {"type": "TOOL_CALL_RESULT", "messageId": message["id"], **shown}
+
+    def _injected(self, part: parts.Injected) -> Iterator[Event]:
+        message_id = part.event.otid or part.event.message_id
+        if message_id in self._known:
+            return
+        message = {"id": message_id, "role": "user", "content": part.event.text}
+        self._messages[message_id] = _Message(message_id, "user", whole=message)
+        yield {"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": "user"}
+        for delta in _deltas(part.event.text):
+            yield {"type": "TEXT_MESSAGE_CONTENT", "messageId": message_id, "delta": delta}
+        yield {"type": "TEXT_MESSAGE_END", "messageId": message_id}
+
+    def _restarted(self, part: parts.Restarted) -> Iterator[Event]:
+        for void in part.part_ids:
+            name = self._ids.take_back(void)
+            self._void.add(name)
+            if (call := self._calls.pop(name, None)) is not None:
+                self._messages[call.parent].calls.pop(name)
+            elif name in self._messages:
+                self._messages[name].pieces = None
+        for name in [one.id for one in self._messages.values() if not (one.calls or one.whole) and one.pieces is None]:
+            del self._messages[name]
+        yield self.snapshot()
+
+    def _lost(self) -> Iterator[Event]:
+        yield {"type": "CUSTOM", "name": "holdfast.gap", "value": {}}
+        yield self.snapshot()
+
+    def _compacting(self, part: parts.CompactionStart) -> Iterator[Event]:
+        event = part.event
+        sizes = {"context_tokens": event.context_tokens, "context_window": event.context_window}
+        told = {"state": "began", "trigger": event.trigger, **sizes}
+        yield {"type": "CUSTOM", "name": "holdfast.compaction", "value": told}
+
+    def _compacted(self, part: parts.CompactedTo) -> Iterator[Event]:
+        stats = part.event.stats
+        sizes = {"messages_before": stats.messages_before, "messages_after": stats.messages_after}
+        yield {"type": "CUSTOM", "name": "holdfast.compaction", "value": {"state": "completed", **sizes}}
+
+    def _opening(self, part_id: str, kind: str, **fields: str) -> Event:
+        self._open[part_id] = {"type": kind, **fields}
+        return self._open[part_id]
+
+    # The end of the run.
+
+    def _end(self, part: parts.LegEnded, run: Run, asked: Sequence[Approval]) -> Event:
+        usage = {} if part.usage is None else {"usage": [_usage(part.usage)]}
+        if part.failure is not None:
+            said = " ".join(text for text in (part.failure.message, part.failure.detail) if text)
+            return {"type": "RUN_ERROR", "message": said, "code": part.failure.error_type, **usage}
+        return {**self._event("RUN_FINISHED"), **self._outcome(part, run, asked), **usage}
+
+    def _outcome(self, part: parts.LegEnded, run: Run, asked: Sequence[Approval]) -> Event:
+        parked = run.status is RunStatus.AWAITING_APPROVAL
+        waiting = [one for one in asked if one.decision is None] if parked else []
+        shown = {one.id: self._call_of(one, part.unanswered) for one in waiting}
+        interrupts = [_interrupt(one, shown[one.id]) for one in waiting if not one.client_side]
+        if interrupts:
+            return {"outcome": {"type": "interrupt", "interrupts": interrupts}}
+        if not self._client.is_current:
+            return {}
+        if waiting:
+            return {"outcome": {"type": "success", "pendingToolCallIds": list(shown.values())}}
+        if run.status is RunStatus.CANCELLED or part.reason == events.StopReason.CANCELLED:
+            return {"outcome": {"type": "cancelled"}}
+        return {"outcome": {"type": "success"}}
+
+    def _call_of(self, asked: Approval, unanswered: Sequence[str]) -> str:
+        """The id under which the client knows the call."""
+        for part_id in reversed(unanswered):
+            if part_id.rstrip(parts.AGAIN) == asked.tool_call_id.rstrip(parts.AGAIN):
+                return self._ids.of(part_id)
+        return asked.tool_call_id
+
+
+def _opened_again(opening: Event) -> Iterator[Event]:
+    if opening["type"] == "REASONING_MESSAGE_START":
+        yield {"type": "REASONING_START", "messageId": opening["messageId"]}
+    yield opening
+
+
+def _deltas(text: str) -> Iterator[str]:
+    """The text in pieces that have room in frames; none if it is empty, which older clients refuse."""
+    for start in range(0, len(text), LONGEST_DELTA):
+        yield text[start : start + LONGEST_DELTA]
+
+
+def _place_of_result(shown: Sequence[WireMessage], call_id: str) -> int:
+    """Where clients put a result: behind the message with its call, and the results that are there."""
+    for place, message in enumerate(shown):
+        if any(call["id"] == call_id for call in message.get("toolCalls", ())):
+            place += 1
+            while place < len(shown) and shown[place]["role"] == "tool":
+                place += 1
+            return place
+    return len(shown)
+
+
+def _interrupt(asked: Approval, call_id: str) -> Event:
+    shown = {
+        "id": asked.id,
+        "reason": "tool_call",
+        "message": f"The agent asks to call {asked.tool_name}.",
+        "toolCallId": call_id,
+        "responseSchema": _APPROVAL,
+    }
+    if asked.expires_at is None:
+        return shown
+    return {**shown, "expiresAt": asked.expires_at.isoformat().replace("+00:00", "Z")}
+
+
+def _usage(event: events.UsageReported) -> Event:
+    return {
+        "inputTokens": event.prompt_tokens,
+        "outputTokens": event.completion_tokens,
+        "totalTokens": event.prompt_tokens + event.completion_tokens,
+        "reasoningTokens": event.reasoning_tokens,
+        "cachedInputTokens": event.cached_input_tokens,
+        "cacheWriteInputTokens": event.cache_write_tokens,
+    }

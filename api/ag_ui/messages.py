@@ -1,0 +1,205 @@
+"""Messages of AG-UI: stored messages as clients keep them, and the content that clients send.
+
+Ids are the same wherever a message is shown, in a stream or in a snapshot: a user's message has the client's own id, an
+answer has ours, a result has its call's.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from api.attached_files import attached_file
+from api.bounded_fields import as_object
+from api.pages.leg_parts import AGAIN
+from shared.domain.errors import InvalidRequest
+from shared.domain.ids import MessageId
+from shared.domain.messages import (
+    AssistantMessage,
+    ContentPart,
+    ImageContent,
+    Message,
+    NewMessage,
+    TextContent,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+    text_with_notes,
+)
+
+WireMessage = dict[str, Any]
+
+MOST_BYTES = 8_000_000
+"""Of the messages in one snapshot. Clients give up a frame of more than ten million characters."""
+
+_LEGACY = "binary"
+"""The type of every part with data in releases before 0.0.50."""
+
+
+def result_id(call_id: str) -> str:
+    """The id of the message with the result of a call."""
+    return f"result-{call_id}"
+
+
+def reasoning_id(message_id: MessageId) -> str:
+    """The id of the message with the reasoning of an answer, as `LegParts` gives it."""
+    return f"reasoning-{message_id}"
+
+
+def wire_messages(stored: Iterable[Message | NewMessage], *, takes_parts: bool) -> Iterator[WireMessage]:
+    """The client's messages for stored ones, in order. Instructions and summaries are for the model alone.
+
+    `takes_parts` says whether the client knows results with images.
+    """
+    taken: set[str] = set()
+    for message in stored:
+        for shown in _wire_message(message, takes_parts=takes_parts):
+            # Nothing but the sender keeps a client's own id from coming twice.
+            if shown["id"] in taken:
+                shown["id"] = message.id
+            taken.add(shown["id"])
+            yield shown
+
+
+def _wire_message(message: Message | NewMessage, *, takes_parts: bool) -> Iterator[WireMessage]:
+    match message.body:
+        case UserMessage(role="user") as body:
+            yield {"id": body.otid or message.id, "role": "user", "content": wire_content(body.content)}
+        case UserMessage(role="assistant") as body:
+            content = body.content if isinstance(body.content, str) else text_with_notes(body.content)
+            yield {"id": message.id, "role": "assistant", "content": content}
+        case AssistantMessage() as body:
+            yield from _answer(message.id, body)
+        case ToolReturns(returns=returns):
+            for one in returns:
+                if not one.of_speech:
+                    yield wire_result(one.tool_call_id, one, takes_parts=takes_parts)
+        case _:
+            return
+
+
+def _answer(message_id: MessageId, body: AssistantMessage) -> Iterator[WireMessage]:
+    if body.reasoning is not None and body.reasoning.text:
+        yield {"id": reasoning_id(message_id), "role": "reasoning", "content": body.reasoning.text}
+    said = [text for text in (body.text, *(call.speech for call in body.tool_calls)) if text]
+    shown: dict[str, WireMessage] = {}
+    for number, text in enumerate(said):
+        name = message_id + AGAIN * number
+        shown[name] = {"id": name, "role": "assistant", "content": text}
+    for call in body.tool_calls:
+        if call.speech is not None:
+            continue
+        kind = "approvals" if call.needs_approval else "calls"
+        holder = body.sibling_id if body.sibling_id is not None and body.sibling_holds == kind else message_id
+        answer = shown.setdefault(holder, {"id": holder, "role": "assistant"})
+        answer.setdefault("toolCalls", []).append(wire_call(call.id, call.name, call.arguments))
+    yield from shown.values()
+
+
+def wire_call(call_id: str, name: str, arguments: str) -> WireMessage:
+    """A call as part of an assistant's message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def wire_result(call_id: str, result: ToolReturn, *, takes_parts: bool) -> WireMessage:
+    """The message with the result of the call that is shown under this id."""
+    said = result.text if result.parts is None or not takes_parts else wire_content(result.parts)
+    shown = {"id": result_id(call_id), "role": "tool", "toolCallId": call_id, "content": said}
+    return shown if result.status == "success" else {**shown, "metadata": {"holdfast": _outcome(result)}}
+
+
+def _outcome(result: ToolReturn) -> dict[str, Any]:
+    """Clients have no word for a failed call in their results."""
+    return {"status": result.status, **({"outcome": "unknown"} if result.is_unknown else {})}
+
+
+def wire_content(content: str | list[ContentPart]) -> str | list[dict[str, Any]]:
+    """Content of a user or of a result."""
+    return content if isinstance(content, str) else [_wire_part(part) for part in content]
+
+
+def _wire_part(part: ContentPart) -> dict[str, Any]:
+    match part:
+        case TextContent(file=file) if file is not None and file.data is not None:
+            source = {"type": "data", "value": file.data, "mimeType": file.media_type}
+            return {"type": "document", "source": source, "metadata": {"filename": file.name}}
+        case TextContent(text=text):
+            return {"type": "text", "text": text}
+        case ImageContent(url=str() as url):
+            return {"type": "image", "source": {"type": "url", "value": url}}
+        case ImageContent(data=data, media_type=media_type):
+            source = {"type": "data", "value": data or "", "mimeType": media_type or "image/png"}
+            return {"type": "image", "source": source}
+
+
+def newest_within(messages: Sequence[WireMessage | msgspec.Raw], most: int = MOST_BYTES) -> list[msgspec.Raw]:
+    """The newest messages that have room in a snapshot, as JSON. Older ones are left out."""
+    kept: list[msgspec.Raw] = []
+    for message in reversed(messages):
+        encoded = msgspec.json.encode(message)
+        most -= len(encoded)
+        if most < 0:
+            break
+        kept.append(msgspec.Raw(encoded))
+    return kept[::-1]
+
+
+def read_content(content: Any, place: str) -> str | list[ContentPart]:
+    """The content of a message from a client: a text, or parts. Raises `InvalidRequest`, which names the invalid
+    part."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{place} is missing: it must be a text or a list of parts", field=place)
+    parts = cast("list[Any]", content)
+    return [_read_part(as_object(part) or {}, f"{place}[{number}]") for number, part in enumerate(parts)]
+
+
+def _read_part(part: dict[str, Any], place: str) -> ContentPart:
+    kind, source = part.get("type"), as_object(part.get("source")) or {}
+    if kind == "text" and isinstance(part.get("text"), str):
+        return TextContent(part["text"])
+    if kind == _LEGACY:
+        kind, source = _of_legacy_part(part)
+    value, media_type = source.get("value"), source.get("mimeType")
+    if kind == "image" and isinstance(value, str):
+        if source.get("type") == "url":
+            return _linked_image(value, place)
+        if source.get("type") == "data" and isinstance(media_type, str):
+            return ImageContent(data=value, media_type=media_type)
+    if kind == "document" and isinstance(value, str) and source.get("type") == "data":
+        media_type = media_type if isinstance(media_type, str) else None
+        return attached_file(_name_of(part), media_type, value, field=f"{place}.source.value")
+    raise InvalidRequest(f"{place} is not understood: {_why_not(kind, source)}", field=place)
+
+
+def _of_legacy_part(part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    media_type = part.get("mimeType")
+    kind = "image" if isinstance(media_type, str) and media_type.startswith("image/") else "document"
+    if isinstance(part.get("data"), str):
+        return kind, {"type": "data", "value": part["data"], "mimeType": media_type}
+    return kind, {"type": "url", "value": part.get("url"), "mimeType": media_type}
+
+
+def _linked_image(url: str, place: str) -> ImageContent:
+    if not url.startswith(("http://", "https://")):
+        field = f"{place}.source.value"
+        raise InvalidRequest(
+            f"{field} must be http://… or https://…; send data as a source of the type data", field=field
+        )
+    return ImageContent(url=url)
+
+
+def _name_of(part: dict[str, Any]) -> str:
+    named = part.get("filename") or (as_object(part.get("metadata")) or {}).get("filename")
+    return " ".join(named.split())[:200] or "file" if isinstance(named, str) else "file"
+
+
+def _why_not(kind: Any, source: dict[str, Any]) -> str:
+    if kind in ("audio", "video"):
+        return f"models of this server take no {kind}. Send a text, images, or documents"
+    if source.get("type") == "file":
+        return "this server keeps no files: send the data itself"
+    if kind == "document":
+        return "documents need a source of the type data"
+    return "use {'type': 'text', 'text': …} or {'type': 'image', 'source': {'type': 'url' | 'data', 'value': …}}"

@@ -1,0 +1,193 @@
+"""The body of a run, as AG-UI's clients send it: what in it is new, and what it answers.
+
+Clients send all messages that they have with each request. The server keeps the history, so what comes before the last
+answer is passed over; the rest is recognised by its ids.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from api.ag_ui.messages import read_content, result_id
+from api.bounded_fields import MOST_ENTRIES, BoundedSchema, as_object
+from api.pages.decisions import PageAnswer, PageRefusal, RefusalCode
+from api.pages.leg_parts import AGAIN
+from api.pages.threads import LONGEST_NAME
+from api.runs.command import BusyPolicy
+from shared.domain.errors import InvalidRequest
+from shared.domain.messages import TextContent, UserMessage, text_with_notes
+from shared.domain.tools import ClientTool
+
+MOST_MESSAGES = 10_000
+LONGEST_ID = 200
+
+Message = Mapping[str, Any]
+Placed = tuple[int, Message]
+"""A message, and its place in the request."""
+
+ThreadId = Annotated[str, Field(alias="threadId", min_length=1, max_length=LONGEST_NAME)]
+Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", populate_by_name=False)
+
+
+class ToolIn(_Body):
+    """A tool that the page runs itself."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    parameters: BoundedSchema | None = None
+
+
+class ContextIn(_Body):
+    """Something that the page wants the agent to know in this run."""
+
+    description: str = ""
+    value: str
+
+
+class ResumeIn(_Body):
+    """The answer to an interrupt."""
+
+    interrupt_id: Annotated[Id, Field(alias="interruptId")]
+    status: Literal["resolved", "cancelled"]
+    payload: Any = None
+
+    def answer(self) -> PageAnswer:
+        """The decision on the call. Raises `PageRefusal` for an answer of another form."""
+        if self.status == "cancelled":
+            return PageAnswer(call=self.interrupt_id, cancelled=True)
+        payload = as_object(self.payload) or {}
+        approved, edited, reason = (payload.get(name) for name in ("approved", "editedArgs", "reason"))
+        if not isinstance(approved, bool):
+            raise self._refusal("approved must be true or false")
+        if edited is not None and as_object(edited) is None:
+            raise self._refusal("editedArgs must be an object: the whole arguments of the call")
+        if reason is not None and not isinstance(reason, str):
+            raise self._refusal("reason must be a text")
+        return PageAnswer(call=self.interrupt_id, approve=approved, reason=reason, edited_arguments=as_object(edited))
+
+    def _refusal(self, flaw: str) -> PageRefusal:
+        return PageRefusal(RefusalCode.BAD_PAYLOAD, f"the payload is not understood ({flaw})", [self.interrupt_id])
+
+
+class RunAgentInput(_Body):
+    """The body of a run. The page's state is passed over: the server's agents have none."""
+
+    thread_id: ThreadId
+    run_id: Annotated[Id | None, Field(alias="runId")] = None
+    protocol_version: Annotated[str | None, Field(alias="protocolVersion", max_length=50)] = None
+    messages: Annotated[list[dict[str, Any]] | None, Field(max_length=MOST_MESSAGES)] = None
+    tools: Annotated[list[ToolIn] | None, Field(max_length=MOST_ENTRIES)] = None
+    context: Annotated[list[ContextIn] | None, Field(max_length=MOST_ENTRIES)] = None
+    forwarded: Annotated[Any, Field(alias="forwardedProps")] = None
+    resume: Annotated[list[ResumeIn] | None, Field(max_length=MOST_ENTRIES)] = None
+
+    @field_validator("messages")
+    @classmethod
+    def _have_roles(cls, given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for number, message in enumerate(given or ()):
+            if not all(isinstance(message.get(name), str) for name in ("id", "role")):
+                raise ValueError(f"message {number} needs an id and a role, which are texts")
+        return given
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the client has declared version 1.0 of the protocol, or a later one."""
+        return speaks_current(self.protocol_version)
+
+    def said(self) -> list[UserMessage]:
+        """The users' messages after the last answer, oldest first. Raises `InvalidRequest`."""
+        return [
+            _user_message(number, one) for number, one in _after_answer(self.messages or ()) if one["role"] == "user"
+        ]
+
+    def answers(self) -> list[PageAnswer]:
+        """The answers to interrupts, and the results of calls that the page has run. Raises `InvalidRequest`, and
+        `PageRefusal` for the answer to an interrupt that is not understood."""
+        results = [_result(number, one) for number, one in _new_results(self.messages or ())]
+        return [*(one.answer() for one in self.resume or ()), *results]
+
+    def client_tools(self) -> list[ClientTool]:
+        """The page's tools."""
+        return [ClientTool(one.name, one.description or "", one.parameters or {}) for one in self.tools or ()]
+
+    def instructions(self) -> str | None:
+        """The page's context as instructions for the run."""
+        told = [f"{one.description}: {one.value}" if one.description else one.value for one in self.context or ()]
+        return "\n\n".join(["The user's application says:", *told]) if told else None
+
+    def if_busy(self) -> BusyPolicy | None:
+        """What to do if the conversation has an active run. Raises `InvalidRequest`."""
+        options = as_object((as_object(self.forwarded) or {}).get("holdfast")) or {}
+        policy = options.get("if_busy")
+        if policy is not None and policy not in get_args(BusyPolicy):
+            field = "forwardedProps.holdfast.if_busy"
+            raise InvalidRequest(f"{field} must be one of {', '.join(get_args(BusyPolicy))}", field=field)
+        return cast("BusyPolicy | None", policy)
+
+
+class StopIn(_Body):
+    """The body of a stop."""
+
+    thread_id: ThreadId
+    run_id: Annotated[Id | None, Field(alias="runId")] = None
+
+
+class StopRunIn(_Body):
+    """The body of a stop whose path names the conversation."""
+
+    run_id: Annotated[Id | None, Field(alias="runId")] = None
+
+
+def speaks_current(version: str | None) -> bool:
+    """Whether a client with this version of the protocol knows all of 1.0."""
+    major = (version or "").partition(".")[0]
+    return major.isdecimal() and major.isascii() and int(major) >= 1
+
+
+def _after_answer(messages: Sequence[Message]) -> Iterator[Placed]:
+    """The messages after the last answer."""
+    last = max((number for number, one in enumerate(messages) if one["role"] == "assistant"), default=-1)
+    yield from enumerate(messages[last + 1 :], start=last + 1)
+
+
+def _new_results(messages: Sequence[Message]) -> Iterator[Placed]:
+    """The results that the page gives to calls of the last answer. Those with our ids came from here."""
+    answers = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
+    asking = next((number for number in reversed(answers) if messages[number].get("toolCalls")), -1)
+    # Text may follow the calls of an answer, as a message of its own.
+    follows = [number for number in answers if number > asking]
+    if any(asking < 0 or messages[number]["id"].rstrip(AGAIN) != messages[asking]["id"] for number in follows):
+        return
+    for number, one in enumerate(messages[asking + 1 :], start=asking + 1):
+        if one["role"] == "tool" and one["id"] != result_id(str(one.get("toolCallId"))):
+            yield number, one
+
+
+def _user_message(number: int, message: Message) -> UserMessage:
+    place = f"messages[{number}]"
+    content = read_content(message.get("content"), f"{place}.content")
+    if isinstance(content, list) and all(isinstance(one, TextContent) and one.file is None for one in content):
+        content = text_with_notes(content)
+    return UserMessage(content=content, otid=_id(message, "id", place))
+
+
+def _result(number: int, message: Message) -> PageAnswer:
+    place = f"messages[{number}]"
+    content = read_content(message.get("content"), f"{place}.content")
+    error = message.get("error")
+    is_error = isinstance(error, str) and bool(error)
+    said = error if is_error and not content else content
+    return PageAnswer(call=_id(message, "toolCallId", place), result=said, is_error=is_error)
+
+
+def _id(message: Message, name: str, place: str) -> str:
+    found = message.get(name)
+    if not isinstance(found, str) or not 0 < len(found) <= LONGEST_ID:
+        field = f"{place}.{name}"
+        raise InvalidRequest(f"{field} must be a text of 1 to {LONGEST_ID} characters", field=field)
+    return found

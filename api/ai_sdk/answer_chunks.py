@@ -1,0 +1,396 @@
+"""An answer as the chunks of the AI SDK's UI message stream: a pure fold, without I/O and without a clock.
+
+An answer is one UI message: a run that answers messages, and the runs that continue it after decisions. All of them
+have the same message id, which is made of the first run's, because the client would copy the parts into a second
+message otherwise.
+
+The fold reads the runs as they were submitted and their logs, nothing that may change, so a stream that is read again
+gives the same message. A run keeps the version of the fold that it was submitted under (`FOLDS`).
+
+What the versions 5 and 6 of the SDK do not know is fatal to them. They get `data-holdfast-…` parts in its place, which
+every version takes.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+from api.pages.leg_parts import (
+    AGAIN,
+    CallCut,
+    CallGrew,
+    CallIds,
+    CallOpened,
+    CallReady,
+    CompactedTo,
+    CompactionStart,
+    Decided,
+    Injected,
+    LegEnded,
+    LegParts,
+    Lost,
+    Part,
+    ReasoningClosed,
+    ReasoningGrew,
+    ReasoningOpened,
+    Restarted,
+    Returned,
+    StepBegan,
+    TextClosed,
+    TextGrew,
+    TextOpened,
+)
+from shared.domain import events
+from shared.domain.approvals import Approval
+from shared.domain.events import AnsweredBy, StopReason
+from shared.domain.ids import RunId, Seq
+from shared.domain.messages import ContentPart, TextContent, ToolReturn
+from shared.domain.runs import Run, RunError
+
+Chunk = dict[str, Any]
+"""One chunk of the stream, as the SDK declares it."""
+
+Sdk = Literal[5, 6, 7]
+"""The major version of the page's `ai` package."""
+
+NEWEST_SDK: Sdk = 7
+
+CUT_OFF = "The call was cut off and is not made."
+NO_REASON = "The run has failed."
+NEVER_BEGUN = "The run was deleted."
+
+_FAILED = (StopReason.FAILED, StopReason.MODEL_FAILED, StopReason.INSTRUCTIONS_TOO_LONG)
+
+_FINISHES: Mapping[str, str] = {
+    StopReason.ANSWERED: "stop",
+    StopReason.ENDED_BY_RULE: "stop",
+    StopReason.TOKENS_USED_UP: "length",
+    StopReason.PARKED: "tool-calls",
+}
+"""The SDK's reasons by ours. The others are `other`."""
+
+
+class Seen(NamedTuple):
+    """What the page has already when a run continues its answer: the parts that its request shows."""
+
+    calls: Mapping[str, str] = {}
+    """The ids of calls: the call's own, and the one under which the page has it."""
+    approvals: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
+    """The ids, as the page has them, of the calls that it makes itself."""
+    answered: frozenset[str] = frozenset()
+    """Those of them whose results it has sent."""
+    messages: frozenset[str] = frozenset()
+    """The ids of all its messages."""
+
+
+NOTHING_SEEN = Seen()
+
+
+class AnswerChunks:
+    """The chunks of one answer, in version 1 of the fold. For each run `begin`, `take` for each entry of its log, and
+    `asked` behind its end; `finish` once, behind the last run that there is."""
+
+    def __init__(self, answer_id: str, sdk: Sdk, seen: Seen | None = None) -> None:
+        """`seen` is what the page has of the answer, if the chunks are to continue it there. None: they begin it."""
+        self._answer_id = answer_id
+        self._sdk: Sdk = sdk
+        self._seen = seen or NOTHING_SEEN
+        self._calls = dict(self._seen.calls)
+        """The ids of earlier runs' calls without results: the calls' own ids, and those under which they were shown."""
+        self._approvals = set(self._seen.approvals)
+        self._is_continued = seen is not None
+        self._has_started = False
+        self._metadata: dict[str, Any] = {}
+        self._parts: LegParts | None = None
+        self._names: dict[str, str] = {}
+        """The tools of calls, by the ids under which these were shown."""
+        self._answered_by: dict[str, AnsweredBy] = dict.fromkeys(self._seen.own, "client")
+        self._of_leg = CallIds()
+        self._denied: set[str] = set()
+        self._in_step = self._is_new_step = self._is_reset = False
+        self._leg_has_step = True
+        self._step_parts: set[str] = set()
+        """The ids of the parts that the client's last step has."""
+        self._end: LegEnded | None = None
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the log was rewritten after this fold has read it: what was sent is no longer valid."""
+        return self._parts is not None and self._parts.is_contradicted
+
+    def begin(self, run: Run) -> Iterator[Chunk]:
+        """Returns the chunks with which a run begins."""
+        self._parts, self._end = LegParts(run), None
+        self._of_leg = CallIds()
+        self._denied.clear()
+        metadata = self._metadata = answer_metadata(run)
+        self._leg_has_step = not (self._has_started or self._is_continued)
+        if self._has_started:
+            yield {"type": "message-metadata", "messageMetadata": metadata}
+            return
+        self._has_started = True
+        yield {"type": "start", "messageId": self._answer_id, "messageMetadata": metadata}
+
+    def take(self, seq: Seq, event: events.Event | events.Unknown) -> list[Chunk]:
+        """Returns the chunks of the next entry of the run's log."""
+        parts = () if self._parts is None else self._parts.take(seq, event)
+        return [chunk for part in parts for chunk in self._told(part)]
+
+    def asked(self, asked: Sequence[Approval]) -> Iterator[Chunk]:
+        """Returns the chunks behind the end of a run's log. `asked` are the decisions that it asked for."""
+        if self._end is None:
+            return
+        # All of them wait for the decisions, also those that nobody has to decide.
+        self._calls = shown = {own_id(one): self._of_leg.of(one) for one in self._end.unanswered}
+        for approval in asked:
+            call = shown.get(approval.tool_call_id)
+            if call is not None and self._sdk >= 6 and not approval.client_side:
+                self._approvals.add(approval.id)
+                yield {"type": "tool-approval-request", "approvalId": approval.id, "toolCallId": call}
+        if not self._leg_has_step and self._end.reason != StopReason.PARKED:
+            # The results of the page's own calls would be in the last step, and the page would send them again.
+            yield {"type": "start-step"}
+            # The client shows the step with what comes next.
+            yield {"type": "message-metadata", "messageMetadata": self._metadata}
+            self._in_step = True
+        if self._in_step:
+            self._in_step = False
+            yield {"type": "finish-step"}
+
+    def finish(self) -> Iterator[Chunk]:
+        """Returns the last chunks."""
+        if self._end is None:
+            for part in [] if self._parts is None else self._parts.lost_ending():
+                yield from self._told(part)
+            yield from self.asked(())
+        end = self._end
+        if end is None:
+            yield {"type": "error", "errorText": NEVER_BEGUN}
+            return
+        if self._has_failed:
+            yield (part := failure_part(end.failure))
+            # The client reads nothing behind an error.
+            yield {"type": "error", "errorText": part["data"]["message"]}
+            return
+        if end.reason == StopReason.CANCELLED:
+            yield {"type": "abort", "reason": "cancelled"}
+            yield {"type": "finish", "finishReason": "interrupted" if self._sdk >= 7 else "other"}
+            return
+        yield {"type": "finish", "finishReason": _FINISHES.get(end.reason, "other")}
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._end is not None and (self._end.failure is not None or self._end.reason in _FAILED)
+
+    def _told(self, part: Part) -> Iterable[Chunk]:
+        return self._TELLERS[type(part)](self, part)
+
+    def _step_began(self, _part: StepBegan) -> Iterator[Chunk]:
+        # A step that was taken back goes on under its own beginning.
+        self._is_new_step = not self._is_reset
+        yield from ()
+
+    def _opened(self, part_id: str) -> Iterator[Chunk]:
+        """Begins a step in the client, if the part that opens is the first one of the model's step."""
+        if self._is_new_step or not self._in_step:
+            if self._in_step:
+                yield {"type": "finish-step"}
+            yield {"type": "start-step"}
+            self._step_parts.clear()
+        self._in_step = self._leg_has_step = True
+        self._is_new_step = self._is_reset = False
+        self._step_parts.add(part_id)
+
+    def _text_opened(self, part: TextOpened) -> Iterator[Chunk]:
+        yield from self._opened(part.id)
+        yield {"type": "text-start", "id": part.id}
+
+    def _reasoning_opened(self, part: ReasoningOpened) -> Iterator[Chunk]:
+        yield from self._opened(part.id)
+        yield {"type": "reasoning-start", "id": part.id}
+
+    def _call_opened(self, part: CallOpened) -> Iterator[Chunk]:
+        yield from self._opened(part.id)
+        call = self._of_leg.open(part.id)
+        self._names[call], self._answered_by[call] = part.name, part.answered_by
+        yield self._of_call("tool-input-start", call)
+
+    def _call_ready(self, part: CallReady) -> Iterator[Chunk]:
+        call = self._of_leg.of(part.id)
+        self._answered_by[call] = part.answered_by
+        yield self._of_call("tool-input-available", call, input=input_of(part.arguments))
+
+    def _call_cut(self, part: CallCut) -> Iterator[Chunk]:
+        call = self._of_leg.of(part.id)
+        yield self._of_call("tool-input-error", call, input=part.arguments, errorText=CUT_OFF)
+
+    def _of_call(self, kind: str, call: str, **more: Any) -> Chunk:
+        """A chunk about a call's input. Without `providerExecuted` the page makes the call."""
+        chunk = {"type": kind, "toolCallId": call, "toolName": self._names.get(call, ""), **more}
+        return chunk if self._is_of_page(call) else {**chunk, "dynamic": True, "providerExecuted": True}
+
+    def _of_result(self, kind: str, call: str, **more: Any) -> Chunk:
+        """A chunk about a call's result. Version 5 looks for it among the calls of the kind that the chunk names."""
+        chunk = {"type": kind, "toolCallId": call, **more}
+        return chunk if self._is_of_page(call) else {**chunk, "dynamic": True}
+
+    def _is_of_page(self, call: str) -> bool:
+        return self._answered_by.get(call) == "client"
+
+    def _decided(self, part: Decided) -> Iterator[Chunk]:
+        event = part.event
+        call = self._calls.get(event.call_id)
+        if event.verdict == "denied":
+            self._denied.add(event.call_id)
+        if call is None:
+            return
+        if event.verdict == "edited":
+            self._names.setdefault(call, event.name)
+            yield self._of_call("tool-input-available", call, input=input_of(event.arguments))
+        if self._sdk >= 7 and event.approval_id in self._approvals:
+            said = {"approved": event.verdict != "denied", **({"reason": event.reason} if event.reason else {})}
+            yield {"type": "tool-approval-response", "approvalId": event.approval_id, **said}
+
+    def _returned(self, part: Returned) -> Iterator[Chunk]:
+        call = self._of_leg.of(part.id)
+        call = self._calls.pop(part.id, call if call in self._of_leg else None)
+        if call is None or call in self._seen.answered:
+            # The client would take the result of a call that it does not know for a broken stream.
+            return
+        if own_id(part.id) in self._denied and self._sdk >= 6:
+            yield {"type": "tool-output-denied", "toolCallId": call}
+        elif part.result.status == "error":
+            yield self._of_result("tool-output-error", call, errorText=part.result.text)
+        else:
+            yield self._of_result("tool-output-available", call, output=output_of(part.result))
+
+    def _injected(self, part: Injected) -> Iterator[Chunk]:
+        message_id = part.event.otid or part.event.message_id
+        if message_id in self._seen.messages:
+            return
+        # What comes now belongs to no step: a step that is taken back must not take it along.
+        self._is_reset = False
+        yield injected_part(message_id, part.event.text, self._sdk)
+
+    def _restarted(self, part: Restarted) -> Iterator[Chunk]:
+        void = set(part.part_ids)
+        if not void:
+            return
+        if self._sdk >= 7 and self._in_step and not self._is_new_step and self._step_parts <= void:
+            self._step_parts.clear()
+            for one in void:
+                self._of_leg.take_back(one)
+            self._is_reset = True
+            yield {"type": "reset-step"}
+            return
+        if self._in_step:
+            self._in_step = False
+            yield {"type": "finish-step"}
+        yield {"type": "data-holdfast-void", "data": {"message_ids": sorted(part.message_ids)}}
+
+    def _lost(self, _part: Lost) -> Iterator[Chunk]:
+        self._is_reset = False
+        yield {"type": "data-holdfast-gap", "data": {}}
+
+    def _compaction(self, part: CompactionStart | CompactedTo) -> Iterator[Chunk]:
+        state = "began" if isinstance(part, CompactionStart) else "done"
+        yield {"type": "data-holdfast-compaction", "data": {"state": state}, "transient": True}
+
+    def _ended(self, part: LegEnded) -> Iterator[Chunk]:
+        self._end = part
+        yield from ()
+
+    _TELLERS: ClassVar[dict[type, Callable[[Any, Any], Iterable[Chunk]]]] = {
+        StepBegan: _step_began,
+        ReasoningOpened: _reasoning_opened,
+        ReasoningGrew: lambda _, part: ({"type": "reasoning-delta", "id": part.id, "delta": part.text},),
+        ReasoningClosed: lambda _, part: ({"type": "reasoning-end", "id": part.id},),
+        TextOpened: _text_opened,
+        TextGrew: lambda _, part: ({"type": "text-delta", "id": part.id, "delta": part.text},),
+        TextClosed: lambda _, part: ({"type": "text-end", "id": part.id},),
+        CallOpened: _call_opened,
+        CallGrew: lambda self, part: (
+            {"type": "tool-input-delta", "toolCallId": self._of_leg.of(part.id), "inputTextDelta": part.arguments},
+        ),
+        CallReady: _call_ready,
+        CallCut: _call_cut,
+        Decided: _decided,
+        Returned: _returned,
+        Injected: _injected,
+        Restarted: _restarted,
+        Lost: _lost,
+        CompactionStart: _compaction,
+        CompactedTo: _compaction,
+        LegEnded: _ended,
+    }
+
+
+FOLD = "ai_sdk_fold"
+"""Key of the fold's version in the stored part of a run's request."""
+
+FIRST_FOLD = NEWEST_FOLD = 1
+
+FOLDS: Mapping[int, Callable[[str, Sdk, Seen | None], AnswerChunks]] = {FIRST_FOLD: AnswerChunks}
+"""By the version that a run was submitted under. Runs of other dialects have the first one."""
+
+
+def answer_id_of(first: RunId) -> str:
+    """The id of the message that a run begins."""
+    return f"answer-{first.removeprefix('run-')}"
+
+
+def answer_metadata(run: Run) -> dict[str, Any]:
+    """The metadata of a message whose newest run is this one."""
+    return {"holdfast": {"run_id": run.id, "conversation_id": run.conversation_id or "default"}}
+
+
+def own_id(call: str) -> str:
+    """The model's own id of a call that was shown under this one."""
+    return call.rstrip(AGAIN)
+
+
+def input_of(arguments: str) -> Any:
+    """A call's arguments. What is no JSON stays a text."""
+    return _value_in(arguments) if arguments.strip() else {}
+
+
+def output_of(result: ToolReturn) -> Any:
+    """A result as the client is shown it: an object or an array where its text is one, else the text."""
+    if result.parts is not None:
+        return [_wire_part(part) for part in result.parts]
+    text = result.text
+    return _value_in(text) if text.lstrip().startswith(("{", "[")) else text
+
+
+def failure_part(failure: events.Failed | RunError | None) -> dict[str, Any]:
+    """Why the answer has failed, as a chunk and as the part that it becomes. A page that is loaded again has no error
+    of its own."""
+    code, message = ("error", NO_REASON) if failure is None else (failure.error_type, failure.message)
+    return {"type": "data-holdfast-error", "data": {"code": code, "message": message}}
+
+
+def injected_part(message_id: str, text: str, sdk: Sdk) -> dict[str, Any]:
+    """A user's message that came in the middle of the answer, as a chunk and as the part that it becomes."""
+    if sdk >= 7:
+        return {"type": "steering-message", "id": message_id, "parts": [{"type": "text", "text": text}]}
+    return {"type": "data-holdfast-input", "id": message_id, "data": {"text": text}}
+
+
+def _value_in(text: str) -> Any:
+    """The value of a JSON text; the text itself if it is no JSON, or JSON that cannot be sent on."""
+    try:
+        value = json.loads(text)
+        msgspec.json.encode(value)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _wire_part(part: ContentPart) -> dict[str, Any]:
+    if isinstance(part, TextContent):
+        return {"type": "text", "text": part.text}
+    url = part.url or f"data:{part.media_type or 'image/png'};base64,{part.data or ''}"
+    return {"type": "image", "url": url}

@@ -1,0 +1,287 @@
+"""What a page sends becomes a run: new messages, or the decisions on the calls that wait."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.json import encode
+
+from api.admission import release_permit
+from api.errors import Refused
+from api.input_limits import InputLimits
+from api.pages.decisions import PageAnswer, PageDecisions, PageRefusal, RefusalCode
+from api.pages.threads import PageThread, PageThreads
+from api.runs.cancel import ACTOR, RunCanceller
+from api.runs.command import BusyPolicy, Command, SubmissionHeaders
+from api.runs.submission import SubmissionService
+from shared.domain.errors import (
+    AlreadyDecided,
+    DecidedOtherwise,
+    ErrorCode,
+    NameTaken,
+    NoPendingApproval,
+    NothingToCancel,
+    PendingApproval,
+    WrongToolCalls,
+)
+from shared.domain.ids import ApprovalId, RunId
+from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import FILES, Decision, UserMessage, has_files, text_of
+from shared.domain.runs import IDEMPOTENCY_KEY, Run, RunOptions, SubmissionKeys, key_of_otids, shown_name
+from shared.domain.tools import ClientTool
+from shared.sql.history.message_lists import MessageLists
+from shared.sql.runs.run_store import ANYWHERE, Place, Submitted
+
+AMONG = 50
+"""Newest messages of a history among which those that a page repeats are looked for."""
+
+MOST_STEPS = RunOptions().max_steps
+"""The most steps of a run that a key of single agents submits."""
+
+Known = dict[str | None, RunId | None]
+"""Messages that a thread has already, by their ids for pages: the run of each."""
+
+_DECIDED_MEANWHILE = (NoPendingApproval, WrongToolCalls, AlreadyDecided, DecidedOtherwise)
+
+TRIES = 3
+"""How often answers are read against the calls that wait, which others may decide meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSubmission:
+    """What a page sends, in the words of no dialect."""
+
+    thread: PageThread
+    dialect: str
+    """The dialect's name, as `RunOptions.dialect` stores it."""
+    said: Sequence[UserMessage] = ()
+    """All users' messages at the end of the request, oldest first, each with the client's id for it as its otid."""
+    answers: Sequence[PageAnswer] = ()
+    headers: SubmissionHeaders
+    client_tools: Sequence[ClientTool] = ()
+    added_system: str | None = None
+    """Instructions for this run, which follow the agent's own."""
+    run_name: str | None = None
+    """The client's own id of the run, at most 200 characters (`RunOptions.named`)."""
+    if_busy: BusyPolicy | None = None
+    """None: what the header says, else `enqueue`."""
+    max_steps: int | None = None
+    override_model: str | None = None
+    """None: the conversation's model, else the agent's."""
+    echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the dialect needs of the request to render the run again (`RunOptions.echoed`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageService:
+    """Submits what pages send, and stops their runs."""
+
+    threads: PageThreads
+    decisions: PageDecisions
+    submissions: SubmissionService
+    messages: MessageLists
+    canceller: RunCanceller
+    input_limits: InputLimits
+
+    async def submit(self, submission: PageSubmission) -> Submitted:
+        """Stores and dispatches the run that answers the submission, and makes the conversation if it is new.
+
+        Messages that the thread has already are left out. A submission whose last message is known was sent before:
+        this returns the run of the first time, with `is_new` False. With answers, the run is the continuation of the
+        one that waits; the same answers again return the same continuation. The run may be one that is active and has
+        taken the messages in (`inject`).
+
+        Raises `PageRefusal`; `Refused` if nothing is new, or a key of single agents sends what only keys of the project
+        may; `InvalidRequest` for a message that is too long; `NameTaken` if another text was sent under the id of a
+        message; `Busy`; `LimitReached`.
+        """
+        self._refuse_long(submission)
+        await self._refuse_foreign(submission)
+        if submission.answers:
+            return await self._decided(submission)
+        if not submission.said:
+            raise _nothing_new()
+        known, last = await self._stored(submission), submission.said[-1]
+        if len(submission.said) > 1 or last.otid in known:
+            known |= await self._sent(submission)
+        if last.otid in known:
+            return Submitted(await self._first_run(submission, last, known[last.otid]), is_new=False)
+        try:
+            return await self._begun(submission, known)
+        except NameTaken:
+            # A single message is not looked up among those that were sent, because the submission does it.
+            sent = await self._sent(submission)
+            if last.otid not in sent:
+                raise
+            return Submitted(await self._first_run(submission, last, sent[last.otid]), is_new=False)
+
+    async def _begun(self, submission: PageSubmission, known: Known) -> Submitted:
+        """Submits the messages that are not known."""
+        thread, place = self.threads.opened(submission.thread)
+        new = [message for message in submission.said if message.otid not in known]
+        try:
+            return await self._submitted(self._command(submission, thread, new, place=place))
+        except PendingApproval as error:
+            said = "the agent waits for answers to its calls before it takes a new message"
+            raise PageRefusal(RefusalCode.PENDING_APPROVAL, said, error.waiting.approval_ids) from error
+
+    async def stop(self, thread: PageThread, run: str | None = None) -> Run:
+        """Cancels a run of the thread that is active, queued or waits for answers, and returns it as it is then. `run`
+        is its id or the client's own name for it; None: the one at work, else the oldest in the queue. Raises
+        `NothingToCancel`."""
+        agent, active = thread.agent, list[Run]()
+        if thread.id is not None:
+            active = await self.submissions.listing.active_of_agent(agent.project_id, agent.id, thread.id)
+        meant = [one for one in active if run in (None, one.id, one.options.named)]
+        if not meant:
+            raise NothingToCancel(f"No active run to cancel in the conversation {thread.name!r}")
+        first = next((one for one in meant if one.status is not RunStatus.CREATED), meant[0])
+        release_permit()  # a cancel waits for the run to stop
+        return await self.canceller.cancel(first, actor=ACTOR)
+
+    async def waiting(self, thread: PageThread) -> list[ApprovalId]:
+        """The calls of the thread that wait for an answer."""
+        if thread.id is None:
+            return []
+        return [one.id for one in await self.decisions.waiting(thread.agent.project_id, thread.id)]
+
+    async def _decided(self, submission: PageSubmission) -> Submitted:
+        """Decides the calls that wait. What others decide meanwhile is read again."""
+        thread, project_id = submission.thread, submission.thread.agent.project_id
+        if thread.id is None:
+            said = "no call waits for an answer in a new conversation"
+            raise PageRefusal(RefusalCode.NO_PENDING_APPROVAL, said, [one.call for one in submission.answers])
+        known = await self._stored(submission) | await self._sent(submission)
+        new = [message for message in submission.said if message.otid not in known]
+        tries = 0
+        while True:
+            tries += 1
+            read = await self.decisions.read(project_id, thread.id, submission.answers)
+            if read.continuation is not None:
+                release_permit()
+                return Submitted(await self.submissions.runs.get(project_id, read.continuation), is_new=False)
+            try:
+                return await self._submitted(self._command(submission, thread, new, read.decisions))
+            except _DECIDED_MEANWHILE:
+                if tries == TRIES:
+                    raise
+
+    async def _submitted(self, command: Command) -> Submitted:
+        run = await self.submissions.submit(command)
+        return Submitted(run, is_new=run.id == command.run_id)
+
+    async def _stored(self, submission: PageSubmission) -> Known:
+        """Returns the ids of the newest messages in the thread's history, and the run of each."""
+        thread = submission.thread
+        if thread.id is None or not submission.said:
+            return {}
+        return {**await self.messages.newest_said(thread.agent.project_id, thread.id, AMONG)}
+
+    async def _sent(self, submission: PageSubmission) -> Known:
+        """Returns the ids of the messages that were sent to the thread before, and the run of each submission."""
+        thread = submission.thread
+        names = {key_of_otids([message.otid]): message.otid for message in submission.said if message.otid}
+        if thread.id is None or not names:
+            return {}
+        sent = await self.submissions.listing.of_names(thread.agent.project_id, thread.id, list(names))
+        return {names[name]: run_id for name, run_id in sent.items()}
+
+    async def _first_run(self, submission: PageSubmission, last: UserMessage, run_id: RunId | None) -> Run:
+        """Returns the run that a known message began. Raises `NameTaken` if the message had another text."""
+        if run_id is None:
+            raise _nothing_new()
+        runs = self.submissions.runs
+        run = await runs.get(submission.thread.agent.project_id, run_id)
+        # The dialects read parts of messages in different ways, so texts are compared within one.
+        if run.options.dialect == submission.dialect:
+            for given in await runs.submitted_input(run):
+                body = given.body
+                if isinstance(body, UserMessage) and body.otid == last.otid and body.content != last.content:
+                    raise NameTaken(name=shown_name(key_of_otids([last.otid or ""])), run_id=run.id)
+        await self.submissions.queue.dispatch_stored(run)
+        release_permit()
+        return run
+
+    def _command(
+        self,
+        submission: PageSubmission,
+        thread: PageThread,
+        new: Sequence[UserMessage],
+        decisions: Sequence[Decision] | None = None,
+        place: Place = ANYWHERE,
+    ) -> Command:
+        headers = submission.headers
+        return Command(
+            agent=thread.agent,
+            conversation_id=thread.conversation_id,
+            place=place,
+            messages=new,
+            decisions=None if decisions is None else lambda _: list(decisions),
+            options=self._options(submission, thread, new),
+            if_busy=submission.if_busy or headers.if_busy or "enqueue",
+            keys=_keys_of(headers, new),
+            priority=headers.priority,
+            run_id=self.threads.ids.run(),
+            keeps_alive=False,
+        )
+
+    def _options(self, submission: PageSubmission, thread: PageThread, new: Sequence[UserMessage]) -> RunOptions:
+        history, most = thread.history, self.submissions.max_steps
+        model = submission.override_model or (None if history is None else history.model)
+        return RunOptions(
+            dialect=submission.dialect,
+            streamed=True,
+            stream_tokens=True,
+            status_events=True,
+            item_events=True,
+            background=True,
+            max_steps=min(MOST_STEPS, most) if submission.max_steps is None else submission.max_steps,
+            client_tools=list(submission.client_tools),
+            demanded=[FILES] if any(has_files(message.content) for message in new) else [],
+            override_model=model,
+            added_system=submission.added_system,
+            model_options=None if history is None else history.model_options,
+            submitted_by=submission.headers.key_id,
+            named=submission.run_name,
+            echoed=dict(submission.echoed),
+        )
+
+    def _refuse_long(self, submission: PageSubmission) -> None:
+        said = [text_of(message.content) for message in submission.said]
+        results = [one.result for one in submission.answers if one.result is not None]
+        self.input_limits.refuse_long_messages(said)
+        self.input_limits.refuse_long_messages([text_of(one) for one in results], "results")
+        if submission.added_system is not None:
+            self.input_limits.refuse_long_text(submission.added_system, "context")
+
+    async def _refuse_foreign(self, submission: PageSubmission) -> None:
+        """Raises a 403 if the key sees single agents only, and the submission changes what the agent is. Such a key may
+        be in anybody's browser. The page may bring tools of its own, but none in the place of the agent's."""
+        if not submission.headers.of_single_agents:
+            return
+        agent, brought = submission.thread.agent, {tool.name for tool in submission.client_tools}
+        own = await self.decisions.tools.for_agent(agent.project_id, agent.id) if brought else ()
+        replaced = sorted(brought & {tool.name for tool in own})
+        flaws = {
+            "context": submission.added_system is not None,
+            "model": submission.override_model is not None,
+            f"max_steps above {MOST_STEPS}": (submission.max_steps or 0) > MOST_STEPS,
+            f"a tool named as the agent's own ({', '.join(replaced)})": bool(replaced),
+        }
+        flaw = next((name for name, is_there in flaws.items() if is_there), None)
+        if flaw is not None:
+            said = f"FORBIDDEN: {flaw} needs a key of the project; this key may only talk with the agent as it is"
+            raise Refused(403, ErrorCode.FORBIDDEN, said)
+
+
+def _keys_of(headers: SubmissionHeaders, new: Sequence[UserMessage]) -> SubmissionKeys:
+    """The names by which a submission is found when it comes again: one for each of its messages."""
+    names = [] if headers.idempotency_key is None else [IDEMPOTENCY_KEY + headers.idempotency_key]
+    names += [key_of_otids([message.otid]) for message in new if message.otid]
+    return SubmissionKeys(names, hashlib.sha256(encode(list(new))).hexdigest())
+
+
+def _nothing_new() -> Refused:
+    said = "messages: nothing is new: send a message with an id of its own, or answers to the calls that wait"
+    return Refused(422, ErrorCode.INVALID_ARGUMENT, f"INVALID_ARGUMENT: {said}", field="messages")
