@@ -8,14 +8,19 @@ from typing import Annotated
 from uuid import uuid4
 
 import typer
+from msgspec import to_builtins
 
 from cli.client.server import DEFAULT_URL, ConnectionLost, Record, Server, UrlOption, segment, server_at
 from cli.client.terminal import hint, is_interactive, print_all, print_fields, print_json
-from cli.printable import INTERRUPTED, JsonOption, positive, printable
+from cli.command_table import load
+from cli.printable import FAILURE, INTERRUPTED, JsonOption, positive, printable
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import is_id
 
-commands = typer.Typer(help="List, show, make and delete agents.")
+commands = typer.Typer(help="List, show, make and delete agents; check and replay agents of your own code.")
+
+OF_OWN_CODE = "cli.operator.code_agents"
+"""Imports the worker's modules, which take a second."""
 
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="The agent's id, or a name that no other agent has.")
@@ -63,14 +68,30 @@ def _name_of(server: Server, agent_id: str) -> str:
 def list_agents(
     name: Annotated[str | None, typer.Option(help="Only agents of this name.")] = None,
     limit: LimitOption = 50,
+    code: Annotated[bool, typer.Option("--code", help="Agents of own code that workers have, and versions.")] = False,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """List the agents, newest first."""
+    """List the agents, newest first; with --code, those of your own code, with their workers."""
     with server_at(url) as server:
+        if code:
+            _list_code_agents(server, as_json=as_json)
+            return
         found = server.pages("/v1/agents", limit, name=name)
         columns = ("id", "name", "model", "created_at")
         print_all(found, columns, as_json=as_json, nothing="no agents; make one with: holdfast agents create NAME")
+
+
+def _list_code_agents(server: Server, *, as_json: bool) -> None:
+    found: list[Record] = server.get("/v1/code-agents")
+    rows = [
+        {**one, **version, "version": version["version"] or "-"}
+        for one in found
+        for version in one["versions"] or [{"version": None, "last_seen_at": None}]
+    ]
+    columns = ("name", "version", "workers", "framework", "last_seen_at", "description")
+    nothing = "no agents of own code; start a worker with: holdfast worker --agents MODULE"
+    print_all(found if as_json else rows, columns, as_json=as_json, nothing=nothing)
 
 
 @commands.command(epilog="Example: holdfast agents show first")
@@ -146,6 +167,80 @@ def delete(
         print(printable(f"holdfast agents: {found['id']} ({name}) is deleted"))
 
 
+ModuleOption = Annotated[
+    str | None,
+    typer.Option("--against", metavar="MODULE", envvar="HOLDFAST_AGENTS", help="The module with the changed code."),
+]
+PythonOption = Annotated[
+    str,
+    typer.Option(
+        "--agents-python", metavar="PATH", envvar="HOLDFAST_AGENTS_PYTHON", help="The Python that imports the module."
+    ),
+]
+EnvFileOption = Annotated[
+    str,
+    typer.Option(
+        "--agents-env-file",
+        metavar="PATH",
+        envvar="HOLDFAST_AGENTS_ENV_FILE",
+        help="A file with NAME=value lines for its environment.",
+    ),
+]
+
+
+@commands.command(epilog="Example: holdfast agents check myproject.agents")
+def check(
+    module: Annotated[str, typer.Argument(metavar="MODULE", help="A Python module with agents of your own.")],
+    agents_python: PythonOption = "",
+    agents_env_file: EnvFileOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Import a module of agents as a worker would, and say what is in it and what is wrong with it."""
+    found: Record = load(OF_OWN_CODE).checked(module, agents_python, agents_env_file)
+    if as_json:
+        print_json(found)
+    else:
+        columns = ("name", "version", "framework", "on_change", "description")
+        print_all(found["agents"], columns, as_json=False, nothing="no agents")
+        if found["traceback"]:
+            hint(str(found["traceback"]).rstrip())
+        said = [f"unfit: {reason}" for reason in found["reasons"]] or ["fit: a worker can have it"]
+        print("\n".join(map(printable, said)))
+    if not found["fit"]:
+        raise typer.Exit(FAILURE)
+
+
+@commands.command(epilog="Example: holdfast agents replay run-1f0c --against myproject.agents")
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
+    against: ModuleOption = None,
+    agents_python: PythonOption = "",
+    agents_env_file: EnvFileOption = "",
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Execute the code of a run against its journal, which changes nothing: say where changed code asks for something
+    else."""
+    module = (against or "").strip()
+    if not module or "," in module:
+        raise InvalidRequest("name the module with the code of the run: --against MODULE")
+    with server_at(url) as server:
+        recorded: Record = server.get(f"/v1/runs/{segment(run)}/replay")
+    report = load(OF_OWN_CODE).replayed(recorded, module, agents_python, agents_env_file)
+    if as_json:
+        print_json(to_builtins(report))
+    else:
+        print(
+            printable(f"{report.end}: {report.said} ({report.replayed} of {report.recorded} recorded calls replayed)")
+        )
+        for slot in report.left:
+            print(printable(f"not asked for: {slot}"))
+        for slot in report.instructions_changed:
+            print(printable(f"other instructions, the recorded answer holds: {slot}"))
+    if report.end not in ("end_of_record", "returned"):
+        raise typer.Exit(FAILURE)
+
+
 ConversationOption = Annotated[
     str | None,
     typer.Option(metavar="CONV", help="A conversation, conv-…; `new` begins one (default: the agent's own history)."),
@@ -197,10 +292,10 @@ class Conversation:
         )
         return found[::-1] if self.id else found  # an agent's own newest are listed oldest first
 
-    def active_runs(self) -> list[Record]:
-        """Returns the waiting and running runs in order of creation."""
-        found: list[Record] = self.server.get("/v1/runs/active", agent_id=self.agent_id)
-        return sorted((one for one in found if one["conversation_id"] == self.id), key=lambda one: one["created_at"])
+    @property
+    def events(self) -> str:
+        """The path of everything that happens in it."""
+        return f"/v1/conversations/{segment(self.id or self.agent_id)}/events"
 
     def waiting_approvals(self) -> list[Record]:
         """Returns the oldest tool call that waits for a decision, or an empty list."""

@@ -1,7 +1,7 @@
 """`holdfast approvals`: lists tool calls that wait for approval, and sends decisions on them."""
 
 import getpass
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,12 +19,16 @@ MOST = 10_000
 QUESTION = "[a]pprove, [d]eny, [e]dit the arguments, or [l]ater? [l] "
 
 
-def decide_in_place(server: Server, run: Record) -> str | None:
+Ask = Callable[[str], str]
+"""Asks the person for a line, as `input` does."""
+
+
+def decide_in_place(server: Server, run: Record, ask: Ask = input) -> str | None:
     """Asks for a decision on each waiting call of the run. Returns the id of the run that goes on; None: decisions are
     missing."""
     continued: str | None = None
     for approval in list(_of(server, run)):
-        decision = _asked(approval)
+        decision = _asked(approval, ask)
         if decision is None:
             return None
         continued = decide(server, approval, decision).get("continued_by")
@@ -74,7 +78,7 @@ def arguments_of(text: str) -> Record:
         ) from error
 
 
-def _asked(approval: Record) -> Record | None:
+def _asked(approval: Record, ask: Ask) -> Record | None:
     """Asks for one decision. None: later."""
     if approval.get("client_side"):
         hint(f"[{approval['tool_name']} runs in the program that sent the message; that program has to answer]")
@@ -82,24 +86,24 @@ def _asked(approval: Record) -> Record | None:
     console().print(printable(f"\n{approval['tool_name']} wants to run with {approval['arguments']}"), style="magenta")
     try:
         while True:
-            answer = input(QUESTION).strip().lower()[:1]
+            answer = ask(QUESTION).strip().lower()[:1]
             if answer == "a":
                 return {"decision": "approve"}
             if answer == "d":
-                reason = input("Reason, which the model sees (may be empty): ").strip()
+                reason = ask("Reason, which the model sees (may be empty): ").strip()
                 return {"decision": "deny", **({"reason": reason} if reason else {})}
             if answer in ("", "l"):
                 return None
-            edited = _edited() if answer == "e" else None
+            edited = _edited(ask) if answer == "e" else None
             if edited is not None:
                 return {"decision": "approve", "arguments": edited}
     except (KeyboardInterrupt, EOFError):
         return None
 
 
-def _edited() -> Record | None:
+def _edited(ask: Ask) -> Record | None:
     try:
-        return arguments_of(input("Arguments as JSON: "))
+        return arguments_of(ask("Arguments as JSON: "))
     except InvalidRequest as error:
         hint(f"[{error.message}]")
         return None

@@ -8,9 +8,10 @@ from rich.text import Text
 
 from cli.client.agents import AgentArgument, Conversation, ConversationOption, agent_of, conversation_of
 from cli.client.approvals import decide_in_place
-from cli.client.follow import CANCEL_REASON, Follower
+from cli.client.follow import CANCEL_REASON, cancels, say_how_to_come_back
+from cli.client.live_conversation import LiveConversation, Screen
 from cli.client.server import DEFAULT_URL, Server, UrlOption, server_at
-from cli.client.terminal import console, hint
+from cli.client.terminal import hint, is_interactive
 from cli.printable import printable
 from shared.domain.errors import HoldfastError
 
@@ -21,13 +22,14 @@ LONG_HISTORY = 200
 
 
 class Chat:
-    """One conversation: sends the person's messages, shows answers, asks for decisions."""
+    """One conversation: sends the person's messages, shows what everybody says there, asks for decisions."""
 
-    def __init__(self, server: Server, conversation: Conversation) -> None:
+    def __init__(self, server: Server, conversation: Conversation, url: str) -> None:
         self._server = server
         self._conversation = conversation
-        self._follower = Follower(server)
-        self._console = console()
+        self.screen = Screen()
+        self._live = LiveConversation(url=url, path=conversation.events, screen=self.screen)
+        self._console = self.screen.console()
 
     def show_history(self, count: int) -> None:
         """Prints the last messages, oldest first."""
@@ -37,11 +39,15 @@ class Chat:
                 mark, style = ("» ", "bold") if message["message_type"] == "user_message" else ("", "")
                 self._console.print(Text(printable(mark + content), style=style), soft_wrap=True)
 
-    def go_on(self) -> bool:
-        """Follows unfinished runs, then asks for decisions. False: the person left a run."""
-        for run in self._conversation.active_runs():
-            hint(f"[{run['id']} is not finished; following it]")
-            if self._follower.follow(run["id"]) is None:
+    def begin(self, history: int) -> bool:
+        """Shows the history and follows unfinished runs, then asks for decisions. False: the person left a run."""
+        self._live.start(self._server)
+        if history:
+            self.show_history(history)
+        present = self._live.present
+        for run_id in (*filter(None, [present["running"]]), *present["queued"]):
+            hint(f"[{run_id} is not finished; following it]")
+            if not self._follow(run_id):
                 return False
         return self.ask()
 
@@ -50,12 +56,33 @@ class Chat:
         waiting = self._conversation.waiting_approvals()
         if not waiting:
             return True
-        continued = decide_in_place(self._server, self._server.get(f"/v1/runs/{waiting[0]['run_id']}"))
-        return continued is None or self._follower.follow(continued) is not None
+        self._live.tools = {waiting[0]["tool_call_id"]: waiting[0]["tool_name"]}
+        run = self._server.get(f"/v1/runs/{waiting[0]['run_id']}")
+        continued = decide_in_place(self._server, run, self.screen.ask)
+        return continued is None or self._follow(continued)
 
     def say(self, text: str) -> bool:
         """Sends a message and shows the answer. False: the person left the run."""
-        return self._follower.follow(self._conversation.submit(text)) is not None
+        # The stream may show the run before the answer to the submission has named it.
+        with self._live.changed:
+            run_id = self._conversation.submit(text)
+            self._live.own.add(run_id)
+        return self._follow(run_id)
+
+    def _follow(self, run_id: str) -> bool:
+        """Returns when the run's turn is over, or waits for a decision that the person puts off. False: the person left
+        the run."""
+        turns = self._live.turns
+        while True:
+            try:
+                self._live.wait_for(lambda: run_id in turns and (turns[run_id].is_over or turns[run_id].is_waiting))
+            except KeyboardInterrupt:
+                current = turns[run_id].run_id if run_id in turns else run_id
+                if not cancels(self._server, current, self.screen.ask):
+                    say_how_to_come_back(current)
+                    return False
+            else:
+                return turns[run_id].is_over or not is_interactive() or self.ask()
 
     def obey(self, command: str) -> bool:
         """Executes a line that begins with a slash. False: the chat ends."""
@@ -86,14 +113,12 @@ def chat(
     It shows an answer in progress from its beginning, and asks for decisions that the agent waits for."""
     with server_at(url) as server:
         found = agent_of(server, agent)
-        talk = Chat(server, conversation_of(server, found, conversation))
+        talk = Chat(server, conversation_of(server, found, conversation), url)
         hint(f"[{found['name']}, {found['id']}; /help]")
-        if history:
-            talk.show_history(history)
-        goes_on = _goes_on(talk.go_on)
+        goes_on = _goes_on(talk.begin, history)
         while goes_on:
             try:
-                line = input("» ").strip()
+                line = talk.screen.ask("» ").strip()
             except (EOFError, KeyboardInterrupt):
                 break
             except UnicodeDecodeError:
@@ -102,7 +127,7 @@ def chat(
             goes_on = not line or _goes_on(talk.obey if line.startswith("/") else talk.say, line)
 
 
-def _goes_on(act: Callable[..., bool], *given: str) -> bool:
+def _goes_on(act: Callable[..., bool], *given: str | int) -> bool:
     """Returns whether the conversation goes on. It shows a refusal of the server, which does not end the chat."""
     try:
         return act(*given)

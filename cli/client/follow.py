@@ -8,7 +8,7 @@ from typing import cast
 from rich.console import Console
 from rich.text import Text
 
-from cli.client.approvals import continuation_of, decide_in_place, is_decided
+from cli.client.approvals import Ask, continuation_of, decide_in_place, is_decided
 from cli.client.server import Record, Server, Silence, segment
 from cli.client.terminal import console, hint, is_interactive, print_json
 from cli.printable import FAILURE, INTERRUPTED, OK, RUN_CANCELLED, RUN_FAILED, WAITS_FOR_APPROVAL, printable
@@ -40,9 +40,9 @@ class Transcript:
                 for call in _calls(frame):
                     self._show_call(call, waits=kind == "approval_request_message")
             case "tool_return_message":
-                self._line(f"← {frame.get('status')}: {_short(str(frame.get('tool_return')))}", "dim")
+                self._line(f"← {frame.get('status')}: {short(str(frame.get('tool_return')))}", "dim")
             case "user_message":
-                self._line(f"» {_short(str(frame.get('content')))}", "bold")
+                self._line(f"» {short(str(frame.get('content')))}", "bold")
             case "error_message":
                 self._line(f"error: {frame.get('message')} {frame.get('detail') or ''}".rstrip(), "red")
             case "event_message":
@@ -74,7 +74,7 @@ class Transcript:
             self._kind, self._call = "call", call.get("tool_call_id")
             mark = "?" if waits else "→"
             self._console.print(Text(printable(f"{mark} {call.get('name')} "), style="cyan"), end="")
-        self._console.print(Text(printable(_short(str(call.get("arguments") or "")))), end="", soft_wrap=True)
+        self._console.print(Text(printable(short(str(call.get("arguments") or "")))), end="", soft_wrap=True)
 
     def _note(self, frame: Record) -> None:
         data: Record = frame.get("event_data") or dict[str, object]()
@@ -104,7 +104,8 @@ def _calls(frame: Record) -> list[Record]:
     return cast("list[Record]", found) if isinstance(found, list) else [cast("Record", found or {})]
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Returns the beginning of a long text, and how long it is."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
@@ -119,6 +120,7 @@ PAST_PER_S = 100
 
 ENDED = ("completed", "failed", "cancelled")
 
+FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 5.0
 PATIENCE_S = 900.0
 """Seconds to wait for a server that does not answer: time for a deploy or a restart of the machine."""
@@ -137,11 +139,11 @@ class RunStream:
         """Yields the frames to the end of the log, without pings. Raises `Unavailable` after `PATIENCE_S` without an
         answer."""
         lost_at: float | None = None
-        wait = 0.25
+        wait = FIRST_WAIT_S
         while True:
             try:
                 for frame in self._server.frames(self._path, {"starting_after": self.after}):
-                    lost_at, wait = None, 0.25
+                    lost_at, wait = None, FIRST_WAIT_S
                     yield from self._of_log(frame)
             except Unavailable as error:
                 lost_at = self._lost_since(lost_at, error)
@@ -251,7 +253,7 @@ class Follower:
                 found: Record = self._server.get(f"/v1/runs/{stream.run_id}")
             except KeyboardInterrupt:
                 self._transcript.end()
-                if not self._cancels(stream.run_id):
+                if not (self._may_ask and cancels(self._server, stream.run_id)):
                     say_how_to_come_back(stream.run_id, stream.after)
                     return None
             else:
@@ -262,22 +264,6 @@ class Follower:
             print_json(frame)
         else:
             self._transcript.show(frame)
-
-    def _cancels(self, run_id: str) -> bool:
-        """Asks whether to cancel the run, and requests it. False: detach, as another Ctrl-C does."""
-        if not self._may_ask:
-            return False
-        try:
-            answer = input("\n[d]etach and let the run go on, or [c]ancel it? [d] ")
-            if not answer.strip().lower().startswith("c"):
-                return False
-            self._server.post(f"/v1/runs/{run_id}/cancel", {"reason": CANCEL_REASON})
-        except (KeyboardInterrupt, EOFError):
-            return False
-        except HoldfastError as error:
-            hint(f"[the run was not cancelled: {error.message}]")
-            return False
-        return True
 
     def _say_how_it_ended(self, run: Record) -> None:
         run_id = run["id"]
@@ -303,6 +289,21 @@ def status_of(run: Record | None) -> int:
     if waits(run):
         return WAITS_FOR_APPROVAL
     return {"completed": OK, "failed": RUN_FAILED, "cancelled": RUN_CANCELLED}.get(run["status"], FAILURE)
+
+
+def cancels(server: Server, run_id: str, ask: Ask = input) -> bool:
+    """Asks whether to cancel the run, and requests it. False: detach, as another Ctrl-C does."""
+    try:
+        answer = ask("\n[d]etach and let the run go on, or [c]ancel it? [d] ")
+        if not answer.strip().lower().startswith("c"):
+            return False
+        server.post(f"/v1/runs/{run_id}/cancel", {"reason": CANCEL_REASON})
+    except (KeyboardInterrupt, EOFError):
+        return False
+    except HoldfastError as error:
+        hint(f"[the run was not cancelled: {error.message}]")
+        return False
+    return True
 
 
 def say_how_to_come_back(run_id: str, after: int = 0) -> None:

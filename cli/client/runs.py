@@ -1,4 +1,4 @@
-"""`holdfast runs`: list, show, watch, cancel and steer runs."""
+"""`holdfast runs`: list, show, watch, cancel and steer runs, and settle what they have done."""
 
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 import typer
 
 from cli.client.agents import LimitOption, agent_of, with_agents
+from cli.client.approvals import user
 from cli.client.follow import CANCEL_REASON, Follower, status_of
 from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
 from cli.client.terminal import print_all, print_fields, print_json
 from cli.printable import JsonOption
+from shared.domain.errors import InvalidRequest
 
 commands = typer.Typer(help="List, show, watch, cancel and steer runs.")
 
@@ -127,6 +129,42 @@ def inject(
     with server_at(url) as server:
         answer = server.post(f"/v1/runs/{segment(run)}/inject", {"input": text, "if_ended": if_ended})
     print_json(answer) if as_json else print_fields(answer, ("run_id", "message_ids", "if_ended"))
+
+
+EFFECTS = ("call_id", "name", "state", "attempt", "started_at", "settled_by", "outcome", "result")
+EFFECT = (*EFFECTS, "settled_by_name", "settled_at", "idempotency_key")
+
+
+@commands.command(epilog="Example: holdfast runs effects run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11")
+def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """List the tool calls of a run, and how far each has come."""
+    with server_at(url) as server:
+        found: list[Record] = server.get(f"/v1/runs/{segment(run)}/effects")
+        print_all(found, EFFECTS, as_json=as_json, nothing="the run has called no tool")
+
+
+@commands.command(
+    epilog='Example: holdfast runs settle run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 call-1 happened --result "Invoice 7"'
+)
+def settle(
+    run: RunArgument,
+    call: Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `holdfast runs effects` shows it.")],
+    outcome: Annotated[
+        Literal["happened", "did_not_happen"],
+        typer.Argument(help="What you have found out."),
+    ],
+    result: Annotated[str | None, typer.Option(help="What the call has come to, if it happened.")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Record what became of a tool call whose outcome is unknown. It changes no conversation."""
+    if result is not None and outcome != "happened":
+        raise InvalidRequest("--result is for a call that happened: leave it out")
+    body: Record = {"outcome": outcome, "settled_by": user()}
+    body |= {} if result is None else {"result": result}
+    with server_at(url) as server:
+        effect = server.post(f"/v1/runs/{segment(run)}/effects/{segment(call)}", body)
+    print_json(effect) if as_json else print_fields(effect, EFFECT)
 
 
 def _seconds(run: Record) -> str | None:

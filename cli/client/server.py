@@ -69,11 +69,14 @@ class Server:
                 return
             limit, after = limit - len(rows), rows[-1]["id"]
 
-    def frames(self, path: str, body: Record, *, silence_s: float = SILENCE_S, **named: str) -> Generator[Record]:
-        """Yields the frames of a stream to its end. Raises `ConnectionLost` if it breaks before that, and `Silence`
-        after `silence_s` seconds without data. `named` are headers, with underscores for dashes."""
+    def frames(
+        self, path: str, body: Record | None, *, silence_s: float = SILENCE_S, **named: str
+    ) -> Generator[Record]:
+        """Yields the frames of a stream to its end; without a body the path is read. Raises `ConnectionLost` if it
+        breaks before that, and `Silence` after `silence_s` seconds without data. `named` are headers, with underscores
+        for dashes."""
         headers = {"X-Holdfast-Status-Events": "true", **_headers(named)}
-        for data in self._data("POST", path, silence_s, json=body, headers=headers):
+        for data in self._data("GET" if body is None else "POST", path, silence_s, json=body, headers=headers):
             if data == "[DONE]":
                 return
             yield _decoded(data)

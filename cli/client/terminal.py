@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TextIO
 
 import msgspec
 from rich.console import Console
@@ -21,13 +22,18 @@ COLOURS = {
     "requires_approval": "magenta",
 }
 
+OWN_IDS = ("id", "call_id")
+"""The columns that people copy: a row's own id is never wrapped."""
+
 WIDE = 500
 """The width, in columns, of output that is no terminal, so that programs get whole lines."""
 
 
-def console() -> Console:
-    """Returns a console for standard output. It has colours only on a terminal, and none if NO_COLOR is set."""
-    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+def console(file: TextIO | None = None) -> Console:
+    """Returns a console for a file (default: standard output). It has colours only on a terminal, and none if NO_COLOR
+    is set."""
+    width = None if sys.stdout.isatty() else WIDE
+    return Console(file=file, highlight=False, markup=False, emoji=False, width=width)
 
 
 def hint(text: str) -> None:
@@ -56,8 +62,7 @@ def print_all(records: Iterable[Record], columns: Sequence[str], *, as_json: boo
     else:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            # People copy a row's own id, so it is never wrapped.
-            width = max(len(str(record.get(column))) for record in found) if column == "id" else None
+            width = max(len(str(record.get(column))) for record in found) if column in OWN_IDS else None
             table.add_column(column.removesuffix("_id").upper().replace("_", " "), overflow="fold", min_width=width)
         for record in found:
             table.add_row(*(cell(record, column) for column in columns))

@@ -29,7 +29,7 @@ from shared.sql.access.audit import AuditEvent, AuditFilter, AuditLog
 from shared.sql.engine import ANSWER_S, Database
 from shared.sql.migrate import migrate
 from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.run_store import RetentionStore
+from shared.sql.runs.retention import RetentionStore
 
 
 class _Report:

@@ -93,7 +93,7 @@ def lines(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
 
 async def model_findings(settings: Settings, environment: Mapping[str, str], *, call: bool) -> AsyncGenerator[Finding]:
     """Yields a finding for each configured provider. `call`: also call one model of each."""
-    names = [name for name, one in PROVIDERS.items() if name != BUILTIN and one.is_configured(environment)]
+    names = [name for name, one in PROVIDERS.items() if one.wire != BUILTIN and one.is_configured(environment)]
     if not names and not settings.builtin_models:
         fix = "give the workers the key of a provider, such as OPENAI_API_KEY; docs/models.md lists all variables"
         yield doubtful("models", "no provider is configured here", fix)

@@ -40,15 +40,31 @@ HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int, typer.Option(parser=_port_number, metavar="PORT", help="Port to listen on.")]
 
 
+AgentsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODULE", help="A Python module with agents of your own. Repeat it for further ones."),
+]
+AgentsPythonOption = Annotated[
+    str | None, typer.Option(metavar="PATH", help="The Python that imports them (default: Holdfast's own).")
+]
+AgentsEnvFileOption = Annotated[
+    str | None, typer.Option(metavar="PATH", help="A file with NAME=value lines for their environment.")
+]
+
+
 @commands.command(epilog="Example: holdfast dev --port 9000 --data-dir /tmp/holdfast")
 def dev(
     host: HostOption = LOOPBACK,
     port: PortOption = PORT,
     data_dir: Annotated[str | None, typer.Option(help="Directory of the database (default: .holdfast).")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=DRAIN_HELP.format(default="0, at once"))] = None,
+    agents: AgentsOption = None,
+    agents_python: AgentsPythonOption = None,
+    agents_env_file: AgentsEnvFileOption = None,
 ) -> None:
     """Run everything in one process, with embedded services; no key, loopback only."""
-    operate(partial(_run_dev, host=host, port=port), data_dir=data_dir, drain_s=drain_seconds)
+    chosen = _of_agents(agents, agents_python, agents_env_file)
+    operate(partial(_run_dev, host=host, port=port), data_dir=data_dir, drain_s=drain_seconds, **chosen)
 
 
 @commands.command(epilog="Example: holdfast api --host 0.0.0.0 --port 8283")
@@ -79,9 +95,18 @@ def worker(
             help="Port for health checks and metrics (default: HOLDFAST_WORKER_PORT).",
         ),
     ] = None,
+    agents: AgentsOption = None,
+    agents_python: AgentsPythonOption = None,
+    agents_env_file: AgentsEnvFileOption = None,
 ) -> None:
     """Execute runs. Needs HOLDFAST_DATABASE_URL and HOLDFAST_REDIS_URL."""
-    operate(_run_worker, max_runs=max_runs, drain_s=drain_seconds, worker_port=health_port)
+    chosen = _of_agents(agents, agents_python, agents_env_file)
+    operate(_run_worker, max_runs=max_runs, drain_s=drain_seconds, worker_port=health_port, **chosen)
+
+
+def _of_agents(agents: list[str] | None, python: str | None, env_file: str | None) -> dict[str, object]:
+    modules = ",".join(agents) if agents else None
+    return {"agents": modules, "agents_python": python, "agents_env_file": env_file}
 
 
 def _run_dev(settings: Settings, *, host: str, port: int) -> Running:
