@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 STAMP = re.compile(rb"@(\d{10,})#(\d+) ")
 SEQ = re.compile(rb"\nid: (\d+)\n")
@@ -40,6 +40,8 @@ class Refused(Exception):
 class Watched:
     """A stream, and the times of its events. Times are seconds of the monotonic clock."""
 
+    end: ClassVar[bytes] = END
+    """What only the stream's end has."""
     opened_at: float
     status: int = 0
     first_token_at: float = 0.0
@@ -66,7 +68,7 @@ class Watched:
         if not self.status and len(text) >= len("HTTP/1.1 200"):
             self.status = int(text[9:12])
         end = self._take_tokens(text, now)
-        if END in text:
+        if self.end in text:
             self.ended_at = now / 1e9
         if (last := text.rfind(b"\nid: ")) >= 0 and (seq := SEQ.match(text, last)):
             self.last_seq = int(seq[1])
@@ -104,7 +106,7 @@ class Watched:
         if self.disorder:
             return f"{self.run_id}: {self.disorder}"
         if len(self.delays) != tokens:
-            return f"{self.run_id}: {len(self.delays)} tokens came of {tokens}"
+            return f"{self.run_id}: {len(self.delays)} tokens arrived of {tokens}"
         return ""
 
     async def until(self, ready: str) -> None:
@@ -141,6 +143,12 @@ class WatchedResponse(Watched):
         told, end, _ = text.partition(TEXT_ENDS)
         self.has_text_again = bool(end)
         return super()._take_tokens(told, now)
+
+
+class WatchedAgUi(Watched):
+    """The stream of a run over AG-UI, which ends with an event of its own."""
+
+    end = b'"type":"RUN_FINISHED"'
 
 
 class _Stream(asyncio.Protocol):
@@ -200,8 +208,8 @@ class Client:
         if stream.disorder or stream.expected != tokens:
             self.faults.append(f"{stream.run_id}: {stream.disorder or f'it ended before token {stream.expected}'}")
 
-    async def agent(self, *tool_ids: str) -> str:
-        body = {"name": f"bench-{next(_NAMES)}", "model": "openai/bench", "tool_ids": tool_ids}
+    async def agent(self, *tool_ids: str, model: str = "openai/bench") -> str:
+        body = {"name": f"bench-{next(_NAMES)}", "model": model, "tool_ids": tool_ids}
         return (await self._request("POST", "/v1/agents/", {**body, "include_base_tools": False}))["id"]
 
     async def agents(self, number: int) -> list[str]:
@@ -222,6 +230,17 @@ class Client:
         body = {"input": json.dumps(wish), "stream_tokens": True}
         return (await self._request("POST", f"/v1/agents/{agent_id}/messages/async", body))["id"]
 
+    async def submit_to(self, conversation_id: str, **wish: Any) -> None:
+        """Submits to a conversation, and reads nothing of the stream."""
+        body = {"input": json.dumps(wish), "streaming": True, "background": True}
+        async with self.watching(f"/v1/conversations/{conversation_id}/messages", body) as stream:
+            await stream.until("run_id")
+
+    async def said(self, agent_id: str) -> str:
+        """Returns the agent's last answer."""
+        listed = await self._request("GET", f"/v1/agents/{agent_id}/messages?limit=1&order=desc")
+        return str(listed[0]["content"])
+
     async def cancel(self, run_id: str) -> None:
         await self._request("POST", f"/v1/runs/{run_id}/cancel")
 
@@ -240,10 +259,28 @@ class Client:
         body = {"input": json.dumps(wish), "streaming": True, "stream_tokens": True, "background": True}
         return self.watching(f"/v1/agents/{agent_id}/messages", body)
 
+    def send_to(self, conversation_id: str, **wish: Any):
+        """The same in a conversation."""
+        body = {"input": json.dumps(wish), "streaming": True, "stream_tokens": True, "background": True}
+        return self.watching(f"/v1/conversations/{conversation_id}/messages", body)
+
     def respond(self, agent_id: str, **wish: Any):
         """The same as a response."""
         body = {"model": agent_id, "input": json.dumps(wish), "stream": True, "background": True}
         return self.watching("/openai/v1/responses", body, watched=WatchedResponse(0.0))
+
+    def run_ag_ui(self, agent_id: str, **wish: Any):
+        """The same over AG-UI."""
+        said = {"id": f"m{next(_NAMES)}", "role": "user", "content": json.dumps(wish)}
+        body = {"threadId": "bench", "runId": said["id"], "protocolVersion": "1.0", "messages": [said], "tools": []}
+        empty: dict[str, Any] = {"context": [], "state": {}, "forwardedProps": {}}
+        return self.watching(f"/ag-ui/{agent_id}", {**body, **empty}, watched=WatchedAgUi(0.0))
+
+    def chat(self, agent_id: str, **wish: Any):
+        """The same over the AI SDK's stream of UI messages."""
+        said = {"id": f"m{next(_NAMES)}", "role": "user", "parts": [{"type": "text", "text": json.dumps(wish)}]}
+        body = {"id": "bench", "trigger": "submit-message", "messages": [said]}
+        return self.watching(f"/ai-sdk/{agent_id}/chat", body)
 
     def resume(self, run_id: str, after: int):
         """Reads the stream of a run from a cursor on, in the background for the block."""

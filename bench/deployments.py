@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE, CalledProcessError, run
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import psutil
 import sqlalchemy as sa
@@ -34,6 +35,9 @@ SETTINGS = {
     "HOLDFAST_KEY_READERS": "20000",
 }
 
+AGENTS = "HOLDFAST_AGENTS"
+SHARING = "HOLDFAST_AGENTS_PER_PROCESS"
+
 STARTS_WITHIN_S = 30.0
 LOOKS_EVERY_S = 1.0
 AT_REST = 0.05
@@ -42,7 +46,15 @@ AT_REST = 0.05
 Replace = Callable[[signal.Signals, Callable[[], None]], Awaitable[None]]
 """Calls the second argument just before it sends the signal."""
 
-Fresh = Callable[[], AbstractAsyncContextManager[tuple[Client, dict[str, int]]]]
+
+class Fresh(Protocol):
+    """Starts another deployment for a block. Yields its client, and its processes' ids by name."""
+
+    def __call__(
+        self, agents: str = "", *, per_process: int = 1
+    ) -> AbstractAsyncContextManager[tuple[Client, dict[str, int]]]:
+        """`agents`: a module with agents in code; `per_process`: how many of their runs share a process."""
+        ...
 
 
 @dataclass
@@ -58,7 +70,6 @@ class Deployment:
     database_url: str = ""
     redis_url: str = ""
     fresh: Fresh | None = None
-    """Starts the same deployment again for a block. Yields its client, and its processes' ids by name."""
     replace: Replace | None = None
     """Ends the process that executes runs with this signal, and provides another one."""
     keeps_readers: bool = False
@@ -144,9 +155,9 @@ async def embedded(directory: Path, environment: dict[str, str]) -> AsyncGenerat
                 deployment.processes["api + worker"] = psutil.Process(running.pid)
 
             @asynccontextmanager
-            async def fresh() -> AsyncGenerator[tuple[Client, dict[str, int]]]:
+            async def fresh(agents: str = "", *, per_process: int = 1) -> AsyncGenerator[tuple[Client, dict[str, int]]]:
                 with TemporaryDirectory(prefix="holdfast-bench-") as place:
-                    variables = {**environment, **SETTINGS, **COMPILED}
+                    variables = {**environment, **SETTINGS, **COMPILED, AGENTS: agents, SHARING: str(per_process)}
                     async with processes_in(Path(place), variables, execute) as others:
                         other = await others.dev(port := free_port())
                         with _closing(Client(port)) as client:
@@ -169,7 +180,7 @@ async def services(directory: Path, environment: dict[str, str], postgres_url: s
             with _closing(Client(port)) as client:
                 ours = {"api": psutil.Process(api.pid), "worker": psutil.Process(running.pid)}
                 beside = {"redis": lambda: _alive(redis.pid), "postgres": lambda: _backends(url)}
-                deployment = Deployment(client, ours, beside, url, keeps_readers=True)
+                deployment = Deployment(client, ours, beside, url, redis.url, keeps_readers=True)
 
                 async def replace(end: signal.Signals, before: Callable[[], None]) -> None:
                     nonlocal running
@@ -179,9 +190,12 @@ async def services(directory: Path, environment: dict[str, str], postgres_url: s
                     deployment.processes["worker"] = psutil.Process(running.pid)
 
                 @asynccontextmanager
-                async def fresh() -> AsyncGenerator[tuple[Client, dict[str, int]]]:
+                async def fresh(
+                    agents: str = "", *, per_process: int = 1
+                ) -> AsyncGenerator[tuple[Client, dict[str, int]]]:
                     with TemporaryDirectory(prefix="holdfast-bench-") as place:
-                        async with processes_in(Path(place), {**variables, **COMPILED}, execute) as others:
+                        own = {**variables, **COMPILED, AGENTS: agents, SHARING: str(per_process)}
+                        async with processes_in(Path(place), own, execute) as others:
                             other = await others.api(port := free_port())
                             more = await others.worker()
                             with _closing(Client(port)) as client:

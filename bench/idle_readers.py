@@ -15,12 +15,19 @@ import uvloop
 OPENING = 100
 """Connections that are opened concurrently."""
 
+AGAIN_S = 1.0
+"""Seconds after which a refused reader asks again: a busy machine answers some with a 503."""
+
 
 class _Reader(asyncio.Protocol):
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
+        self.is_refused = False
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            self.is_refused = True
+            self.has_begun.set()
         if b'"run_id"' in data:  # a conversation without runs sends where its reader is, with a null
             self.has_begun.set()
 
@@ -38,11 +45,15 @@ async def main(port: int, readers: int, ids: list[str]) -> None:
 
     async def read(number: int) -> asyncio.Transport:
         async with opening:
-            loop = asyncio.get_running_loop()
-            transport, reader = await loop.create_connection(_Reader, "127.0.0.1", port)
-            transport.write(_request(ids[number % len(ids)]))
-            await reader.has_begun.wait()
-        return transport
+            while True:
+                loop = asyncio.get_running_loop()
+                transport, reader = await loop.create_connection(_Reader, "127.0.0.1", port)
+                transport.write(_request(ids[number % len(ids)]))
+                await reader.has_begun.wait()
+                if not reader.is_refused:
+                    return transport
+                transport.abort()
+                await asyncio.sleep(AGAIN_S)
 
     opened = await asyncio.gather(*(read(number) for number in range(readers)))
     print(len(opened), flush=True)

@@ -9,8 +9,8 @@ from bench.client import Client
 class ModelReader(Client):
     """Reads the model's answers directly."""
 
-    async def agent(self, *tool_ids: str) -> str:
-        del tool_ids
+    async def agent(self, *tool_ids: str, model: str = "") -> str:
+        del tool_ids, model
         return "nobody"
 
     def send(self, agent_id: str, **wish: Any):

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shown(figures: Mapping[str, int], limits: Mapping[str, int], table: str) -> list[str]:
-    """Prints a table of figures. Returns those that differ from their limits."""
+    """Prints a table of figures. Returns the figures that differ from their limits."""
     print(f"\n{f'[{table}]':<50}{'now':>8}{'limit':>8}")
     for name, figure in figures.items():
         print(f"{TITLES[name]:<50}{figure:>8}{limits.get(name, '-'):>8}")

@@ -1,5 +1,5 @@
-"""Checks trees of runs at rest: each call began each run once, its result is what came of that run, the caller's stream
-tells of it once, nothing is left below a run that was cancelled or has failed, and no run waits for others."""
+"""Checks trees of runs at rest. Each call began each run once, its result is the run's outcome, and the caller's stream
+reports it once. No run is active below one that was cancelled or has failed, and no run waits for others."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class Child:
     """A run that a call has begun."""
 
     run_ids: Sequence[str]
-    """Its own id, and those of its continuations."""
+    """The run's own id, and the ids of its continuations."""
     parent_id: str
     call_id: str
     agent_id: str
@@ -77,7 +77,7 @@ class ChildChecks:
         return [thread for thread in threads if thread.conversation_id is not None]
 
     async def check(self) -> None:
-        """Runs the checks of what is stored."""
+        """Checks the stored runs and messages."""
         times = Counter((child.parent_id, child.call_id, child.agent_id) for child in self.children)
         for (parent_id, call_id, agent_id), count in times.items():
             if count > 1:
@@ -92,7 +92,7 @@ class ChildChecks:
         await self._check_lists()
 
     def check_streams(self) -> None:
-        """Checks what the callers' streams tell of their children, once all streams were read."""
+        """Checks the events about children in the callers' streams, after all streams were read."""
         of_parent = defaultdict[str, list[Child]](list)
         for child in self.children:
             of_parent[child.parent_id].append(child)
@@ -211,7 +211,7 @@ class ChildChecks:
         if is_success:
             return "the child has not answered"
         is_explained = child.run_ids[-1] in result.text or CIRCLE in result.text
-        return None if is_explained or not is_completed else "it does not say what came of the child"
+        return None if is_explained or not is_completed else "it does not report the outcome of the child"
 
 
 def _calls_of_agents(stored: Sequence[Message]) -> Iterator[tuple[Message, ToolCall]]:

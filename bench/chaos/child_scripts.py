@@ -17,7 +17,7 @@ MARKER = "task"
 
 @dataclass
 class Delegated:
-    """What a call of an agent asks for. The marker stands in what the other agent gets."""
+    """The request of a call of an agent. The other agent's message contains the marker."""
 
     marker: str
     tool: str
@@ -37,7 +37,7 @@ class Delegations:
     by_marker: dict[str, Delegated] = field(default_factory=dict[str, Delegated])
 
     def add(self, story: Story, tool: str, script: Script) -> str:
-        """Keeps what a call asks for. Returns its marker."""
+        """Stores the request of a call. Returns its marker."""
         marker = self.ledger.otid(MARKER)
         self.by_marker[marker] = Delegated(marker, tool, script, f"{story.kind.partition(',')[0]}'s child", story.notes)
         return marker
@@ -50,7 +50,7 @@ class Delegations:
         asked = self.by_marker[marker]
         if asked.story is None:
             asked.story = Story(0, asked.kind, thread, asked.notes, keys=dict(asked.script.keys))
-        # What answers a message depends on what the other agent's history has before it.
+        # The answer to a message depends on the other agent's history before it.
         is_sure = asked.tool == RUNS_AGENT
         script = asked.script if is_sure else replace(asked.script, fails=True)
         record = self.ledger.accept(run_id, asked.story, script, None)
@@ -60,7 +60,7 @@ class Delegations:
 
 @dataclass
 class ChildScripts:
-    """Draws scripts. The agents are those that a story gives."""
+    """Draws scripts for the agents of a story."""
 
     scripts: Scripts
     delegations: Delegations

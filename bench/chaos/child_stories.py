@@ -1,4 +1,4 @@
-"""Clients whose agents call other agents, and who decide, cancel and wait in the middle of it."""
+"""Plays clients whose agents call other agents. The clients decide, cancel and wait meanwhile."""
 
 import asyncio
 import random

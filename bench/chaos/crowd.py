@@ -9,12 +9,16 @@ from typing import Any
 from bench.chaos.child_scripts import OF_AGENTS
 from bench.chaos.child_stories import ChildStories
 from bench.chaos.client import Client, Refused, Request
+from bench.chaos.code_stories import CodeStories
 from bench.chaos.ledger import Column, Ledger, Story, Thread
 from bench.chaos.mcp_stories import McpStories
+from bench.chaos.page_stories import PageStories
 from bench.chaos.responses import ResponseStories
 from bench.chaos.sleeptime_stories import SleeptimeStories
 from bench.chaos.stories import Stories, Tell
+from bench.chaos.thread_readers import ThreadReaders
 from bench.chaos.tools import FIELDS, source_of
+from shared.concurrency import background
 
 LOOK_S = 0.05
 AGENTS_OWN = frozenset(
@@ -47,8 +51,11 @@ class Crowd:
     mcp: McpStories
     children: ChildStories
     sleeptime: SleeptimeStories
+    pages: PageStories
+    code: CodeStories
     dice: random.Random
     at_once: int
+    readers: ThreadReaders
     threads: list[Thread] = field(default_factory=list[Thread])
     _alive: dict[int, Story] = field(default_factory=dict[int, Story])
     _number: int = 0
@@ -61,6 +68,7 @@ class Crowd:
             tool_ids.append(made["id"])
         await self.children.prepare(tool_ids, max(4, self.at_once // 3))
         await self.sleeptime.prepare(tool_ids)
+        await self.code.prepare(max(2, self.at_once // 4))
         tool_ids = [*tool_ids, *await self.mcp.register()]
         for number in range(self.at_once + 2):
             body = {"name": f"chaos-{number}", "model": "builtin/scripted", "tool_ids": tool_ids, "tools": OF_AGENTS}
@@ -72,7 +80,11 @@ class Crowd:
 
     async def tell_until(self, stop: asyncio.Event) -> None:
         """Begins stories until `stop` is set, and waits until all have ended or are overdue."""
-        told = self.stories, self.responses, self.mcp, self.children, self.sleeptime
+        async with background(self.readers.follow([*self.threads, *self.code.threads]), name="follow conversations"):
+            await self._tell_until(stop)
+
+    async def _tell_until(self, stop: asyncio.Event) -> None:
+        told = self.stories, self.responses, self.mcp, self.children, self.sleeptime, self.pages, self.code
         kinds = {name: kind for stories in told for name, kind in stories.kinds().items()}
         names = list(kinds)
         weights = [weight for _, weight in kinds.values()]
@@ -97,7 +109,8 @@ class Crowd:
     @property
     def histories(self) -> list[Thread]:
         """All histories that clients can send messages to."""
-        return [*self.threads, *self.children.threads, *self.sleeptime.threads]
+        told = self.children, self.sleeptime, self.pages, self.code
+        return [*self.threads, *(thread for stories in told for thread in stories.threads)]
 
     @property
     def alive(self) -> int:

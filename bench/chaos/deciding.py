@@ -59,7 +59,7 @@ class Deciding:
         return None if run_id is None else self.ledger.accept(run_id, story, None, None)
 
     async def cancel_left_over(self, run_ids: list[str]) -> None:
-        """Cancels runs that still wait for a decision; those of another project are not found."""
+        """Cancels runs that still wait for a decision. Another project does not find these runs."""
         for run_id in run_ids:
             await self.client.call(Request("POST", f"/v1/runs/{run_id}/cancel", {}))
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from bench.chaos.ledger import Column, Decided, Ledger
 from shared.domain.lifecycle import RunStatus
-from shared.domain.messages import ToolReturn, ToolReturns
+from shared.domain.messages import AssistantMessage, ToolReturn, ToolReturns
 from shared.sql.engine import Database
 from shared.sql.history.messages import message_of
 from shared.sql.run_tables import approvals, runs
@@ -18,11 +18,13 @@ async def check_decisions(ledger: Ledger, database: Database, starts: Mapping[st
     """Checks every decided call."""
     told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
     async with database.read() as connection:
-        # What a run has rolled back is in no history. The call that it had made is open again, and was closed anew.
+        # What a run has rolled back is in no history: its calls never had results, or are open again and closed anew.
         rolled_back = set[tuple[str, str]]()
         for row in (await connection.execute(sa.select(messages))).mappings():
             body = message_of(row).body
-            if isinstance(body, ToolReturns):
+            if isinstance(body, AssistantMessage) and row["left_because"] == "rolled_back":
+                rolled_back |= {(row["thread_id"], call.id) for call in body.tool_calls}
+            elif isinstance(body, ToolReturns):
                 for one in body.returns:
                     if row["left_because"] == "rolled_back":
                         rolled_back.add((row["thread_id"], one.tool_call_id))

@@ -39,6 +39,9 @@ REQUESTS_PER_S, REQUESTS_OF_SOUTH_PER_S, READERS, QUEUED_RUNS, RUNS_IN_FLIGHT = 
 
 IN_FLIGHT = "HOLDFAST_RUNS_IN_FLIGHT"
 
+PROGRAM = "bench.chaos.code_program"
+"""The module with agents in code."""
+
 MOST_CONNECTIONS = 75
 """All processes' connections to Postgres: a server's default limit is 100, and others may use the server."""
 
@@ -59,6 +62,7 @@ SETTINGS = {
     "HOLDFAST_REACHABLE_NETWORKS": "127.0.0.0/8",  # where the MCP servers are
     "HOLDFAST_MCP_TIMEOUT": str(MCP_CALL_S),
     "HOLDFAST_BUILTIN_MODELS": "true",  # `builtin/scripted` plays the texts of `scripts.py`
+    "HOLDFAST_AGENTS": PROGRAM,
 }
 
 

@@ -21,7 +21,7 @@ OVERLAP_S = 1.0
 """Seconds for which an ended fault still has effects: processes reconnect, loops wake up."""
 
 WAITS_S = 10.0
-"""Seconds that a fault that is to be alone waits for those before it."""
+"""How long an exclusive fault waits for the end of earlier faults, in seconds."""
 
 WATCH_S = 0.02
 WATCH_CLOSELY_S = 0.005
@@ -243,7 +243,7 @@ class Faults:
         return True
 
     async def _at_a_proxy(self, fault: Fault) -> bool:
-        """Injects faults of the connections to services, and those without a duration."""
+        """Injects faults of the connections to services, and faults without a duration."""
         deployment, redis, postgres = self.deployment, self.deployment.redis_proxy, self.deployment.postgres_proxy
         assert redis is not None
         assert postgres is not None

@@ -11,6 +11,9 @@ from typing import Any
 
 from bench.chaos.scripts import Script
 
+CODE = "agent in code"
+"""How the kinds of stories begin whose agent is a function."""
+
 
 class Column(StrEnum):
     """The counts that must be zero."""
@@ -33,8 +36,13 @@ class Column(StrEnum):
     CHILD_WRONG = "results that are not the child's answer"
     CHILD_TOLD = "children told of never, or twice"
     SLEEPTIME = "sleep-time runs other than one per due turn"
+    CODE_TOOLS = "tools of agents in code started twice"
+    CODE_PAID = "recorded answers of models paid twice"
+    CODE_REPLAY = "replays that differ"
     AFTER_CANCEL = "activity after cancelled"
     SHOWN = "streams that differ from stored answers"
+    PAGES = "streams that pages' clients refuse"
+    THREADS = "conversations' streams out of order"
     CONVERSATIONS = "invalid conversations"
     DECISIONS = "decisions that were not obeyed"
     CALLBACKS = "callbacks lost, forged or different"
@@ -113,6 +121,11 @@ class RunRecord:
     is_called_back: bool = False
     """Whether its submission named a callback's URL."""
 
+    @property
+    def is_of_code(self) -> bool:
+        """Whether its agent is a function."""
+        return self.kind.startswith(CODE)
+
 
 @dataclass
 class ResponseRecord:
@@ -127,6 +140,20 @@ class ResponseRecord:
     ends: set[int] = field(default_factory=set[int])
 
 
+@dataclass
+class PageRecord:
+    """What pages have seen of a run."""
+
+    run: RunRecord
+    dialect: str
+    name: str = ""
+    """The page's name for the conversation."""
+    answer: str = ""
+    """The id of the message in which the AI SDK has the run."""
+    shown: list[Any] = field(default_factory=list[Any])
+    """What each reader had at the end: the messages of the run by their ids, or the message of the answer."""
+
+
 @dataclass(frozen=True)
 class Violation:
     """A promise that was broken."""
@@ -135,6 +162,17 @@ class Violation:
     run_id: str
     kind: str
     detail: str
+
+
+@dataclass
+class Killed:
+    """A process of an agent in code that the harness has killed."""
+
+    pid: int
+    at: float
+    """Seconds since the epoch."""
+    run_id: str | None = None
+    """The run that it played. None: not known."""
 
 
 @dataclass
@@ -167,11 +205,14 @@ class Ledger:
     """By otid: the run of each answered submission."""
     responses: dict[str, ResponseRecord] = field(default_factory=dict[str, ResponseRecord])
     """By the id of the run."""
+    pages: dict[str, PageRecord] = field(default_factory=dict[str, PageRecord])
+    """By the id of the run."""
     injections: list[Injection] = field(default_factory=list[Injection])
     decided: dict[str, Decided] = field(default_factory=dict[str, Decided])
     """By the id of the approval."""
     violations: list[Violation] = field(default_factory=list[Violation])
     http: Counter[str] = field(default_factory=Counter[str])
+    killed: list[Killed] = field(default_factory=list[Killed])
     limits: Counter[str] = field(default_factory=Counter[str])
     """How often each limit of a project was reached."""
     notes: Counter[str] = field(default_factory=Counter[str])
@@ -200,6 +241,10 @@ class Ledger:
             if known != run_id:
                 self.broken(Column.DUPLICATED, run_id, f"otid {otid} was answered with {known} before")
         return record
+
+    def page(self, run: RunRecord, dialect: str) -> PageRecord:
+        """Returns the record of what pages have seen of a run."""
+        return self.pages.setdefault(run.run_id, PageRecord(run, dialect))
 
     def broken(self, column: Column, run_id: str, detail: str) -> None:
         """Records a violation, once."""

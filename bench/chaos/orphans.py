@@ -43,7 +43,7 @@ class Orphans:
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Reaps dead orphans, and records those that should be dead."""
+        """Reaps dead orphans, and records orphans that should be dead."""
         ours = self.deployment.pids
         here = [child for child in psutil.Process().children() if child.pid not in ours]
         self._seen = {child: self._seen.get(child, time.monotonic()) for child in here}

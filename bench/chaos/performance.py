@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,10 @@ from bench.chaos.child_checks import ChildChecks
 from bench.chaos.child_scripts import ChildScripts, Delegations
 from bench.chaos.child_stories import ChildStories
 from bench.chaos.client import Client, new_http
+from bench.chaos.code_checks import CodeChecks
+from bench.chaos.code_faults import CodeFaults, blame_kills
+from bench.chaos.code_notes import NOTES, read_notes
+from bench.chaos.code_stories import CodeStories
 from bench.chaos.conversation_checks import ConversationChecks
 from bench.chaos.counted_worker import launch_counted
 from bench.chaos.crowd import Crowd
@@ -37,6 +42,8 @@ from bench.chaos.mcp_checks import McpChecks
 from bench.chaos.mcp_stories import McpStories
 from bench.chaos.newer_release import NewerRelease
 from bench.chaos.orphans import Orphans
+from bench.chaos.page_checks import PageChecks
+from bench.chaos.page_stories import PageStories
 from bench.chaos.recovery import Recoveries
 from bench.chaos.response_checks import ResponseChecks
 from bench.chaos.responses import ResponseStories
@@ -48,6 +55,7 @@ from bench.chaos.sleeptime_stories import SleeptimeStories
 from bench.chaos.stories import Stories
 from bench.chaos.stream_checks import StreamChecks
 from bench.chaos.submitting import Submitting
+from bench.chaos.thread_readers import ThreadReaders
 from bench.chaos.tool_checks import check_counts, check_tools
 from bench.chaos.tools import STARTS, StartLog, kill_left_over
 from bench.chaos.upgrade import upgrade_and_return
@@ -78,12 +86,19 @@ class Performance:
     ledger: Ledger = field(default_factory=Ledger)
     tier: str = ""
 
+    @property
+    def notes(self) -> Path:
+        """The file in which agents in code write down what they do."""
+        return self.directory / "notes.txt"
+
     async def play(self) -> Scoreboard:
         """Runs the whole performance."""
         say(f"seed {self.seed}; logs in {self.directory}")
         self.tier = await tier_of(self.sandbox)
         starts = StartLog(self.directory / "starts.txt")
-        settings = {**SETTINGS, **limits_for(self.at_once), "HOLDFAST_SANDBOX": self.sandbox, STARTS: str(starts.path)}
+        self.notes.touch()
+        files = {STARTS: str(starts.path), NOTES: str(self.notes)}
+        settings = {**SETTINGS, **limits_for(self.at_once), "HOLDFAST_SANDBOX": self.sandbox, **files}
         async with (
             new_database(self.postgres_url) as url,
             deployed(
@@ -127,16 +142,21 @@ class Performance:
                 delegating = ChildScripts(scripts, Delegations(ledger), dice)
                 children = ChildStories(client, ledger, deployment.database, delegating, submitting, stories, dice)
                 sleeptime = SleeptimeStories(client, ledger, deployment.database, submitting, stories, dice)
-                told = stories, responses, mcp, children, sleeptime
-                crowds.append(Crowd(client, ledger, *told, dice, -(-self.at_once // len(PROJECTS))))
+                pages = PageStories(client, ledger, witness, scripts, submitting, deciding, stories, dice)
+                code = CodeStories(client, ledger, stories, pages, dice)
+                told = stories, responses, mcp, children, sleeptime, pages, code
+                at_once, readers = -(-self.at_once // len(PROJECTS)), ThreadReaders(client, ledger, dice)
+                crowds.append(Crowd(client, ledger, *told, dice, at_once, readers))
             say("making agents")
             for crowd in crowds:
                 await crowd.prepare(starts.path)
             await stack.enter_async_context(background(witness.watch(), name="watch what has ended"))
             await stack.enter_async_context(background(faults.watch_over(), name="watch over processes"))
+            code_faults = CodeFaults(deployment, ledger, random.Random(f"agents in code {self.seed}"))
             async with background(self._say_how_it_goes(crowds), name="progress"):
                 speaking = background(newer.speak(), name="speak as a newer release")
-                async with self._telling(crowds, hurry), speaking:
+                killing = background(code_faults.play(), name="kill processes of agents")
+                async with self._telling(crowds, hurry), speaking, killing:
                     await upgrade_and_return(deployment)
                     await self._break(faults)
                 for crowd in crowds:
@@ -195,6 +215,7 @@ class Performance:
         await child_checks.adopt()
         for crowd in crowds:
             await crowd.sleeptime.check()
+        blame_kills(ledger, read_notes(self.notes))
         run_checks = RunChecks(clients, ledger, witness, database)
         await run_checks.check()
         await child_checks.check()
@@ -205,6 +226,9 @@ class Performance:
         await check_counts(ledger, database, begun)
         await check_decisions(ledger, database, begun)
         await check_budgets(ledger, database)
+        epoch = time.time() - time.monotonic()
+        code_checks = CodeChecks(ledger, database, faults.happened, epoch)
+        await code_checks.check(list(read_notes(self.notes)))
         say("reading every stream again")
         stream_checks = StreamChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await stream_checks.check()
@@ -212,10 +236,15 @@ class Performance:
         say("reading every response again")
         response_checks = ResponseChecks(clients, ledger, database, faults.happened, random.Random(self.seed))
         await response_checks.check()
+        say("reading every conversation again, and loading every page")
+        for crowd in crowds:
+            await crowd.readers.check(crowd.histories)
+        await PageChecks(clients, ledger, database).check()
         say("going on with every conversation")
         threads = [thread for crowd in crowds for thread in crowd.histories]
         kept = [*await response_checks.threads(), *child_checks.threads()]
         await ConversationChecks(clients, ledger, database).check(threads, kept=kept)
+        await code_checks.check_injections()
         await witness.look()
         if ledger.violations:
             say(f"evidence: {await write_evidence(ledger, database, self.directory)}")

@@ -75,7 +75,7 @@ class StreamReader(ABC):
 
     @abstractmethod
     def _resumed(self, record: RunRecord) -> Request:
-        """The request that goes on behind the last number that was seen."""
+        """Returns the request that continues after the last number that the reader has seen."""
 
     @abstractmethod
     def _take(self, frame: bytes) -> None:
@@ -83,7 +83,7 @@ class StreamReader(ABC):
 
     @abstractmethod
     def _step_back(self) -> None:
-        """Forgets some of what was seen, at times: read again, the same numbers must hold the same bytes."""
+        """Sometimes forgets the last events. Read again, the same numbers must have the same bytes."""
 
     def _closed_early(self) -> None:
         """The server ended the answer properly, and the stream had no end."""

@@ -1,6 +1,6 @@
-"""Clients of OpenAI's Responses API: what they send, how they read it, and what they do to it meanwhile.
+"""Plays clients of OpenAI's Responses API: their requests, their readers, and their cancels and deletions meanwhile.
 
-Their runs are checked as all others are, through Letta's API, and through their own (`response_checks.py`).
+The checks read their runs through Letta's API as all other runs, and through their own API (`response_checks.py`).
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class ResponseStories:
             await self._begin(story, write(), stack)
 
     async def polled(self, story: Story) -> None:
-        """In the background, and nobody reads its stream."""
+        """A background response whose stream no client reads."""
         key, request = self._request(story, self.dice.choice([self.scripts.plain, self.scripts.tools])())
         record = await self._created(story, None, key, request)
         if record is not None:
@@ -185,7 +185,7 @@ class ResponseStories:
             record = await self._go_on(story, record, items)
 
     async def chain(self, story: Story) -> None:
-        """Three responses, each behind the one before, the last of which at times is two."""
+        """Three responses, each after the one before. Sometimes the last one has a twin."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.scripts.plain(20), stack)
         for branches in (1, self.dice.choice([1, 2])):
@@ -196,7 +196,7 @@ class ResponseStories:
             record = await self._go_on(story, record, [script.text] * branches)
 
     async def _begin(self, story: Story, script: Script, stack: AsyncExitStack, **fields: Any) -> RunRecord | None:
-        """A response in the background, with readers who are waited for at the end of the stack."""
+        """A background response with readers. The end of the stack waits for the readers."""
         if self.dice.random() < 0.6:
             key, request = self._request(story, script, stream=True, **fields)
             record = await stack.enter_async_context(self._streaming(story, script, key, request))
@@ -212,7 +212,7 @@ class ResponseStories:
     async def _go_on(
         self, story: Story, parent: RunRecord, inputs: Sequence[str | list[dict[str, Any]]], **fields: Any
     ) -> RunRecord | None:
-        """One response behind the parent for each input, all at once; the first one, read to its end."""
+        """One response after the parent for each input, all at once. Returns the first one, read to its end."""
         story.branches = max(story.branches, len(inputs))
         previous = response_id(RunId(parent.run_id))
         requests = [self._request(story, given, previous_response_id=previous, **fields) for given in inputs]
@@ -270,7 +270,7 @@ class ResponseStories:
     async def _streaming(
         self, story: Story, script: Script, key: str, request: Request
     ) -> AsyncGenerator[RunRecord | None]:
-        """Submits and reads the answer's stream beside the block; waits at its end for the end of the stream."""
+        """Submits, and reads the answer's stream during the block, whose end waits for the end of the stream."""
         accepted: asyncio.Future[RunRecord | None] = asyncio.get_running_loop().create_future()
 
         def accept(named: str) -> RunRecord:
@@ -294,7 +294,7 @@ class ResponseStories:
 
     @asynccontextmanager
     async def _readers(self, record: RunRecord, count: int) -> AsyncGenerator[None]:
-        """So many readers beside the block; waits at its end until each has seen the last event."""
+        """Runs so many readers during the block. The end of the block waits until each has seen the last event."""
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
                 restless = self.dice.random() < 0.6

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -72,8 +73,17 @@ class RunChecks:
         self.errors[error.error_type] += 1
         asked_for = record.script is not None and record.script.fails and error.error_type != "internal_error"
         waited = "approval" in (error.detail or "").lower()
-        if not asked_for and not waited and error.error_type != "worker_lost":
+        # Nobody but the harness kills with this signal.
+        killed = error.error_type == "body_crashed" and self._was_killed(row) and "SIGKILL" in (error.detail or "")
+        if not asked_for and not waited and not killed and error.error_type != "worker_lost":
             self.ledger.broken(Column.FAILED, record.run_id, f"{error.error_type}: {error.message} {error.detail}")
+
+    def _was_killed(self, row: sa.Row[tuple[Any, ...]]) -> bool:
+        """Whether the harness has killed a process of the run, or one while it ran of which nobody knows the run."""
+        began, ended = row.created_at.timestamp(), row.completed_at.timestamp()
+        return any(
+            kill.run_id == row.id or (kill.run_id is None and began <= kill.at <= ended) for kill in self.ledger.killed
+        )
 
     async def _check_standstill(self, record: RunRecord, row: sa.Row[tuple[object, ...]]) -> None:
         before = record.standstill
@@ -134,7 +144,10 @@ class RunChecks:
         for injection in self.ledger.injections:
             row = rows.get(injection.run_id)
             answered = row is not None and (row.status, row.stop_reason) == (RunStatus.COMPLETED, "end_turn")
-            if answered and not said[injection.otid]:
+            record = self.ledger.runs.get(injection.run_id)
+            # An agent in code may end without a look at its inbox: `CodeChecks.check_injections`.
+            is_of_code = record is not None and record.is_of_code
+            if answered and not is_of_code and not said[injection.otid]:
                 detail = f"the message {injection.otid} was taken in and is nowhere ({injection.if_ended})"
                 self.ledger.broken(Column.LOST, injection.run_id, detail)
 

@@ -94,7 +94,7 @@ class Scoreboard:
         return [one for one in kills if one.took_s > limit]
 
     def _measured(self, kind: FaultKind) -> dict[str, list[Recovered]]:
-        """Returns the recoveries from faults of this kind, by what else they had to wait for."""
+        """Returns the recoveries from faults of this kind, by the other faults that they had to wait for."""
         measured: dict[str, list[Recovered]] = {UNDISTURBED: [], BEGINS_ALONE: [], DISTURBED: []}
         for one in self.recoveries.measured:
             if one.fault.kind is kind:

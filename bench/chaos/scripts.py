@@ -89,7 +89,7 @@ class Scripts:
         return script
 
     def approval(self) -> Script:
-        """Calls that wait for approval, sometimes beside one that does not."""
+        """Calls that wait for approval, sometimes beside a call that does not."""
         script = Script(waits=True)
         names = self._dice.choice([[ASK_FIRST], [ASK_FIRST], [ASK_FIRST, NOTE], [ASK_FIRST, ASK_FIRST]])
         self._add_calls(script, names)

@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class SleeptimeStories:
-    """Plays stories, and checks what came of them."""
+    """Plays stories, and checks their outcomes."""
 
     client: Client
     ledger: Ledger

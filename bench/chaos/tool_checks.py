@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from bench.chaos.ledger import Column, Ledger, RunRecord
-from bench.chaos.tools import IDEMPOTENT, Start
+from bench.chaos.tools import STARTS_AGAIN, Start
 from shared.domain.messages import ToolReturns
 from shared.sql.engine import Database
 from shared.sql.history.messages import message_of
@@ -18,9 +18,10 @@ def check_tools(ledger: Ledger, starts: dict[str, list[Start]]) -> int:
     for record in ledger.runs.values():
         for key, name in record.story.keys.items():
             begun = starts.get(key, [])
-            if len(begun) > record.story.branches and name not in IDEMPOTENT:
+            if len(begun) > record.story.branches and name not in STARTS_AGAIN:
                 shown = ", ".join(f"pid {start.pid} at {start.at:.2f}" for start in begun)
-                ledger.broken(Column.TOOLS, record.run_id, f"{name} {key} of story {record.story.number}: {shown}")
+                column = Column.CODE_TOOLS if record.is_of_code else Column.TOOLS
+                ledger.broken(column, record.run_id, f"{name} {key} of story {record.story.number}: {shown}")
             _check_after_cancel(ledger, record, begun)
     return sum(len(begun) for begun in starts.values())
 

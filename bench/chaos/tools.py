@@ -20,6 +20,9 @@ NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST, ASK_IN_TIME, ASK_OR_CA
     "ask_or_cancel",
 )
 
+NOTE_CHECKED = "note_checked"
+"""Only agents in code have it: a tool with a probe."""
+
 LOOK_UP, BOOK, MULL, REMOVE, REFUSE, HANG_UP = "look_up", "book", "mull", "remove", "refuse", "hang_up"
 """The tools of the MCP servers: one that only reads, one that acts, a slow one, one that a person must allow, one that
 answers with an error, and one whose connection breaks in the middle of its answer."""
@@ -30,6 +33,9 @@ REFUSAL = "it cannot be done here"
 """What `REFUSE` answers."""
 
 IDEMPOTENT = frozenset({NOTE_AGAIN, LOOK_UP})
+
+STARTS_AGAIN = IDEMPOTENT | {NOTE_CHECKED}
+"""Tools of which a call may start more than once."""
 
 STARTS = "CHAOS_STARTS"
 """The variable that gives a worker the path of the file."""

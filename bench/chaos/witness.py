@@ -74,6 +74,12 @@ class Witness:
             found = await connection.execute(sa.select(runs.c.status).where(runs.c.id == run_id))
             return found.scalar_one_or_none()
 
+    async def thread_of(self, run_id: str) -> str | None:
+        """Returns the history that the run belongs to."""
+        async with self.deployment.database.read() as connection:
+            found = await connection.execute(sa.select(runs.c.thread_id).where(runs.c.id == run_id))
+            return found.scalar_one_or_none()
+
     async def run_of(self, thread_id: str, otid: str) -> str | None:
         """Returns the run of a submission by its otid."""
         return await self._run_under(thread_id, OTIDS + otid)
@@ -90,8 +96,9 @@ class Witness:
         return await self._run_under(agent_id, IDEMPOTENCY_KEY + key)
 
     async def approvals_of(self, run_id: str) -> list[Any]:
-        """Returns id and time of expiry of a run's approvals."""
-        query = sa.select(approvals.c.id, approvals.c.expires_at).where(approvals.c.run_id == run_id)
+        """Returns a run's approvals: their ids and times of expiry, their calls, and whether the client makes these."""
+        shown = approvals.c.id, approvals.c.expires_at, approvals.c.tool_call_id, approvals.c.client_side
+        query = sa.select(*shown).where(approvals.c.run_id == run_id)
         async with self.deployment.database.read() as connection:
             return list(await connection.execute(query))
 

@@ -125,7 +125,7 @@ def before_call(_context: Any, case: Any, **_: Any) -> None:
     leaves_key_out = case.meta is not None and getattr(case.meta.phase.data, "parameter", None) == "Authorization"
     if case.headers is not None and not leaves_key_out:  # with other headers, schemathesis would add the key again
         case.headers["X-Forwarded-For"] = f"10.{address}"
-    if case.operation.path.endswith("/events") and case.operation.method.lower() == "get":
+    if case.operation.path.endswith(("/events", "/connect")) and case.operation.method.lower() == "get":
         asked: dict[str, Any] = case.query or {}
         case.query = asked | {"follow": "false"}
     if case.meta is not None and case.meta.phase.name.value == "stateful":

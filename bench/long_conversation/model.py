@@ -42,7 +42,7 @@ class PlannedModel:
     uncounted: str
     """The name of the agent whose answers have no count of tokens, so that its window is kept by estimates."""
     answers: dict[int, Answered] = field(default_factory=dict[int, Answered])
-    """By number, including those that were lost with their worker."""
+    """The answers by number, including answers that were lost with their worker."""
     asked: dict[tuple[str, int], int] = field(default_factory=lambda: defaultdict(int))
     """The number of requests in each turn of each agent."""
     summaries: dict[int, Answered] = field(default_factory=dict[int, Answered])
@@ -53,7 +53,7 @@ class PlannedModel:
 
     @property
     def flawed(self) -> int:
-        """The number of requests with flaws, including those that do not count."""
+        """The number of requests with flaws, including flaws that do not count."""
         return sum(bool(answered.flaws) for answered in self.answers.values())
 
     def __call__(self, request: ReceivedRequest) -> Turn:

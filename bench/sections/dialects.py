@@ -1,7 +1,8 @@
-"""The same work by Letta's API and by OpenAI's Responses, in turns: how long the first token takes, and what a token
-costs. The ratio tells what a dialect costs, whatever the machine does meanwhile."""
+"""The same work over each dialect with a stream, in turns: how long the first token takes, and what a token costs. The
+ratio tells what a dialect costs, whatever the machine does meanwhile."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
@@ -18,18 +19,19 @@ POURED_RUNS, POURED_TOKENS = 16, 2_500
 
 
 def _dialects(client: Client) -> dict[str, Send]:
-    return {"Letta": client.send, "Responses": client.respond}
+    return {"Letta": client.send, "Responses": client.respond, "AG-UI": client.run_ag_ui, "AI SDK": client.chat}
 
 
 def _in_turn(client: Client, turn: int) -> list[tuple[str, Send]]:
-    """Each is the first one as often as the second: what one leaves behind, the other may have to wait for."""
+    """Each dialect goes first as often as the other, because the second may have to wait for work of the first."""
     both = list(_dialects(client).items())
     return both if turn % 2 else both[::-1]
 
 
 async def dialects(deployment: Deployment) -> list[Figure]:
-    """All figures of both, and their ratios."""
+    """All figures of each, and their ratios."""
     figures = await _first_tokens(deployment)
+    figures += await _first_tokens_in_conversations(deployment)
     paced = f"{RUNS} runs x {TOKENS_PER_S}/s"
     wish = {"tokens": PACED_S * TOKENS_PER_S, "per_second": TOKENS_PER_S}
     figures += await _costs(deployment, f"CPU per token, {paced}", RUNS, **wish)
@@ -37,17 +39,45 @@ async def dialects(deployment: Deployment) -> list[Figure]:
 
 
 async def _first_tokens(deployment: Deployment) -> list[Figure]:
-    """From sending the request to the first token at the client, one run after the other."""
+    """From sending the request to the first token at the client, one run after the other. Over Letta's API and
+    Responses the agent is asked, and a page makes a conversation with its request."""
     client, times = deployment.client, {name: list[float]() for name in _dialects(deployment.client)}
     for turn in range(WARM_UP + FIRST_TOKENS):
         for name, send in _in_turn(client, turn):
-            agent_id = await client.agent()
-            async with send(agent_id, tokens=1) as stream:
-                await stream.until("ended_at")
-                client.check(stream, 1)
-                times[name].append(stream.first_token_at - stream.opened_at)
-    medians = {name: quantile(found[WARM_UP:], 0.5) for name, found in times.items()}
-    return _beside("submit → first token, p50", {name: value * 1000 for name, value in medians.items()}, "ms")
+            times[name].append(await _first_token(client, send, await client.agent()))
+    return _medians("submit → first token, p50", times)
+
+
+async def _first_tokens_in_conversations(deployment: Deployment) -> list[Figure]:
+    """The same in conversations that exist, and over Letta's API together with the request that makes one."""
+    client, letta, made = deployment.client, "Letta", "Letta, and making it"
+    times = {name: list[float]() for name in (letta, "AG-UI", "AI SDK", made)}
+    for turn in range(WARM_UP + FIRST_TOKENS):
+        agent_id = await client.agent()
+        began = time.monotonic()
+        conversation_id = await client.conversation(agent_id)
+        took = time.monotonic() - began
+        times[made].append(took + await _first_token(client, client.send_to, conversation_id))
+        times[letta].append(await _first_token(client, client.send_to, conversation_id))
+        for name, send in _in_turn(client, turn):
+            if name in ("AG-UI", "AI SDK"):
+                agent_id = await client.agent()
+                await _first_token(client, send, agent_id)
+                times[name].append(await _first_token(client, send, agent_id))
+    return _medians("submit to a conversation → first token, p50", times)
+
+
+async def _first_token(client: Client, send: Send, to: str) -> float:
+    """Sends a request, and reads its stream to the end. Returns the seconds until the first token."""
+    async with send(to, tokens=1) as stream:
+        await stream.until("ended_at")
+        client.check(stream, 1)
+        return stream.first_token_at - stream.opened_at
+
+
+def _medians(title: str, times: dict[str, list[float]]) -> list[Figure]:
+    medians = {name: quantile(found[WARM_UP:], 0.5) * 1000 for name, found in times.items()}
+    return _beside(title, medians, "ms")
 
 
 async def _costs(deployment: Deployment, title: str, runs: int, **wish: int) -> list[Figure]:
@@ -56,7 +86,7 @@ async def _costs(deployment: Deployment, title: str, runs: int, **wish: int) -> 
     for turn in range(TURNS + 1):
         for name, send in _in_turn(deployment.client, turn):
             found = await _cost(deployment, send, runs, **wish)
-            if turn:  # what is done once in a process is no part of a token
+            if turn:  # work that a process does once is no part of a token
                 used[name] = {process: used[name][process] + found[process] for process in used[name]}
     tokens = TURNS * runs * wish["tokens"]
     costs = {name: {process: cpu / tokens * 1e6 for process, cpu in one.items()} for name, one in used.items()}

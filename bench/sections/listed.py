@@ -1,4 +1,4 @@
-"""The sections of the bench, in order: what each measures, on which deployments, and how often."""
+"""The sections of the bench, in order. Each has its measurement, its deployments and its number of repetitions."""
 
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -9,7 +9,9 @@ from bench.sections import (
     age,
     burst,
     cancels,
+    code_agents,
     dialects,
+    folds,
     idle,
     recovery,
     redis_floor,
@@ -49,6 +51,7 @@ SECTIONS = {
     "throughput": Section(throughput.tokens_per_s, EVERYTHING, is_repeated=True, profiles=True),
     "short-runs": Section(throughput.short_runs, WITH_RELAY, is_repeated=True, profiles=True),
     "dialects": Section(dialects.dialects, PRODUCT, is_repeated=True),
+    "folds": Section(folds.folds, frozenset({SERVICES}), is_repeated=True),
     "replay": Section(replay.half_of_a_log, WITH_RELAY, is_repeated=True),
     "long-replay": Section(replay.few_of_many, WITH_RELAY, is_repeated=False),
     "idle": Section(idle.idle_readers, WITH_RELAY, is_repeated=False),
@@ -60,5 +63,6 @@ SECTIONS = {
     "tool": Section(waiting.tool_call, PRODUCT, is_repeated=False),
     "hand-over": Section(recovery.hand_over, PRODUCT, is_repeated=False),
     "crash": Section(recovery.crash, PRODUCT, is_repeated=False),
+    "code-agents": Section(code_agents.code_agents, PRODUCT, is_repeated=False),
     "age": Section(age.age, PRODUCT, is_repeated=False, is_default=False),
 }
