@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 TEST_PROCESSES ?= 5
 FAST_TESTS := tests/unit tests/contract
 LINTS := tests/architecture
+QUICK := not exhaustive and (not framework or framework_ci)
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
 # What `make test-affected` compares the working tree with.
@@ -28,15 +29,15 @@ dev: $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS)) ## Run everything in one proces
 
 test: $(STAMP) ## Run the tests without those marked exhaustive, and without the lints (ARGS="-k cancel")
 	@echo 'Running the tests in $(TEST_PROCESSES) processes: a line for each that fails; `make lint` has the lints, `make test-all` every case' >&2
-	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) --ignore $(LINTS) -m 'not exhaustive' $(ARGS)
+	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) --ignore $(LINTS) -m '$(QUICK)' $(ARGS)
 
-test-all: $(STAMP) ## Run every test, as CI does (ARGS="-k cancel")
+test-all: $(STAMP) ## Run every case of every test (ARGS="-k cancel", ARGS="--exhaustive 1/3" as CI does)
 	@echo 'Running every test in $(TEST_PROCESSES) processes: a line for each that fails' >&2
 	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(ARGS)
 
 test-affected: $(STAMP) ## Run the tests that your change can break, by what they import (BASE=main, ARGS="-k cancel")
 	@tests=$$($(BIN)/python -m tests.kit.project.affected $(BASE)); [ -z "$$tests" ] || \
-	  $(BIN)/python -m pytest --processes $(TEST_PROCESSES) -m 'not exhaustive' $(ARGS) $$tests
+	  $(BIN)/python -m pytest --processes $(TEST_PROCESSES) -m '$(QUICK)' $(ARGS) $$tests
 
 test-fast: $(STAMP) ## Run the tests that need no service and no process of their own: units, contracts
 	@$(BIN)/python -m pytest --processes 2 -m 'not services and not slow and not exhaustive' $(FAST_TESTS) $(ARGS)
@@ -81,7 +82,7 @@ bench: $(STAMP) ## Measure both set-ups (ARGS="--section first-token --only serv
 chaos: $(STAMP) ## Break a deployment for two minutes and check every promise (ARGS="--seed 7")
 	@$(BIN)/python -m bench.chaos $(ARGS)
 
-fuzz: $(STAMP) ## Send what nobody would send, and check every answer (ARGS="--cases 10000 --minutes 30")
+fuzz: $(STAMP) ## Send requests that no ordinary client sends, and check every answer (ARGS="--cases 10000 --minutes 30")
 	@$(BIN)/python -m bench.fuzz $(ARGS)
 
 long-conversation: $(STAMP) ## Talk for 2,000 turns while workers are killed, and check the memory (ARGS="--turns 200")
@@ -98,11 +99,12 @@ $(CONSOLE_TYPES)/.installed: .ci/console-types.json | $(STAMP)
 	@npm install --silent --no-audit --no-fund --prefix $(CONSOLE_TYPES)
 	@touch $@
 
-wheel: $(STAMP) ## Build the wheel and the source distribution into dist/
+wheel: $(STAMP) ## Build the wheel and the source distribution, and the wheel of holdfast-agents, into dist/
 	@rm -rf dist build
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' >/dev/null
-	@rm -rf build
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist packages/holdfast-agents
+	@rm -rf build packages/holdfast-agents/build packages/holdfast-agents/*.egg-info
 	@ls dist/*
 
 $(RUNS): pyproject.toml setup.py constraints.txt

@@ -32,6 +32,7 @@ RUN = {
     "callback_error": None,
     "ttft_ns": None,
     "total_duration_ns": 1,
+    "code_agent": None,
 }
 REFUSAL = {"detail": "x", "code": "not_found", "message": "x", "field": None, "hint": "y"}
 

@@ -23,7 +23,12 @@ from tests.kit.services.compiled_statements import share_compiled_statements
 from tests.kit.services.databases import PostgresServer, migrate_database, on_another_loop
 from tests.kit.services.missing_service import missing_service
 
-pytest_plugins = ["tests.kit.services.redis_fixtures", "tests.kit.side_by_side", "tests.kit.tiers"]
+pytest_plugins = [
+    "tests.kit.services.redis_fixtures",
+    "tests.kit.exhaustive_parts",
+    "tests.kit.side_by_side",
+    "tests.kit.tiers",
+]
 
 TEST_DATABASE = "HOLDFAST_TEST_DATABASE_URL"
 LAST_LINE = "-----END CERTIFICATE-----"

@@ -31,6 +31,10 @@ NAMED_PLACES: dict[tuple[str, str], str] = {
         "api/callbacks/delivery.py",
         "CallbackDelivery._deliver_in",
     ): "a background loop: one callback that cannot be settled must not end the others",
+    (
+        "worker/agents/models/endpoint.py",
+        "ModelEndpoint._serve_one",
+    ): "a background loop: a request that breaks its connection must not end the runs of others",
     ("worker/tools/inside/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
     ("worker/tools/inside/child_program.py", "run_code"): "the tool: whatever a program raises is its answer",
     ("worker/tools/inside/child_program.py", "finished"): "the tool: the same, of a program that awaits",

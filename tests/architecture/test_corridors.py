@@ -93,12 +93,16 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     ),
     # What makes the calls of tools: it knows the run whose calls these are by a protocol of its own.
     "worker/runners": (*_STATE, "worker/tools"),
+    # Agents of an operator's own code, in processes of their own: they have a run by its handle, too.
+    "worker/agents": ("shared", "shared/domain", "worker/agents/models", "worker/bodies", "worker/run"),
+    # The worker's models, as their processes reach them.
+    "worker/agents/models": ("shared", "shared/domain", "worker/models", "worker/run"),
     # What runs do: bodies have a run by its handle.
     "worker/bodies": (
         *("shared", "shared/domain", "shared/sql/definitions", "shared/sql/history", "shared/sql/runs"),
         *("worker/models", "worker/run", "worker/runners", "worker/tools"),
     ),
-    "worker": (*_STATE, "shared/process", "shared/telemetry", "worker/*"),
+    "worker": (*_STATE, "shared/process", "shared/telemetry", "worker/*", "worker/agents/models"),
     # The API. Routes are read by `application` alone; what happens to a run does not know the routes that ask for it.
     "api/tool_source": ("shared", "shared/domain"),
     "api/letta": (
@@ -118,6 +122,11 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
         *("shared", "shared/domain", "shared/network", "shared/sql", "shared/sql/definitions", "shared/sql/history"),
         *("shared/sql/runs", "api", "api/callbacks", "api/runs"),
     ),
+    # The browsers' dialects import what they share, and neither knows the other.
+    "api/ag_ui": (*_STATE, "shared/process", "api", "api/pages", "api/runs"),
+    "api/ai_sdk": (*_STATE, "api", "api/pages", "api/runs"),
+    # It knows none of them.
+    "api/pages": (*_STATE, "api", "api/access", "api/runs"),
     # It knows whose key asks: one path has methods for which keys need different scopes.
     "api/mcp": (*_STATE, "shared/process", "api", "api/access", "api/runs"),
     "api/runs": (*_STATE, "api"),
@@ -144,13 +153,23 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "cli/client": ("cli", "shared/domain"),
     "cli/operator": (
         *(*_STATE, "shared/process", "cli", "api", "api/access", "api/callbacks", "api/letta"),
-        *("worker", "worker/models", "worker/tools"),
+        # Modules of agents are checked as a worker would import them.
+        *("worker", "worker/agents", "worker/models", "worker/tools"),
     ),
 }
 """A folder, and the folders that it may import. `x/*` stands for every folder in `x`."""
 
 MAY_IMPORT_ROUTES = ("api/application.py",)
-ROUTES = ("api/routes", "api/letta/routes", "api/openai/routes", "api/openai/webhook_routes", "api/mcp/routes")
+ROUTES = (
+    "api/routes",
+    "api/letta/routes",
+    "api/openai/routes",
+    "api/openai/webhook_routes",
+    "api/mcp/routes",
+    "api/ag_ui/routes",
+    "api/ai_sdk/routes",
+    "api/pages/routes",
+)
 
 SMALL = 40
 SMALL_WITH_A_REASON = {

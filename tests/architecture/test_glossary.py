@@ -46,6 +46,9 @@ IN_PLAIN_PROSE = (
     Retired(r"\b(?:is|are|was|were|be) told\b", "gets, or what the actor does: calls, reports, prints"),
     Retired(r"\bc[ao]mes? of it\b", "the result"),
     Retired(r"\bin the place of\b|\btakes? the place of\b", "in place of; replaces"),
+    Retired(r"\bcame of\b|\bcome to nothing\b", "outcome, result"),
+    Retired(r"\bhears? of\b|\bheard of\b", "receives, learns"),
+    Retired(r"\bhangs? on\b", "belongs to, refers to"),
 )
 """As `IN_TEXTS`, in the folders of `PLAIN` and `PLAIN_ALONE` only."""
 
@@ -74,9 +77,8 @@ PLAIN = (
     "shared/sql/archival/",
     "shared/sql/definitions/",
     "shared/sql/history/",
-    "shared/sql/runs/children.py",
-    "shared/sql/runs/group_turns.py",
-    "shared/sql/runs/turns.py",
+    "shared/sql/migrations/",
+    "shared/sql/runs/",
     "shared/telemetry/",
     "worker/bodies/",
     "worker/models/",
@@ -87,7 +89,7 @@ PLAIN = (
 )
 """Folders whose every sentence has been rewritten: it has an actor and a verb."""
 
-PLAIN_ALONE = ("api", "shared", "worker")
+PLAIN_ALONE = ("api", "shared", "shared/sql", "worker")
 """The same for the files that lie directly in these folders."""
 
 IN_NAMES = (

@@ -53,3 +53,24 @@ async def test_another_tab_does_not_have_the_key(browser: Browser, product: Prod
         await other.open("/runs")
         await expect(other.page.get_by_label("API key")).to_be_visible()
         first.forgive("401")
+
+
+async def test_a_key_of_a_single_agent_talks_with_it_and_follows_its_runs(viewer: Viewer, product: Product) -> None:
+    """It may not follow the runs of the project."""
+    http, operator, page = product.http, {"Authorization": f"Bearer {KEY}"}, viewer.page
+    agent = (await http.post("/v1/agents", json={"name": "one", "model": "builtin/echo"}, headers=operator)).json()[
+        "id"
+    ]
+    wanted = {"name": "a page", "scopes": ["write", f"agent:{agent}"]}
+    key = (await http.post("/v1/admin/keys", json=wanted, headers=operator)).json()["key"]
+    await viewer.open(f"/agents/{agent}")
+    await sign_in(viewer, key)
+    await page.get_by_label("Message").fill("Hello")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".talk-entries .said")).to_have_text(["Hello", "You said: Hello"])
+    await page.get_by_role("link", name="Its runs").click()
+    await expect(page.locator("tbody .status")).to_have_text(["completed"])
+    await http.post(f"/v1/agents/{agent}/messages/async", json={"input": "Again"}, headers=operator)
+    await expect(page.locator("tbody .status")).to_have_text(["completed", "completed"])
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    viewer.forgive("401|403|404")

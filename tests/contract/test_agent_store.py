@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.agents import Agent, ModelOptions, requires_approval
+from shared.domain.agents import Agent, requires_approval
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import IdMaker, ThreadId
 from shared.domain.messages import AssistantMessage, NewMessage, SystemMessage, ToolCall
@@ -21,6 +21,7 @@ from shared.sql.paging import Page
 from shared.sql.run_tables import metadata, runs
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
 from tests.kit.services.databases import open_database
+from tests.kit.stores.guest import filled
 
 LATER = NOW + timedelta(seconds=1)
 
@@ -46,25 +47,6 @@ async def system_text(database: Database, agent: Agent) -> str:
     return message.body.text
 
 
-async def test_what_is_stored_is_what_is_read(database: Database, store: AgentEditor) -> None:
-    tool = await ToolStore(database).upsert(some_tool())
-    block = await BlockStore(database).create(some_block())
-    agent = some_agent(
-        tool_ids=[tool.id],
-        block_ids=[block.id],
-        tags=["a", "b"],
-        options=ModelOptions(temperature=0.5, parallel_tool_calls=False),
-        tool_environment={"TOKEN": "x"},
-        metadata={"deep": {"er": [1]}},
-        extra={"hidden": True},
-    )
-
-    stored = await create(store, agent)
-
-    assert stored == agent
-    assert await store.get(PROJECT, agent.id) == agent
-
-
 async def test_a_history_begins_with_the_system_message(database: Database, store: AgentEditor) -> None:
     message_id = IdMaker().message()
     agent = (
@@ -82,41 +64,12 @@ async def test_a_history_begins_with_the_system_message(database: Database, stor
     assert "10 of 500 characters" in text
 
 
-async def test_another_projects_agent_is_not_found(store: AgentEditor) -> None:
-    agent = await create(store, some_agent())
-
-    for call in (store.get, store.delete):
-        with pytest.raises(NotFound, match=f"Agent with ID {agent.id} not found"):
-            await call(OTHER_PROJECT, agent.id)
-    with pytest.raises(NotFound):
-        await store.update(OTHER_PROJECT, agent.id, lambda agent: agent, LATER)
-    assert await store.list(OTHER_PROJECT, AgentFilter(), Page()) == []
-    assert await store.count(OTHER_PROJECT) == 0
-    assert await store.count(PROJECT) == 1
-
-
 async def test_tools_of_another_project_cannot_be_linked(database: Database, store: AgentEditor) -> None:
     theirs = await ToolStore(database).upsert(some_tool(project_id=OTHER_PROJECT))
 
     with pytest.raises(NotFound, match=theirs.id):
         await create(store, some_agent(tool_ids=[theirs.id]))
     assert await store.count(PROJECT) == 0
-
-
-async def test_pages_follow_the_order_that_was_asked(store: AgentEditor) -> None:
-    ids = [(await create(store, some_agent())).id for _ in range(5)]
-
-    async def page(page: Page) -> list[int]:
-        return [ids.index(agent.id) for agent in await store.list(PROJECT, AgentFilter(), page)]
-
-    assert await page(Page()) == [4, 3, 2, 1, 0]
-    assert await page(Page(limit=2, ascending=True)) == [0, 1]
-    assert await page(Page(limit=2, after=ids[3])) == [2, 1]
-    assert await page(Page(limit=2, after=ids[1], ascending=True)) == [2, 3]
-    assert await page(Page(limit=2, before=ids[0])) == [2, 1]
-    assert await page(Page(limit=2, before=ids[4], ascending=True)) == [2, 3]
-    assert await page(Page(after=ids[4], before=ids[1])) == [3, 2]
-    assert await page(Page(after="agent-unknown")) == [4, 3, 2, 1, 0]
 
 
 async def test_filters(database: Database, store: AgentEditor) -> None:
@@ -268,20 +221,11 @@ async def _fill_every_table_of_runs(database: Database, agent: Agent) -> None:
     """A row in each table that hangs on a run, with whatever its columns take."""
     run_id = IdMaker().run()
     async with database.write() as connection:
-        await connection.execute(sa.insert(runs).values(_filled(runs) | {"id": run_id, "agent_id": agent.id}))
+        await connection.execute(sa.insert(runs).values(filled(runs) | {"id": run_id, "agent_id": agent.id}))
         for table in metadata.sorted_tables:
             if "run_id" in table.c:
                 links = {"run_id": run_id} | ({"agent_id": agent.id} if "agent_id" in table.c else {})
-                await connection.execute(sa.insert(table).values(_filled(table) | links))
-
-
-def _filled(table: sa.Table) -> dict[str, object]:
-    values: dict[type, object] = {str: "created", int: 7, bool: False, bytes: b""}
-    return {
-        column.key: NOW if column.name.endswith("_at") else values[column.type.python_type]
-        for column in table.c
-        if not column.nullable and column.autoincrement is not True
-    }
+                await connection.execute(sa.insert(table).values(filled(table) | links))
 
 
 async def _counts(database: Database) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """The outbox of callbacks: written with the end of a run, delivered by one."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
 
@@ -10,9 +9,9 @@ from shared.domain.errors import StaleFence
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Run
-from shared.sql.runs.callbacks import CLAIM_HOLDS, Callback
+from shared.sql.runs.callbacks import Callback
 from tests.kit.runs.definitions import NOW
-from tests.kit.runs.stored_runs import Stores, approve, call, second_process, stored_runs
+from tests.kit.runs.stored_runs import Stores, approve, call, stored_runs
 
 URL = "http://127.0.0.1/called"
 WAITS = call("a", needs_approval=True)
@@ -65,43 +64,12 @@ async def test_an_old_owners_end_leaves_no_callback(stores: Stores, end: End) ->
     assert await stores.callbacks.claim_due(NOW) == [Callback(old.id, URL, 1, old.project_id)]
 
 
-async def test_a_callback_is_claimed_by_one_deliverer(stores: Stores) -> None:
-    runs = [await stores.ended(callback_url=URL, thread_id=ThreadId(f"conv-{number}")) for number in range(6)]
-    async with second_process(stores) as other:
-        claims = await asyncio.gather(
-            *(each.callbacks.claim_due(NOW, limit=4) for each in (stores, other, stores, other))
-        )
-    claimed = [callback.run_id for claim in claims for callback in claim]
-    assert len(set(claimed)) == len(claimed)
-    claimed += [callback.run_id for callback in await stores.callbacks.claim_due(NOW)]
-    assert sorted(claimed) == sorted(run.id for run in runs)
-
-
-async def test_a_deliverer_that_is_gone_is_replaced(stores: Stores) -> None:
-    run = await stores.ended(callback_url=URL)
-    await stores.callbacks.claim_due(NOW)
-    assert await stores.callbacks.claim_due(NOW + CLAIM_HOLDS) == []
-    over = NOW + CLAIM_HOLDS + timedelta(seconds=1)
-    assert await stores.callbacks.claim_due(over) == [Callback(run.id, URL, 2, run.project_id)]
-
-
-async def test_a_failed_attempt_is_due_again_later(stores: Stores) -> None:
-    """And was said to have been sent."""
+async def test_a_run_whose_callback_failed_was_shown_with_a_sent_callback(stores: Stores) -> None:
     run = await stores.ended(callback_url=URL)
     await stores.callbacks.claim_due(NOW)
     later = NOW + timedelta(seconds=5)
     await stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=later)
-    assert await stores.callbacks.claim_due(NOW) == []
-    assert await stores.callbacks.claim_due(later) == [Callback(run.id, URL, 2, run.project_id)]
     shown = await stores.runs.look_up(run.id)
     assert (shown.callback_sent_at, shown.callback_status_code, shown.callback_error) == (None, 503, "busy")
     await stores.callbacks.record_attempt(run.id, now=later, status_code=204, error=None, next_at=None)
     assert (await stores.runs.look_up(run.id)).callback_sent_at == later
-
-
-async def test_a_delivered_callback_is_never_due_again(stores: Stores) -> None:
-    run = await stores.ended(callback_url=URL)
-    await stores.callbacks.claim_due(NOW)
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
-    assert await stores.callbacks.claim_due(NOW + timedelta(days=30)) == []
-    assert (await stores.runs.look_up(run.id)).callback_status_code == 200

@@ -1,7 +1,6 @@
 """Tools, blocks and conversations in SQL."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 
@@ -10,10 +9,10 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shared.domain.conversations import Conversation
-from shared.domain.errors import Conflict, NotFound, UnknownTools
+from shared.domain.errors import NotFound, UnknownTools
 from shared.domain.ids import AgentId, IdMaker, ThreadId
-from shared.domain.messages import NewMessage, UserMessage
-from shared.domain.tools import ToolLimits, ToolPackages
+from shared.domain.messages import NewMessage, SystemMessage, UserMessage
+from shared.sql import tables
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
 from shared.sql.definitions.conversations import ConversationFilter, ConversationStore
@@ -21,7 +20,7 @@ from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.engine import Database
 from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
-from shared.sql.tables import tools as tool_rows
+from shared.sql.tables import document_of
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_block, some_tool
 from tests.kit.services.databases import open_database
 
@@ -39,29 +38,6 @@ def tools(database: Database) -> ToolStore:
     return ToolStore(database)
 
 
-async def test_a_tool_is_read_as_it_was_stored(tools: ToolStore) -> None:
-    tool = await tools.upsert(some_tool(tags=["x"], approval_expires_s=60.0, on_approval_expiry="deny"))
-
-    assert await tools.get(PROJECT, tool.id) == tool
-    with pytest.raises(NotFound, match=f"Tool with ID {tool.id} not found"):
-        await tools.get(OTHER_PROJECT, tool.id)
-
-
-async def test_a_tool_with_a_field_of_a_newer_release_could_not_be_read(database: Database, tools: ToolStore) -> None:
-    """No list that had it could be read either, and no run began of an agent that has it. So each new field of a tool
-    had a column of its own, which an older process does not look for."""
-    limits, packages = ToolLimits(timeout_s=2.0), ToolPackages(["numpy==2.4.6"], ["numpy"])
-    tool = await tools.upsert(some_tool(network="host", scratch="run", limits=limits, packages=packages))
-    async with database.write() as connection:
-        [text] = (await connection.execute(sa.select(tool_rows.c.document))).scalars()
-        document = json.loads(text)
-        for part in (document, document["limits"], document["packages"]):
-            part["mood"] = {"since": 1}
-        await connection.execute(sa.update(tool_rows).values(document=json.dumps(document)))
-    assert await tools.get(PROJECT, tool.id) == tool
-    assert await tools.list(PROJECT, ToolFilter(), Page()) == [tool]
-
-
 async def test_an_upsert_changes_the_tool_of_the_name(tools: ToolStore) -> None:
     first = await tools.upsert(some_tool(tags=["kept"]))
     new = some_tool(description="Second.", created_at=LATER, updated_at=LATER)
@@ -71,20 +47,6 @@ async def test_an_upsert_changes_the_tool_of_the_name(tools: ToolStore) -> None:
     assert second == replace(first, description="Second.", updated_at=LATER)
     assert await tools.get(PROJECT, first.id) == second
     assert theirs.id != first.id
-
-
-async def test_upserts_at_the_same_instant_are_one_tool(database_url: str, tools: ToolStore) -> None:
-    async with open_database(database_url) as other:
-        stored = await asyncio.gather(*(each.upsert(some_tool()) for each in (tools, ToolStore(other)) * 2))
-    assert len({tool.id for tool in stored}) == 1
-
-
-async def test_a_name_is_there_once(tools: ToolStore) -> None:
-    await tools.upsert(some_tool("one"))
-    two = await tools.upsert(some_tool("two"))
-
-    with pytest.raises(Conflict, match="'one'"):
-        await tools.update(PROJECT, two.id, lambda tool: replace(tool, name="one"), LATER)
 
 
 async def test_tool_lists(database: Database, tools: ToolStore) -> None:
@@ -133,7 +95,7 @@ TAGGED = {"one": ['a "b"'], "two": ["Ü", "b"], "both": ["Ü", 'a "b"']}
 async def test_block_lists(database: Database) -> None:
     blocks = BlockStore(database)
     human = await blocks.create(some_block("human", description="The user's tastes"))
-    persona = await blocks.create(some_block("persona", value="Dry wit"))
+    await blocks.create(some_block("persona", value="Dry wit"))
     agent = (
         await AgentEditor(database).create(some_agent(block_ids=[human.id]), system_message_id=IdMaker().message())
     ).agent
@@ -159,12 +121,8 @@ async def test_block_lists(database: Database) -> None:
         await blocks.delete(PROJECT, block.id)
     assert await blocks.for_agent(PROJECT, agent.id) == [human]
     assert await blocks.with_label(PROJECT, agent.id, "human") == human
-    assert await blocks.get(PROJECT, persona.id) == persona
-    assert await blocks.count(PROJECT) == 2
     with pytest.raises(NotFound, match="'persona'"):
         await blocks.with_label(PROJECT, agent.id, "persona")
-    with pytest.raises(NotFound):
-        await blocks.get(OTHER_PROJECT, human.id)
 
 
 def some_conversation(agent_id: AgentId, **fields: object) -> Conversation:
@@ -183,7 +141,6 @@ async def test_conversations_have_histories_of_their_own(database: Database) -> 
         some_conversation(agent.id, summary="Tea"), system_message_id=system_id, copies={1: [message]}
     )
 
-    assert await conversations.get(PROJECT, one.id) == one
     [details] = await conversations.details([one])
     assert details.message_ids == [system_id, message.id]
     await conversations.delete(PROJECT, one.id)
@@ -214,6 +171,56 @@ async def test_conversation_lists(database: Database) -> None:
     assert await found(ConversationFilter(archive_status="all")) == [tea.id, old.id, theirs.id]
     assert await found(ConversationFilter(archive_status="archived")) == [old.id]
     assert await found(ConversationFilter(summary_search="TEA")) == [tea.id]
-    assert await conversations.list(OTHER_PROJECT, ConversationFilter(), Page()) == []
     with pytest.raises(NotFound):
         await conversations.create(some_conversation(IdMaker().agent()), system_message_id=IdMaker().message())
+
+
+@pytest.mark.parametrize("blocks", [[], ["persona"]])
+async def test_a_name_is_one_conversation_of_all_who_make_it_at_once(database: Database, blocks: list[str]) -> None:
+    conversations, messages = ConversationStore(database), MessageStore(database)
+    stored = [await BlockStore(database).create(some_block(label=label)) for label in blocks]
+    agent = some_agent(block_ids=[one.id for one in stored])
+    agent = (await AgentEditor(database).create(agent, system_message_id=IdMaker().message())).agent
+
+    async def made() -> Conversation:
+        new = some_conversation(agent.id, name="desk/1")
+        return await conversations.ensure(new, system_message_id=IdMaker().message())
+
+    first, *others = await asyncio.gather(*(made() for _ in range(5)))
+    assert {one.id for one in others} == {first.id}
+    assert (await conversations.named(PROJECT, agent.id, "desk/1"))[1] == first
+    [system] = await messages.context(PROJECT, ThreadId(first.id))
+    assert isinstance(system.body, SystemMessage)
+    assert all(label in system.body.text for label in blocks)
+    assert [one.id for one in await conversations.list(PROJECT, ConversationFilter(), Page())] == [first.id]
+
+
+async def test_a_name_waits_for_the_process_that_is_making_it(database: Database) -> None:
+    conversations = ConversationStore(database)
+    agent = (await AgentEditor(database).create(some_agent(), system_message_id=IdMaker().message())).agent
+    ours, theirs = (some_conversation(agent.id, name="desk") for _ in range(2))
+    inserted, may_end = asyncio.Event(), asyncio.Event()
+
+    async def make_theirs() -> None:
+        async with database.write() as connection:
+            await connection.execute(
+                sa.insert(tables.conversations).values(
+                    id=theirs.id, project_id=PROJECT, agent_id=agent.id, document=document_of(theirs), name="desk",
+                    created_at=NOW, updated_at=NOW,
+                )
+            )  # fmt: skip
+            inserted.set()
+            await may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(make_theirs())
+        await inserted.wait()
+        made = group.create_task(conversations.ensure(ours, system_message_id=IdMaker().message()))
+        may_end.set()
+    assert made.result().id == theirs.id
+
+
+async def test_a_name_of_an_agent_that_is_gone_makes_nothing(database: Database) -> None:
+    new = some_conversation(IdMaker().agent(), name="desk")
+    with pytest.raises(NotFound, match=new.agent_id):
+        await ConversationStore(database).ensure(new, system_message_id=IdMaker().message())

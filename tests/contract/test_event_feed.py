@@ -95,7 +95,7 @@ async def test_live_events_arrive_without_a_look_into_the_log(
 async def leave_at_once_and_wait_again() -> None:
     """A reader leaves before its wait could end, and the next one waits."""
     redis = connect_embedded()
-    subscription = Subscription(RunId("run-1"), max_entries=1, max_bytes=1)
+    subscription = EventFeed(OneLogServer(redis)).subscribe(RunId("run-1"))
     await subscription.read(EventLog(redis, ttl_s=3600), Seq(0))
     left = subscription.wait(0.0003)
     left.send(None)

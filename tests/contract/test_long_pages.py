@@ -70,3 +70,21 @@ async def test_a_page_of_messages_had_as_many_megabytes_as_there_were(stores: St
         pages += 1
     assert [message.id for message in listed] == [message.id for message in everything]
     assert pages > 2
+
+
+async def test_a_chat_whose_messages_filled_a_page_lacked_the_beginning_of_its_first_turn(stores: Stores) -> None:
+    of_thread = MessageFilter(PROJECT, thread_id=THREAD)
+    for _ in range(3):
+        run = await stores.claimed()
+        for number in range(3):
+            await stores.checkpoints.record(run, checkpoint(run, answer(f"{number} " + "a" * (LONGEST_PAGE // 5))))
+        await stores.settle(run)
+    everything = await stores.messages.context(PROJECT, THREAD)
+    last = everything[-1].turn
+
+    listed = await stores.lists.newest_turns(of_thread, limit=1000)
+    assert [message.id for message in listed] == [one.id for one in everything if one.turn == last]
+
+    # A turn that is longer than a page is shown as far as it fits.
+    assert [one.id for one in await stores.lists.newest_turns(of_thread, limit=2)] == [one.id for one in listed[-2:]]
+    assert await stores.lists.newest_turns(of_thread, limit=len(listed)) == listed

@@ -13,20 +13,24 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 import shared.sql.runs
 from shared.domain.events import LogContinued, encode, is_end
-from shared.domain.ids import Fence, Seq, ThreadId
+from shared.domain.ids import ConversationId, Fence, Seq, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.limits import Account, Amount, Limit
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.messages import Summary
 from shared.domain.run_trees import ParentCall, SeenChild
 from shared.domain.runs import Compaction, Dispatch, Run, RunError, RunOptions, Step, Usage
+from shared.sql.definitions.conversations import ConversationStore, opening
 from shared.sql.engine import Database
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.run_store import Submitted
+from shared.sql.runs.checkpoints import Spent
+from shared.sql.runs.effects import EffectStore
+from shared.sql.runs.run_store import Place, Submitted
 from shared.sql.runs.settlement import Settled
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
@@ -48,7 +52,10 @@ from tests.kit.runs.stored_runs import (
     request_of,
     run_end,
     said,
+    some_conversation,
+    some_entry,
     some_run,
+    some_settled_effect,
     stored_runs,
 )
 
@@ -115,6 +122,44 @@ async def results_beside_calls(stores: Stores) -> Write:
     return lambda: stores.checkpoints.record_results(run, [found("a")])
 
 
+async def a_second_start(stores: Stores) -> Write:
+    run = await stores.recorded(await stores.claimed(), answer("", call("a")), starting=[call("a")])
+    return lambda: stores.checkpoints.record_intents(run, [call("a")], NOW, attempt=2)
+
+
+VERDICT = some_settled_effect()
+
+
+async def verdict_of_a_probe(stores: Stores) -> Write:
+    run = await stores.recorded(await stores.claimed(), answer("", call("a")), starting=[call("a")])
+    return lambda: stores.checkpoints.record_settled_effect(run, VERDICT, [found("a")])
+
+
+async def word_of_a_person(stores: Stores) -> Write:
+    run = await stores.claimed()
+    word = replace(VERDICT, by="person", who="ada")
+    return lambda: EffectStore(stores.database).settle(run, word)
+
+
+async def entries_of_a_journal(stores: Stores) -> Write:
+    run = await stores.claimed()
+    return lambda: stores.checkpoints.record_journal(run, [some_entry(1), some_entry(2)], LogTail(Seq(2), [ENTRY]), NOW)
+
+
+async def answer_of_a_model_in_a_journal(stores: Stores) -> Write:
+    run, accounts = await stores.claimed(), [Account("project", PROJECT, Limit(tokens=100))]
+    spent = Spent(some_step(run), Usage(prompt_tokens=9), 1, accounts)
+    entries, tail = [some_entry(1, kind="model")], LogTail(Seq(2), [ENTRY])
+    return lambda: stores.checkpoints.record_journal(run, entries, tail, NOW, spent=spent)
+
+
+async def a_journal_that_begins_anew(stores: Stores) -> Write:
+    run = await stores.claimed()
+    await stores.checkpoints.record_journal(run, [some_entry(1)], LogTail(Seq(2), [ENTRY]), NOW)
+    tail, entries = LogTail(Seq(3), [ENTRY]), [some_entry(2, state="unknown", result=None)]
+    return lambda: stores.checkpoints.record_journal(run, entries, tail, NOW, anew=True)
+
+
 async def events_of_a_long_step(stores: Stores) -> Write:
     run = await stores.claimed()
     return lambda: stores.checkpoints.record_events(run, LogTail(Seq(2), [ENTRY, ENTRY]), NOW)
@@ -175,6 +220,13 @@ async def injection(stores: Stores) -> Write:
 async def submission(stores: Stores) -> Write:
     run, given = some_run(), [said("hi")]
     return lambda: stores.runs.submit(run, given, keys=SOME_KEYS, refuse_if_busy=True, again=True)
+
+
+async def submission_that_opens_a_conversation(stores: Stores) -> Write:
+    new = some_conversation(ConversationId("conv-9"), name="tea")
+    run, given = some_run(thread_id=ThreadId(new.id), conversation_id=new.id), [said("hi")]
+    place = Place(opens=opening(new, AGENT, IDS.message()))
+    return lambda: stores.runs.submit(run, given, keys=SOME_KEYS, again=True, place=place)
 
 
 async def refused_submission(stores: Stores) -> Write:
@@ -304,6 +356,11 @@ async def outcome_of_a_callback(stores: Stores) -> Write:
     return lambda: stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=NOW)
 
 
+async def conversation_with_a_name(stores: Stores) -> Write:
+    made, store = some_conversation(ConversationId("conv-9"), name="tea"), ConversationStore(stores.database)
+    return lambda: store.ensure(made, system_message_id=IDS.message())
+
+
 RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "BudgetStore.reserve": [reservation],
     "CallbackStore.record_attempt": [outcome_of_a_callback],
@@ -312,8 +369,15 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.hand_over": [hand_over],
     "CheckpointStore.record": [checkpoint_of_an_answer, checkpoint_of_a_second_owner],
     "CheckpointStore.record_events": [events_of_a_long_step],
-    "CheckpointStore.record_intents": [intents, intents_behind_a_result],
+    "CheckpointStore.record_intents": [intents, intents_behind_a_result, a_second_start],
+    "CheckpointStore.record_journal": [
+        entries_of_a_journal,
+        answer_of_a_model_in_a_journal,
+        a_journal_that_begins_anew,
+    ],
     "CheckpointStore.record_results": [results_beside_calls],
+    "CheckpointStore.record_settled_effect": [verdict_of_a_probe],
+    "EffectStore.settle": [word_of_a_person],
     "ChildStore.stop_awaiting": [child_that_is_late],
     "ChildStore.let_wait": [wait_for_a_child, wait_for_an_ended_child],
     "CheckpointStore.take_new_fence": [new_fence],
@@ -324,7 +388,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "RunStore.acknowledge_cancel": [acknowledgement],
     "RunStore.claim": [first_claim, later_claim],
     "RunStore.request_cancel": [cancel_request],
-    "RunStore.submit": [submission],
+    "RunStore.submit": [submission, submission_that_opens_a_conversation],
     "RunStore.take_over": [take_over],
     "SettlementStore.park": [parking],
     "SettlementStore.settle": [
@@ -339,6 +403,9 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "SettlementStore.store_refused": [refused_submission],
 }
 """Every write of a run's life, with the states that it is made in."""
+
+BESIDE_RUNS = {"ConversationStore.ensure": [conversation_with_a_name]}
+"""Writes of other stores that a request repeats."""
 
 NOT_REPEATED = {
     **dict.fromkeys(("BudgetStore.prune", "RetentionStore.prune"), "the next round prunes what is left"),
@@ -404,7 +471,12 @@ def result_of(returned: object) -> object:
 
 @pytest.mark.parametrize("lost", [1, 2], ids=["once", "twice"])
 @pytest.mark.parametrize(
-    "prepare", [pytest.param(way, id=f"{name}-{way.__name__}") for name, ways in RECOGNISED.items() for way in ways]
+    "prepare",
+    [
+        pytest.param(way, id=f"{name}-{way.__name__}")
+        for name, ways in {**RECOGNISED, **BESIDE_RUNS}.items()
+        for way in ways
+    ],
 )
 async def test_a_write_whose_answer_was_lost_is_recognised_when_repeated(
     stores: Stores, prepare: Callable[[Stores], Awaitable[Write]], lost: int

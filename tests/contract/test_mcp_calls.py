@@ -22,7 +22,7 @@ from shared.domain.ids import AgentId, IdMaker
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.engine import Database
-from shared.sql.runs.run_store import RetentionStore
+from shared.sql.runs.retention import RetentionStore
 from tests.kit.product.in_process import api_app, api_client, asgi_client
 from tests.kit.runs.definitions import OTHER_PROJECT, PROJECT, some_agent
 from tests.kit.services.databases import open_database

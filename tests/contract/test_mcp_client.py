@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mcp.server.mcpserver import Context
+from mcp_types import ToolAnnotations
 from msgspec.structs import replace
 
 from shared.domain.errors import InvalidRequest, Unavailable
 from shared.domain.ids import McpServerId
-from shared.domain.mcp_servers import McpTarget, RemoteImage
+from shared.domain.mcp_servers import IDEMPOTENCY_KEY, NAMES_PROBE, McpTarget, RemoteImage, RemoteProbe
 from shared.mcp.client import McpClient
 from shared.mcp.commands import ANY_ARGUMENTS, AllowedCommands
 from shared.mcp.failures import Bounds
@@ -61,6 +64,39 @@ async def test_tools_are_listed_with_their_hints_and_called(client: McpClient, s
     result = await client.call_tool(server.target, "add", {"a": 1, "b": 2}, timeout_s=10)
     assert (result.text, result.is_error, server.calls) == ("3", False, ["add"])
     assert server.authorizations == {"Bearer token-of-the-server"}
+
+
+async def test_a_probe_is_a_tool_of_the_server_that_changes_nothing(client: McpClient, server: OfficialServer) -> None:
+    def found(amount: int, text: str, idempotency_key: str) -> None: ...
+    def pay(amount: int, note: str) -> None: ...
+
+    server.mcp.add_tool(found, annotations=ToolAnnotations(read_only_hint=True))
+    server.mcp.add_tool(found, name="unmarked")
+    names = {"good": "found", "bad": "unmarked", "lost": "nowhere", "odd": 7, "none": None}
+    for name, probe in names.items():
+        server.mcp.add_tool(pay, name=name, meta={NAMES_PROBE: probe})
+    tools = {tool.name: tool.probe for tool in await client.list_tools(server.target)}
+    assert {name: tools[name] for name in names} == {
+        "good": RemoteProbe(tool_name="found", parameters=["amount", "idempotency_key"]),
+        "bad": RemoteProbe(tool_name="unmarked", problem="it is not marked as read-only (readOnlyHint: true)"),
+        "lost": RemoteProbe(tool_name="nowhere", problem="the server lists no usable tool of this name"),
+        "odd": RemoteProbe(tool_name="", problem="_meta['holdfast/probe'] must be the name of a tool of this server"),
+        "none": None,
+    }
+
+
+async def test_a_call_brings_its_idempotency_key(client: McpClient, server: OfficialServer) -> None:
+    """Under the name that our own server knows."""
+    keys: list[object] = []
+
+    async def keyed(context: Context[Any, Any]) -> str:
+        keys.append((context.request_context.meta or {}).get(IDEMPOTENCY_KEY))
+        return "noted"
+
+    server.mcp.add_tool(keyed, name="keyed")
+    for key in ("hf-1", ""):
+        assert (await client.call_tool(server.target, "keyed", {}, timeout_s=10, key=key)).text == "noted"
+    assert keys == ["hf-1", None]
 
 
 async def test_a_tools_own_error_is_a_result(client: McpClient, server: OfficialServer) -> None:

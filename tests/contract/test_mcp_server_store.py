@@ -7,21 +7,20 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.errors import Conflict, InvalidRequest, NotFound
+from shared.domain.errors import NotFound
 from shared.domain.ids import IdMaker
 from shared.domain.mcp_servers import McpServer, RemoteTool
-from shared.mcp_tools import MOST_SERVERS, TakeOver
+from shared.mcp_tools import TakeOver
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.engine import Database
 from shared.sql.paging import Page
 from shared.sql.tables import mcp_servers
-from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_server, some_tool
+from tests.kit.runs.definitions import NOW, PROJECT, some_agent, some_server, some_tool
 from tests.kit.services.databases import patient_database
 
 LATER = NOW + timedelta(minutes=1)
-NO_ID = IdMaker().mcp_server()
 
 
 @pytest.fixture
@@ -41,60 +40,11 @@ async def names(database: Database) -> Sequence[str]:
     return sorted(tool.name for tool in found)
 
 
-async def test_a_server_is_stored_as_it_is(database: Database) -> None:
-    store = McpServerStore(database)
-    made = some_server(secrets={"token": "t", "header:X": "y"}, auth_header="X-Key", refreshed_at=LATER, problem="away")
-    command = some_server("local", transport="stdio", url="", command="uvx", args=["server"])
-
-    await store.create(made)
-    await store.create(command)
-    await store.create(some_server(project_id=OTHER_PROJECT))
-
-    assert await store.get(PROJECT, made.id) == made
-    assert await store.named(PROJECT, "local") == command
-    assert await store.list(PROJECT) == [made, command]
-    assert await store.named(PROJECT, "nobody") is None
-    with pytest.raises(NotFound):
-        await store.get(OTHER_PROJECT, made.id)
-
-
 async def test_the_document_has_no_secret(database: Database) -> None:
     await McpServerStore(database).create(some_server(secrets={"token": "sesame"}))
     async with database.read() as connection:
         [document] = await connection.scalars(sa.select(mcp_servers.c.document))
     assert "sesame" not in document
-
-
-async def test_a_name_is_one_servers_of_its_project(database: Database) -> None:
-    store = McpServerStore(database)
-    first, second = await store.create(some_server("a")), await store.create(some_server("b"))
-    with pytest.raises(Conflict, match="'a'"):
-        await store.create(some_server("a"))
-    with pytest.raises(Conflict, match="'a'"):
-        await store.update(PROJECT, second.id, lambda server: replace(server, name="a"), now=LATER)
-    assert await store.list(PROJECT) == [first, second]
-
-
-async def test_a_project_has_so_many_servers_at_most(database: Database) -> None:
-    store = McpServerStore(database)
-    for number in range(MOST_SERVERS):
-        await store.create(some_server(f"server {number}"))
-    with pytest.raises(InvalidRequest, match=str(MOST_SERVERS)):
-        await store.create(some_server("one more"))
-    await store.create(some_server("one more", project_id=OTHER_PROJECT))
-
-
-async def test_a_change_is_stored_and_one_of_nothing_is_none(database: Database) -> None:
-    store = McpServerStore(database)
-    made = await store.create(some_server(secrets={"token": "old"}))
-
-    after = await store.update(PROJECT, made.id, lambda one: replace(one, secrets={"token": "new"}), now=LATER)
-
-    assert after == replace(made, secrets={"token": "new"}, updated_at=LATER)
-    assert await store.get(PROJECT, made.id) == after
-    assert await store.update(PROJECT, made.id, lambda one: one, now=LATER + timedelta(1)) == after
-    with pytest.raises(NotFound):
-        await store.update(PROJECT, NO_ID, lambda one: one, now=LATER)
 
 
 async def test_tools_are_taken_over_changed_and_deleted_with_their_links(database: Database) -> None:

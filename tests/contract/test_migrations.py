@@ -1,5 +1,6 @@
 """The migrations and `tables.py` say the same, on both databases."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +9,21 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
+from shared.domain.conversations import Conversation
 from shared.domain.errors import Unusable
+from shared.sql import migrations
+from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.engine import Database
 from shared.sql.migrate import is_current, migrate, newest_revision, require_current, revisions
 from shared.sql.run_tables import metadata
+from shared.sql.schema_upgrade import upgrade
+from shared.sql.tables import document_of
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import AGENT, IDS
 from tests.kit.services.databases import open_database
+
+MIGRATIONS = Path(migrations.__file__ or "").parent
+OF_AGENT: dict[str, Any] = {"project_id": PROJECT, "agent_id": AGENT.id}
 
 
 def _differences(connection: Connection) -> list[Any]:
@@ -59,6 +70,28 @@ async def test_an_index_has_a_condition_in_both_or_in_neither(empty_database_url
         if index.dialect_options[dialect]["where"] is not None
     }
     assert made == said
+
+
+async def test_conversations_of_the_release_before_have_no_name(empty_database_url: str) -> None:
+    """Two of one agent are no two of one name."""
+    row = {"project_id": PROJECT, "agent_id": AGENT.id, "created_at": 1, "updated_at": 1}
+    async with open_database(empty_database_url) as database:
+        async with database.migrating() as connection:
+            await connection.run_sync(lambda sync: upgrade(sync, MIGRATIONS, "0007_groups"))
+        before = [Conversation(id=IDS.conversation(), created_at=NOW, updated_at=NOW, **OF_AGENT) for _ in range(2)]
+        async with database.write() as connection:
+            for one in before:
+                insert = (
+                    "INSERT INTO conversations (id, project_id, agent_id, document, created_at, updated_at)"
+                    " VALUES (:id, :project_id, :agent_id, :document, :created_at, :updated_at)"
+                )
+                await connection.execute(sa.text(insert), {**row, "id": one.id, "document": document_of(one)})
+
+        await migrate(database)
+
+        store = ConversationStore(database)
+        found = [await store.get(PROJECT, one.id) for one in before]
+        assert [one.name for one in found] == [None, None]
 
 
 async def _set_revision(database: Database, revision: str) -> None:

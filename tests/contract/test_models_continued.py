@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import estimate_tokens
 from shared.domain.models import continues_answers
-from tests.kit.model_server import Turn
+from tests.kit.model_server import Break, Failure, Turn
 from tests.kit.model_server.model_calls import GOOGLE, ask, call, ending, models_on_server, text_said
-from worker.models.provider import ModelCall
+from worker.models.provider import AttemptFailed, ModelCall
 from worker.models.registry import Models
 
 CLAUDE = "anthropic/claude-haiku-4-5"
@@ -46,6 +47,61 @@ async def test_a_server_of_ones_own_is_given_the_beginning_as_the_last_message(h
     told = {name: body.get(name) for name in ("continue_final_message", "add_generation_prompt")}
     given = {"continue_final_message": True, "add_generation_prompt": False}
     assert told == (given if is_told else dict.fromkeys(given))
+
+
+GO_ON = [CLAUDE, GOOGLE, "ollama/llama3.2", "vllm/Qwen/Qwen2.5-7B-Instruct"]
+COUNTS = "One, two, three, four, five, six"
+
+
+@pytest.mark.parametrize("broken", ["end", "drop", "reset"])
+@pytest.mark.parametrize("handle", GO_ON)
+async def test_an_answer_whose_connection_was_lost_was_an_error(handle: str, broken: Break) -> None:
+    """A model that takes the beginning of its answer goes on with it; both requests are counted."""
+    async with models_on_server(retries=1) as (server, models):
+        server.play(Turn(text=COUNTS, break_=broken, break_after=4, pace=0.02))
+        server.say(" and so on.")
+        events = await ask(models, call(handle, "Count.", reasoning=False))
+        first, second = server.requests
+        place = next(place for place, event in enumerate(events) if isinstance(event, AttemptFailed))
+    shown = text_said(events[:place])
+    assert shown and COUNTS.startswith(shown)
+    assert text_said(events) == f"{shown.rstrip()} and so on." or text_said(events) == f"{shown} and so on."
+    assert shown.rstrip() in str(second.body["contents" if handle == GOOGLE else "messages"][-1])
+    assert shown.rstrip() not in str(first.body)
+    end = ending(events)
+    assert (end.usage.estimated, end.provider_response) == (True, None)
+    assert end.usage.prompt_tokens > 11 and end.usage.context_tokens < end.usage.prompt_tokens + 50
+
+
+async def test_an_answer_that_breaks_off_again_is_one_answer() -> None:
+    async with models_on_server(retries=2) as (server, models):
+        server.play(Turn(text="One, two,", break_="end", break_after=2))
+        server.play(Turn(text=" three, four,", break_="end", break_after=2))
+        server.say(" five.")
+        events = await ask(models, call("ollama/llama3.2", "Count.", reasoning=False))
+        assert text_said(events) == "One, two, three, four, five."
+        assert server.requests[2].body["messages"][-1]["content"] == "One, two, three, four,"
+
+
+@pytest.mark.parametrize(
+    ("handle", "first", "requests"),
+    [
+        ("openai/gpt-4o-mini", Turn(text=COUNTS, break_="end", break_after=3), 1),
+        (CLAUDE, Turn(text=COUNTS, reasoning="Hm.", break_="end", break_after=3), 1),
+        (CLAUDE, Turn(text=COUNTS, break_="end", break_after=3), 2),
+    ],
+)
+async def test_an_answer_that_nothing_goes_on_with_fails_as_it_broke_off(
+    handle: str, first: Turn, requests: int
+) -> None:
+    """Of a model that cannot go on, after reasoning, and of one that refuses."""
+    async with models_on_server(retries=3) as (server, models):
+        server.play(first)
+        server.play(Turn(failure=Failure("bad_request")))
+        with pytest.raises(ModelError, match="before its answer did") as caught:
+            await ask(models, call(handle, "Count.", reasoning=False))
+        assert len(server.requests) == requests
+    assert caught.value.error_type == ModelErrorType.ERROR
 
 
 async def test_an_answer_that_was_whole_is_no_error() -> None:

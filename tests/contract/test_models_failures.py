@@ -1,10 +1,12 @@
 """What a provider does wrong becomes one `ModelError`, the same for every wire; a cut stream is never a success."""
 
 import pytest
+from msgspec.structs import replace
 
 from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Break, Failure, Turn
 from tests.kit.model_server.model_calls import (
+    ADD,
     ANTHROPIC,
     CHAT,
     HANDLES,
@@ -82,11 +84,12 @@ async def test_too_many_tokens_per_minute_is_no_overflow() -> None:
 @pytest.mark.parametrize("handle", HANDLES)
 @pytest.mark.parametrize("broken", ["end", "drop", "reset", "garbage", "garbage_only", "error_event"])
 async def test_a_stream_that_breaks_is_an_error_after_what_it_gave(handle: str, broken: Break) -> None:
+    """Of a model that cannot go on: this one must call a tool. See `test_models_continued.py`."""
     events: list[ModelEvent] = []
     async with models_on_server(retries=3) as (server, models):
         server.play(Turn(text=SIX_WORDS, break_=broken, break_after=3, pace=0.005))
         with pytest.raises(ModelError) as caught:
-            async for event in models.stream(call(handle)):
+            async for event in models.stream(replace(call(handle, tools=[ADD]), must_call=True)):
                 events.append(event)
         assert len(server.requests) == 1, "no retry once something was shown"
     assert caught.value.error_type == ModelErrorType.ERROR

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolReturns, UserMessage
-from shared.domain.models import BUILTIN, PROVIDERS
+from shared.domain.models import BUILTIN, CODE, PROVIDERS
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.model_server.model_calls import (
     ADD,
@@ -28,7 +28,7 @@ from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.provider_rules.request import broken_rules
 from worker.models.registry import Models
 
-REMOTE = tuple(name for name in PROVIDERS if name != BUILTIN)
+REMOTE = tuple(name for name in PROVIDERS if name not in (BUILTIN, CODE))
 CHAT = tuple(name for name in REMOTE if PROVIDERS[name].wire == "chat")
 
 PATHS = {

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
-from api.event_stream import EventStream
+from api.event_stream import EventStream, ServerEnd
 from api.http_connection import MAX_AHEAD_BYTES, MAX_HEAD_BYTES, MAX_UNANSWERED, MAX_URL_BYTES
 from api.http_server import IDLE_S
 from tests.kit.log_events import log_events
@@ -65,14 +65,14 @@ class Site:
             await self.goes_on.wait()
             yield b"data: last\n\n"
 
-        return EventStream(frames, asyncio.Event(), cut=b"", entrance=self._reading)
+        return EventStream(frames, ServerEnd(), cut=b"", entrance=self._reading)
 
     async def flood(self) -> Response:
         async def frames() -> AsyncGenerator[bytes]:
             for _ in range(1000):
                 yield b"data: %b\n\n" % (b"x" * 100_000)
 
-        return EventStream(frames, asyncio.Event(), cut=b"", entrance=self._reading)
+        return EventStream(frames, ServerEnd(), cut=b"", entrance=self._reading)
 
     @asynccontextmanager
     async def _reading(self, _scope: Scope) -> AsyncGenerator[None]:

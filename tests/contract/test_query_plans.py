@@ -9,11 +9,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.domain.ids import Seq, ThreadId
+from shared.domain.ids import ConversationId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
 from shared.sql.access.webhooks import WebhookEndpointStore
+from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
@@ -23,6 +24,7 @@ from shared.sql.run_tables import (
     injected_messages,
     metadata,
     run_inputs,
+    run_steps,
     runs,
     steps,
     submission_keys,
@@ -32,7 +34,7 @@ from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
 from shared.sql.runs.webhooks import WebhookDeliveryStore
-from shared.sql.tables import messages
+from shared.sql.tables import conversations, messages
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.ended_runs import EARLIER, OURS, fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
@@ -48,6 +50,7 @@ from tests.kit.runs.stored_runs import (
     ending,
     next_seq,
     said,
+    some_conversation,
     some_endpoint,
     some_run,
     stored_runs,
@@ -58,7 +61,7 @@ GROWING = {
     table.name
     for table in (
         runs, run_inputs, messages, event_blocks, injected_messages, approvals, callbacks, submission_keys, steps,
-        tool_intents,
+        tool_intents, run_steps,
     )
 }  # fmt: skip
 """Tables that have rows for every run."""
@@ -87,6 +90,7 @@ OWNERS = {"thread_id", "agent_id", "project_id"}
 
 ENTRY = b'{"type":"status","at":1,"status":"running"}'
 WAITS = call("a", needs_approval=True)
+NAMED = ConversationId("conv-9")
 
 
 @pytest.fixture
@@ -401,6 +405,34 @@ async def test_the_few_steps_of_which_somebody_thought_something_were_looked_for
         explain = "EXPLAIN QUERY PLAN" if stores.database.is_sqlite else "EXPLAIN"
         plan = await connection.exec_driver_sql(f"{explain} {statements[0].text}", tuple(statements[0].parameters))
         assert "ix_steps_opinions" in " ".join(str(part) for row in plan for part in row)
+
+
+async def test_a_conversation_is_found_by_its_name_alone(stores: Stores) -> None:
+    """A page names it with every request, and its agent may have one for each user."""
+    store = ConversationStore(stores.database)
+    named = await store.ensure(some_conversation(NAMED, name="tea"), system_message_id=IDS.message())
+    rows = [
+        {
+            "id": f"conv-of-{number}",
+            "project_id": PROJECT,
+            "agent_id": AGENT.id,
+            "document": "{}",
+            "name": f"user-{number}",
+            "created_at": NOW,
+            "updated_at": NOW,
+        }
+        for number in range(EARLIER)
+    ]
+    async with stores.database.write() as connection:
+        await connection.execute(sa.insert(conversations), rows)
+        if not stores.database.is_sqlite:
+            await connection.execute(sa.text("ANALYZE"))
+    with sent_statements() as statements:
+        assert (await store.named(PROJECT, AGENT.id, "tea"))[1] == named
+    async with stores.database.read() as connection:
+        explain = "EXPLAIN QUERY PLAN" if stores.database.is_sqlite else "EXPLAIN"
+        plan = await connection.exec_driver_sql(f"{explain} {statements[0].text}", tuple(statements[0].parameters))
+        assert "uq_conversations_agent_id_name" in " ".join(str(part) for row in plan for part in row)
 
 
 async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:

@@ -49,7 +49,12 @@ ACTS = {
     **dict.fromkeys(
         (f"POST {_A}/messages/cancel", f"POST {_C}/cancel", "POST /v1/runs/{run_id}/cancel"), "run.cancelled"
     ),
+    **dict.fromkeys(
+        ("POST /ag-ui/{agent_id}/stop", "POST /ag-ui/agent/{agent_id}/stop/{thread_id:path}"), "run.cancelled"
+    ),
+    "POST /ai-sdk/{agent_id}/chat/{chat_id:path}/stop": "run.cancelled",
     "POST /v1/approvals/{approval_id}": "approval.approved",
+    "POST /v1/runs/{run_id}/effects/{call_id}": "effect.settled",
     "POST /v1/admin/keys": "key.created",
     "DELETE /v1/admin/keys/{key_id}": "key.revoked",
     "POST /v1/admin/keys/{key_id}/rotate": "key.rotated",
@@ -79,7 +84,9 @@ REASONS = {
     **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize", f"POST {_A}/generate"), _RUN),
     **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
     **dict.fromkeys((f"POST {path}{part}" for path in RESPONSES for part in ("", "/compact")), _RUN),
+    **dict.fromkeys(("POST /ag-ui/{agent_id}", "POST /ag-ui/agent/{agent_id}/run"), _RUN),
     **dict.fromkeys((f"POST /v1/groups/{{group_id}}/messages{part}" for part in ("", "/stream")), _RUN),
+    "POST /ai-sdk/{agent_id}/chat": _RUN,
     f"POST {_A}/messages/capture": _CONTEXT,
     "POST /v1/runs/{run_id}/inject": "the message is in the run's history",
     **dict.fromkeys((f"POST /v1/{noun}" for noun in ("agents", "blocks", "archives", "conversations")), _MADE),

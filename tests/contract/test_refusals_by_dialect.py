@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from api.ai_sdk.chats import ai_sdk_error
 from api.application import ERROR_SHAPES
 from api.errors import ErrorShape, Refusal, RefusalAnswer, add_error_answers, input_refusal, model_error_answer, refused
 from api.letta.refusals import letta_error
@@ -59,6 +60,9 @@ class Carried(NamedTuple):
         return {**error, **error[self.details]} if self.details else error
 
 
+TEXTS: dict[ErrorShape, str] = {ai_sdk_error: "/ai-sdk/agent-1/chat"}
+"""The dialects whose errors are a sentence for the user of a page, each with a path."""
+
 CARRIES: dict[ErrorShape, Carried] = {
     letta_error: Carried("/v1/agents", inside="", field="field", of_flaws=422),
     openai_error: Carried("/v1/chat/completions", inside="error", field="param", of_flaws=400),
@@ -96,7 +100,7 @@ async def _sent(answer: RefusalAnswer, path: str) -> httpx.Response:
 
 
 def test_every_dialect_has_a_line_here() -> None:
-    assert set(CARRIES) == set(ERROR_SHAPES.shapes.values())
+    assert set(CARRIES) | set(TEXTS) == set(ERROR_SHAPES.shapes.values())
 
 
 @pytest.mark.parametrize("shape", CARRIES, ids=lambda shape: shape.__name__)
@@ -125,6 +129,18 @@ async def test_a_refusal_says_the_same_in_every_dialect(shape: ErrorShape, kind:
         assert "POST /v1/approvals/approval-1" in json.dumps(body), "it says how to go on"
     if refusal.failure is not None:
         assert str(refusal.failure.detail) in json.dumps(body)
+
+
+@pytest.mark.parametrize("shape", TEXTS, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_a_refusal_as_a_text_is_the_sentence_and_the_code_is_in_a_header(shape: ErrorShape, kind: str) -> None:
+    sent = await _sent(ANSWERS[kind], TEXTS[shape])
+    refusal = ANSWERS[kind].refusal
+    assert sent.headers["content-type"].startswith("text/plain")
+    assert (sent.status_code, sent.text) == (refusal.status, refusal.message)
+    assert sent.headers["x-holdfast-error"] == refusal.code.upper()
+    if kind == "away":
+        assert sent.headers["retry-after"] == "2"
 
 
 @pytest.mark.parametrize("shape", CARRIES, ids=lambda shape: shape.__name__)

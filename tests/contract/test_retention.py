@@ -22,7 +22,7 @@ from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.run_tables import OF_A_RUN, RETAINED_FOR_A_WHILE, event_blocks, metadata
-from shared.sql.runs.run_store import RUNS_AT_ONCE
+from shared.sql.runs.retention import RUNS_AT_ONCE
 from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT
@@ -42,6 +42,7 @@ from tests.kit.runs.stored_runs import (
     said,
     second_process,
     some_endpoint,
+    some_entry,
     some_run,
     stored_runs,
 )
@@ -75,7 +76,8 @@ async def whole_run(stores: Stores, thread: str = THREAD, **callback: str) -> Ru
     await stores.delivered(run, ENTRY)
     await stores.inbox.inject(run, [said("later still")], "refuse")
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
-    asking = checkpoint(await stores.runs.look_up(run.id), answer("", call("b")), entries=[ENTRY] * 3, step=step)
+    fields: dict[str, Any] = {"entries": [ENTRY] * 3, "step": step, "journal": [some_entry()]}
+    asking = checkpoint(await stores.runs.look_up(run.id), answer("", call("b")), **fields)
     await stores.checkpoints.record(run, asking, starting=[call("b")])
     run = await stores.recorded(await stores.runs.look_up(run.id), results(found("b")))
     ended = (await stores.settle(run)).run
@@ -136,7 +138,7 @@ async def test_who_decided_what_stays(stores: Stores) -> None:
 def test_every_table_of_a_run_is_either_pruned_or_kept_on_purpose() -> None:
     """A new table that has a run's id must be put in one of the lists."""
     of_runs = {table.name for table in metadata.sorted_tables if "run_id" in table.c}
-    assert of_runs - {table.name for table in RETAINED_FOR_A_WHILE} == {"messages", "approvals"}
+    assert of_runs - {table.name for table in RETAINED_FOR_A_WHILE} == {"messages", "approvals", "settled_effects"}
     assert of_runs - {table.name for table in OF_A_RUN} == {"messages"}
 
 

@@ -22,7 +22,9 @@ from shared.sql.tables import UtcMoment, VectorNumbers, agents, api_keys, passag
 from tests.kit.runs.stored_runs import IDS, said, some_run
 from tests.kit.services.databases import open_database, statements
 
-WITHOUT_POLICY = {api_keys.name, "api_key_secrets", "deleted_rows", "passage_words"}
+WITHOUT_POLICY = {
+    *(api_keys.name, "api_key_secrets", "code_agents", "code_agent_versions", "deleted_rows", "passage_words")
+}
 """Docs/operations/postgres.md says why."""
 PROTECTED = [table for table in metadata.sorted_tables if table.name not in WITHOUT_POLICY]
 ORDER = [agents, runs, *(table for table in PROTECTED if table not in (agents, runs) and table is not passage_words)]

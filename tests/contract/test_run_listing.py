@@ -30,7 +30,9 @@ from tests.kit.runs.stored_runs import (
     checkpoint,
     said,
     some_endpoint,
+    some_entry,
     some_run,
+    some_settled_effect,
     stored_runs,
     texts_of,
 )
@@ -252,7 +254,9 @@ async def test_a_deleted_run_leaves_no_row_of_its_own(stores: Stores) -> None:
     await WebhookEndpointStore(stores.database).create(some_endpoint(dialect="any"))
     run = await stores.claim((await stores.runs.submit(heard_of, [said("hi")], keys=KEY)).run)
     step = Step(id=IDS.step(), run_id=run.id, agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
-    await stores.checkpoints.record(run, checkpoint(run, answer("", call("b")), step=step), starting=[call("b")])
+    stored = checkpoint(run, answer("", call("b")), step=step, journal=[some_entry()])
+    await stores.checkpoints.record(run, stored, starting=[call("b")])
+    await stores.checkpoints.record_settled_effect(run, some_settled_effect())
     await stores.inbox.inject(run, [said("psst")], "next")
     run = await stores.park(await stores.runs.look_up(run.id), WAITS)
     await stores.settle(run, RunTrigger.CANCEL)

@@ -9,6 +9,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.admission import CallerQuotas
+from api.event_stream import ServerEnd
 from api.letta.frames import FrameOptions, FrameStream
 from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import StreamService
@@ -123,5 +124,5 @@ def _streams(stores: Stores, redis: ArqRedis, log: EventLog, feed: EventFeed) ->
         clock=clock,
         keepalive_s=60,
         quotas=CallerQuotas(Quotas(redis), ProjectLimits(Limits(), {}), clock, IDS),
-        ending=asyncio.Event(),
+        ending=ServerEnd(),
     )

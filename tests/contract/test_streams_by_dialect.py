@@ -25,6 +25,10 @@ from shared.domain.log_writer import Entries
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run, RunOptions
 from shared.domain.tools import ClientTool
+from tests.kit.ag_ui import AgUiClient
+from tests.kit.ag_ui.one_leg import OneLeg
+from tests.kit.product.one_answer import OneAnswer
+from tests.kit.product.ui_messages import UiMessageReader
 from tests.kit.runs.stored_runs import IDS
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -96,6 +100,18 @@ def _read_messages(body: bytes) -> Shown:
     return Shown("".join(text for text in texts if not text.startswith("The agent waits")), failed, len(answers) == 1)
 
 
+def _read_ag_ui(body: bytes) -> Shown:
+    client = AgUiClient().read(body)
+    is_error = any(one["type"] == "RUN_ERROR" for one in client.outcomes)
+    # What was said before a step began again is void: a snapshot has taken it away.
+    return Shown(client.text, is_error, bool(client.outcomes))
+
+
+def _read_chat(body: bytes) -> Shown:
+    reader = UiMessageReader(7).read(body)
+    return Shown(reader.text, reader.error is not None, reader.is_done)
+
+
 def _messages(run: Run) -> Projection:
     return CallStream(run, ASKED)
 
@@ -109,6 +125,10 @@ def _chunks(run: Run) -> Projection:
 
 
 DIALECTS = {
+    # Each reader has a fold of its own, which is fed in silence what the reader has seen.
+    "ag_ui": Dialect(OneLeg, _read_ag_ui, is_resumable=False),
+    # Its streams are resumed by the thread's order, from the beginning of the answer (`tests/unit/test_answer_chunks`).
+    "ai_sdk": Dialect(OneAnswer, _read_chat, is_resumable=False),
     "letta": Dialect(_frames, _read_letta, is_resumable=True),
     "mcp": Dialect(_messages, _read_messages, is_resumable=False),
     "openai.chat": Dialect(_chunks, _read_chunks, is_resumable=False),

@@ -1,6 +1,5 @@
 """The streams of threads: whatever the runs of a thread have done, all readers get the same from every cursor."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,13 +11,15 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.admission import CallerQuotas
+from api.event_stream import ServerEnd
 from api.letta.conversation_events import ConversationFrames
 from api.runs.reader import LogEnds, RunReader
 from api.runs.streaming import StreamService
-from api.runs.thread_streams import Thread, ThreadCursor, ThreadStreams
+from api.runs.thread_projection import Thread, ThreadCursor
+from api.runs.thread_streams import ThreadStreams
 from api.runs.thread_watches import ThreadWatches
 from shared.concurrency import SystemClock, background
-from shared.domain.events import StepRestarted, TextChunk, encode
+from shared.domain.events import StatusChanged, StepRestarted, TextChunk, encode
 from shared.domain.ids import MessageId, Seq, StepId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.limits import Limits, ProjectLimits
@@ -30,6 +31,7 @@ from shared.redis.queue import Quotas
 from shared.sql.runs.turns import TurnStore
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import AGENT, IDS, Stores, approve, call, said, stored_runs
+from tests.kit.services.sent_statements import sent_statements
 from tests.kit.wait_until import wait_until
 
 NONE = Seq(0)
@@ -53,6 +55,10 @@ class Process:
 
     async def follow(self) -> None:
         async for body in self.streams.batches(THREAD, ThreadCursor(), ConversationFrames(), follow=True):
+            self.seen.append(body)
+
+    async def follow_run(self, run: Run) -> None:
+        async for body in self.streams.leg_batches(THREAD, run, ConversationFrames()):
             self.seen.append(body)
 
     async def read(self, after: ThreadCursor | None = None) -> list[bytes]:
@@ -86,12 +92,17 @@ async def process(stores: Stores, redis: ArqRedis, *, look_s: float = 0.3) -> As
         clock=clock,
         keepalive_s=60,
         quotas=CallerQuotas(Quotas(redis), ProjectLimits(Limits(), {}), clock, IDS),
-        ending=asyncio.Event(),
+        ending=ServerEnd(),
     )
     turns = TurnStore(stores.database)
     watches = ThreadWatches(turns, feed, look_s=look_s)
     streams = ThreadStreams(
-        streaming=streaming, turns=turns, listing=stores.listing, approvals=stores.approvals, watches=watches
+        streaming=streaming,
+        turns=turns,
+        listing=stores.listing,
+        approvals=stores.approvals,
+        messages=stores.messages,
+        watches=watches,
     )
     async with feed.running(), ends.watching(), watches.watching():
         yield Process(streams, log)
@@ -220,6 +231,26 @@ async def test_a_change_that_nobody_heard_of_is_found_by_one_look(stores: Stores
         await wait_until(lambda: here.seen, description="the reader to have caught up")
         await stores.ended(thread_id=OWN)
         await wait_until(lambda: b"run_ended" in b"".join(here.seen), description="the run to be found")
+
+
+@pytest.mark.parametrize("tells_turn", [True, False], ids=["this release", "the release before"])
+async def test_the_sender_of_a_run_sees_it_at_its_place(stores: Stores, redis: ArqRedis, tells_turn: bool) -> None:
+    """The log says which turn the run has; the worker of an older release leaves that to a query."""
+    async with process(stores, redis) as here:
+        story = Story(stores, here.log)
+        await story.answers()
+        run = await story.queued()
+        async with background(here.follow_run(run), name="follow the run"):
+            claimed = await story.claimed(run)
+            status = encode(StatusChanged(0, "running", turn=claimed.turn if tells_turn else None))
+            with sent_statements() as statements:
+                await here.log.append(run.id, claimed.fence, LogTail(Seq(2), [status]), needs=NONE)
+                tail = await story.says(claimed, 3, 2)
+                await wait_until(lambda: b"word 1" in b"".join(here.seen), description="the run to be shown")
+            await story.ends(claimed, LogTail(Seq(2), [status, *tail.entries]))
+    assert cursor_of(placed(b"".join(here.seen))[0]) == ThreadCursor(2, 0, 1)
+    looked_up = [one.text for one in statements if "runs.options" in one.text]
+    assert bool(looked_up) is not tells_turn
 
 
 async def test_a_leg_keeps_its_number_when_the_one_before_is_deleted(stores: Stores, redis: ArqRedis) -> None:

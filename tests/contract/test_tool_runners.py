@@ -16,23 +16,19 @@ from typing import Any, cast
 import pytest
 from arq.connections import ArqRedis
 from mcp.server.mcpserver.exceptions import ToolError
-from msgspec.structs import replace
 
-from shared.concurrency import SystemClock
 from shared.domain.lifecycle import RunStatus
-from shared.domain.mcp_servers import MCP_TYPE, McpServer, ToolSource, source_metadata
+from shared.domain.mcp_servers import MCP_TYPE, ToolSource, source_metadata
 from shared.domain.messages import AssistantMessage, ToolCall, ToolReturn, ToolReturns, UserMessage, text_of
 from shared.domain.runs import Run, Usage
 from shared.domain.settling import open_calls
 from shared.domain.tools import Tool
-from shared.mcp.client import McpClient
-from shared.mcp.signed_in import AuthorizationServers, SignedIn
-from shared.network.checked_http import NetworkRules
 from shared.secret_keys import NO_KEYS
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.tools import ToolStore
 from tests.kit.mcp.official import official_server
-from tests.kit.runs.definitions import PROJECT, some_agent, some_server, some_tool
+from tests.kit.mcp.one_server import THE_SERVER, runner_of
+from tests.kit.runs.definitions import PROJECT, some_agent, some_tool
 from tests.kit.runs.executing import OneWorker, Workers
 from tests.kit.runs.guest_bodies import NoFolders
 from tests.kit.runs.stored_runs import CANCEL, IDS, THREAD, Stores, found, said, stored_runs
@@ -41,7 +37,6 @@ from tests.kit.wait_until import wait_until
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.step_loop import run_steps
 from worker.models.provider import CallFinished, Finished, ModelCall, ModelEvent, Text
-from worker.runners.mcp_tools import McpToolRunner
 from worker.runners.sandbox_tools import SandboxRunner
 from worker.runners.tool_runner import (
     CallingRun,
@@ -148,25 +143,6 @@ async def functions() -> AsyncGenerator[ToolRunner]:
         yield SandboxRunner(sandbox=sandbox, packages=cast("Any", _NoPackages()), timeout_s=TIMEOUT_S)
 
 
-ACTS_AT_A_SERVER = some_server("actors")
-
-
-class _OneServer:
-    """Stands where MCP servers are stored: there is one."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    async def get(self, project_id: object, server_id: object) -> McpServer:
-        assert (project_id, server_id) == (PROJECT, ACTS_AT_A_SERVER.id)
-        return replace(ACTS_AT_A_SERVER, url=self._url)
-
-    async def update(self, *_: object, **__: object) -> McpServer:
-        raise AssertionError("nobody has signed in at this server")
-
-    claim_renewal = settle_renewal = update
-
-
 @asynccontextmanager
 async def mcp_server() -> AsyncGenerator[ToolRunner]:
     async with official_server("json") as server:
@@ -180,12 +156,8 @@ async def mcp_server() -> AsyncGenerator[ToolRunner]:
             return {"tell": SECRET, "write": "x" * 100_000}.get(what, f"did {what}")
 
         server.mcp.add_tool(acts, name="act")
-        network = NetworkRules.of("127.0.0.0/8", "")
-        client, authorization = McpClient(network), AuthorizationServers(network)
-        servers = _OneServer(server.target.url)
-        signed_in = SignedIn(servers, authorization, NO_KEYS, SystemClock(), lambda: "this process")
-        yield McpToolRunner(client=client, signed_in=signed_in, servers=servers, timeout_s=TIMEOUT_S)
-        await client.aclose()
+        async with runner_of(server, TIMEOUT_S) as runner:
+            yield runner
 
 
 RUNNERS: dict[str, Callable[[], AbstractAsyncContextManager[ToolRunner]]] = {
@@ -221,7 +193,7 @@ class Calls:
         """A run whose tool has begun."""
         run = await self.submitted(what)
         worker = await self.workers.begin(run.id)
-        await wait_until(self.marks.exists, description="the tool has begun")
+        await wait_until(lambda: self.marks.exists() and self.marks.read_text(), description="the tool has begun")
         return run, worker
 
     async def submitted(self, what: str) -> Run:
@@ -258,7 +230,7 @@ async def calls(
                 json_schema={"name": "act", "parameters": parameters},
                 return_char_limit=LIMIT,
                 tool_type=MCP_TYPE,
-                metadata=source_metadata(ToolSource(ACTS_AT_A_SERVER.id, "actors", "act")),
+                metadata=source_metadata(ToolSource(THE_SERVER.id, "actors", "act")),
             )
         )
         agent = some_agent(name="Actor", tool_ids=[tool.id], tool_environment={"TOKEN": SECRET})

@@ -5,25 +5,21 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 from msgspec.structs import replace
 
 from api.openai.response_object import DIALECT
-from shared.domain.errors import InvalidRequest, NotFound, StaleFence
+from shared.domain.errors import StaleFence
 from shared.domain.events import StopReason
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import RunOptions
 from shared.domain.settling import RunOutcome
-from shared.domain.webhooks import FORMER_SECRET, MOST_ENDPOINTS, SECRET, WebhookEndpoint
+from shared.domain.webhooks import FORMER_SECRET, SECRET, WebhookEndpoint
 from shared.sql.access.webhooks import EndpointSecretStore, WebhookEndpointStore
-from shared.sql.paging import Page
-from shared.sql.run_tables import webhook_deliveries
-from shared.sql.runs.callbacks import CLAIM_HOLDS
 from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
-from tests.kit.runs.stored_runs import Stores, approve, call, run_end, second_process, some_endpoint, stored_runs
+from tests.kit.runs.stored_runs import Stores, approve, call, run_end, some_endpoint, stored_runs
 
 HEARD = RunOptions(dialect=DIALECT, background=True)
 EVERY: list[RunOutcome] = ["completed", "failed", "cancelled", "incomplete"]
@@ -113,41 +109,6 @@ async def test_an_old_owners_end_is_not_heard_of(stores: Stores) -> None:
     assert await heard(stores) == [(old.id, "completed")]
 
 
-async def test_a_delivery_is_claimed_by_one_process_and_postponed(stores: Stores) -> None:
-    await endpoint(stores)
-    run = await stores.ended(options=HEARD)
-    async with second_process(stores) as other:
-        [mine] = await claimed(stores)
-        assert await claimed(other) == []
-        store = WebhookDeliveryStore(other.database)
-        [theirs] = await store.claim_due(NOW + CLAIM_HOLDS + timedelta(seconds=1))
-        assert (theirs.run_id, theirs.attempts) == (run.id, 2)
-        await store.postpone(mine, LATER)
-        assert await store.claim_due(NOW) == []
-        assert [one.attempts for one in await store.claim_due(LATER)] == [2]
-
-
-async def test_an_attempt_is_kept_with_its_delivery(stores: Stores) -> None:
-    await endpoint(stores)
-    await stores.ended(options=HEARD)
-    store = WebhookDeliveryStore(stores.database)
-    [one] = await claimed(stores)
-
-    async def kept() -> tuple[object, ...]:
-        columns = webhook_deliveries.c
-        query = sa.select(columns.next_attempt_at, columns.given_up_at, columns.last_status_code, columns.last_error)
-        async with stores.database.read() as connection:
-            return tuple((await connection.execute(query)).one())
-
-    await store.record_attempt(one, now=NOW, status_code=503, error="busy", next_at=LATER)
-    assert await kept() == (LATER, None, 503, "busy")
-    await store.record_attempt(one, now=LATER, status_code=410, error="gone", next_at=None)
-    assert await kept() == (None, LATER, 410, "gone")
-    await store.record_attempt(one, now=LATER, status_code=200, error=None, next_at=None)
-    assert await kept() == (None, None, 200, None)
-    assert await store.claim_due(NOW + timedelta(days=30)) == []
-
-
 async def test_what_is_on_its_way_is_counted_with_the_callbacks(stores: Stores) -> None:
     await endpoint(stores)
     await stores.ended(options=HEARD, callback_url="http://127.0.0.1/")
@@ -173,41 +134,6 @@ async def test_a_run_with_an_event_on_its_way_is_not_pruned(stores: Stores) -> N
     await WebhookDeliveryStore(stores.database).record_attempt(one, now=NOW, status_code=200, error=None, next_at=None)
     assert (await stores.retention.prune(before, now, 10))["webhook_deliveries"] == 1
     assert (await stores.runs.look_up(run.id)).pruned_at == now
-
-
-async def test_a_projects_endpoints_are_its_own_and_listed_by_pages(stores: Stores) -> None:
-    store = WebhookEndpointStore(stores.database)
-    first, second, third = [await endpoint(stores) for _ in range(3)]
-    await endpoint(stores, project_id=OTHER_PROJECT)
-
-    assert await store.list(PROJECT, Page(limit=2)) == [third, second]
-    await store.delete(PROJECT, second.id)
-    assert await store.list(PROJECT, Page(limit=2, after=second.id)) == [first]
-    assert await store.get(PROJECT, first.id) == first
-    for look in (
-        store.get(OTHER_PROJECT, first.id),
-        store.delete(OTHER_PROJECT, first.id),
-        store.update(OTHER_PROJECT, first.id, lambda one: one, act="webhook.changed", now=NOW),
-        store.get(PROJECT, second.id),
-    ):
-        with pytest.raises(NotFound):
-            await look
-
-
-async def test_a_change_that_changes_nothing_leaves_the_time_of_the_last_one(stores: Stores) -> None:
-    store, made = WebhookEndpointStore(stores.database), await endpoint(stores)
-    same = await store.update(PROJECT, made.id, lambda one: one, act="webhook.changed", now=LATER)
-    assert same.updated_at == NOW
-    changed = await store.update(PROJECT, made.id, lambda one: replace(one, name="b"), act="webhook.changed", now=LATER)
-    assert changed == await store.get(PROJECT, made.id) == replace(made, name="b", updated_at=LATER)
-
-
-async def test_a_project_has_so_many_endpoints_and_no_more(stores: Stores) -> None:
-    for _ in range(MOST_ENDPOINTS):
-        await endpoint(stores)
-    with pytest.raises(InvalidRequest, match=str(MOST_ENDPOINTS)):
-        await endpoint(stores)
-    await endpoint(stores, project_id=OTHER_PROJECT)
 
 
 async def test_secrets_are_replaced_as_long_as_they_are_what_was_seen(stores: Stores) -> None:

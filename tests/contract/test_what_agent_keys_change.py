@@ -119,12 +119,31 @@ HARMLESS_IN_A_RESPONSE = {
 line is refused to every key."""
 
 
+HARMLESS_OF_A_PAGE = {"thread_id", "run_id", "protocol_version", "messages", "resume", "forwarded"}
+OF_A_PAGE = {"tools", "context"}
+"""A page may bring tools of its own, but none in the place of the agent's, and no instructions: the service of pages
+refuses them (`tests/story/test_ag_ui.py`)."""
+OF_A_TOKEN = {"thread_id", "may", "valid_for_s"}
+"""A token opens one conversation of the key's own agent, and no more than its key does."""
+OF_A_CHAT = {"id", "messages", "trigger", "client_tools", "if_busy"}
+"""The same for chats of the AI SDK. A page may bring tools of its own, but none in the place of the agent's."""
+
+
 def test_every_field_that_such_a_key_can_send_is_decided_about() -> None:
     found = list(_bodies())
     assert len(found) > 20
     for route, model in found:
         if is_about_responses(route.partition(" ")[2]):
             assert set(model.model_fields) <= OF_A_RESPONSE | HARMLESS_IN_A_RESPONSE, route
+            continue
+        if route.partition(" ")[2].startswith("/ag-ui/"):
+            assert set(model.model_fields) <= OF_A_PAGE | HARMLESS_OF_A_PAGE, route
+            continue
+        if route.partition(" ")[2].startswith("/ai-sdk/"):
+            assert set(model.model_fields) <= OF_A_CHAT, route
+            continue
+        if route.endswith("/page-token"):
+            assert set(model.model_fields) <= OF_A_TOKEN, route
             continue
         refused = OF_THE_AGENT | OF_A_BLOCK if "/blocks/" in route else OF_THE_AGENT
         assert set(model.model_fields) <= refused | HARMLESS | ({"model"} if route[5:] in CHAT else set()), route
@@ -327,6 +346,7 @@ async def test_nothing_that_the_project_has_written_into_the_agent_is_shown(setu
     own = [route[4:] for route, rule in RULES.items() if route.startswith("GET") and rule.reach is Reach.AGENT]
     paths = [re.sub(r"\{(\w+)\}", lambda name: ids.get(name[1], "x"), path) for path in own]
     paths = [f"{path}?follow=false" if path.endswith("/events") else path for path in paths]
+    paths = [f"{path}?threadId={setup.conversation}" if path.endswith("/connect") else path for path in paths]
     for path in (*extra, *(path for path in paths if not path.endswith("/stream"))):
         for key in (setup.read, setup.write):
             shown = (await setup.http.get(path, headers=key)).text

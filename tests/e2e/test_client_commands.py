@@ -287,6 +287,38 @@ async def test_a_detached_run_takes_a_message_and_is_cancelled(holdfast: Holdfas
     assert (watched.status, watched.errors.count("cancelled")) == (4, 1), "it was said twice"
 
 
+async def test_what_a_run_has_done_is_listed_and_a_lost_call_is_settled(url: str, holdfast: Holdfast) -> None:
+    source = 'def dawdle() -> str:\n    """Dawdle."""\n    import time\n    time.sleep(600)\n    return "done"\n'
+    async with httpx.AsyncClient(base_url=url) as http:
+        (await http.put("/v1/tools/", json={"source_code": source})).raise_for_status()
+    given = ("--model", "builtin/scripted", "--tool", "dawdle")
+    made = (await holdfast("agents", "create", "dawdler", *given)).output.strip()
+    script = json.dumps({"turns": [{"calls": [{"name": "dawdle", "arguments": {}}]}]})
+    run_id = (await holdfast("run", made, script, "--detach")).output.strip()
+
+    async def has_started() -> bool:
+        return [one["state"] for one in rows(await holdfast("runs", "effects", run_id, "--json"))] == ["started"]
+
+    await wait_until(has_started, description="the tool to have started", every=0.5)
+    await holdfast("runs", "cancel", run_id)
+    [lost] = rows(await holdfast("runs", "effects", run_id, "--json"))
+    assert (lost["name"], lost["state"]) == ("dawdle", "unknown")
+    listed = (await holdfast("runs", "effects", run_id)).output
+    assert lost["call_id"] in listed and "unknown" in listed
+
+    call = ("runs", "settle", run_id, lost["call_id"])
+    wrong = await holdfast(*call, "did_not_happen", "--result", "Invoice 7")
+    assert (wrong.status, "--result is for a call that happened" in wrong.errors) == (2, True)
+    [settled] = rows(await holdfast(*call, "happened", "--result", "Invoice 7", "--json"))
+    assert (settled["state"], settled["settled_by"], settled["result"]) == ("settled", "person", "Invoice 7")
+    assert settled["settled_by_name"]
+    again = await holdfast(*call, "did_not_happen")
+    assert (again.status, "settled already" in again.errors) == (2, True)
+    assert "Invoice 7" in (await holdfast("runs", "effects", run_id)).output
+    empty = await holdfast("runs", "effects", (await holdfast("run", made, QUICK, "--detach")).output.strip())
+    assert (empty.status, empty.output) == (0, "")
+
+
 async def test_a_run_that_fails_has_a_status_of_its_own(holdfast: Holdfast) -> None:
     made = await holdfast("agents", "create", "keyless", "--model", "openai/gpt-4o-mini")
     failed = await holdfast("run", made.output.strip(), "Hello")

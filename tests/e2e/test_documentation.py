@@ -104,6 +104,7 @@ def test_the_first_program_does_what_it_says(base_url: str, tmp_path: Path) -> N
     "document",
     [
         "docs/agents.md",
+        "docs/browsers.md",
         "docs/callbacks.md",
         "docs/concepts.md",
         "docs/first-agent.md",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,9 @@ from tests.kit.product.terminal import INTERRUPT, clean_environment, on_terminal
 from tests.kit.stream_server import stream_server
 
 AGENT = {"id": "agent-00000000-0000-4000-8000-000000000000", "name": "first"}
+_PRESENT: dict[str, Any] = {"cursor": "0.0.0", "running": None, "queued": [], "waiting": []}
+_NOTE: dict[str, Any] = {"message_type": "event_message", "event_type": "caught_up", "event_data": _PRESENT}
+_CAUGHT_UP = b"data: %b\n\n" % json.dumps(_NOTE).encode()
 
 
 class SilentServer:
@@ -23,7 +27,7 @@ class SilentServer:
             if head.startswith(b"POST"):
                 self.has_message.set()
                 return
-            said = json.dumps([] if b"/active" in head or b"/approvals" in head else AGENT).encode()
+            said = _CAUGHT_UP if b"/events" in head else json.dumps([] if b"/approvals" in head else AGENT).encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
             writer.write(b"content-length: %d\r\n\r\n" % len(said) + said)
 

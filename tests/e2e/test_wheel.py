@@ -163,6 +163,7 @@ async def test_the_whole_product_works_beside_packages_of_the_same_names(port: i
 
 def test_no_message_sends_anybody_to_a_package_of_somebody_else() -> None:
     """Another project has the name `holdfast` in the index of Python packages."""
-    texts = [*product_sources(), *(path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))]
+    documents = (path for pattern in ("*.md", "docs/**/*.md", "packages/*/*.md") for path in ROOT.glob(pattern))
+    texts = [*product_sources(), *(path.read_text() for path in documents)]
     told = [re.findall(r"pip install [^\n`]*", text if isinstance(text, str) else text.text) for text in texts]
     assert [command for commands in told for command in commands if re.search(r"[\s'\"]holdfast\b", command)] == []

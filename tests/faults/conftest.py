@@ -19,7 +19,7 @@ from tests.kit.wait_until import LONG_LEASE_S
 LEASE_S = 1.5
 USUAL_LEASE_S = 6.0
 PATIENCE_S = 1.5
-SWEEP_S = 0.3
+SWEEP_S = 1.0
 
 
 @pytest.fixture

@@ -73,10 +73,12 @@ ELSEWHERE = (
     CrashPoint.DISPATCH_AGAIN,
     CrashPoint.TAKE_OVER,
     CrashPoint.SUBMIT_REFUSED,
+    CrashPoint.SETTLE_EFFECT,  # in `test_crash_in_tool_run.py`
     CrashPoint.RESULT,  # in `test_crash_beside_calls.py`
     CrashPoint.LET_WAIT,  # in `test_crash_in_run_trees.py`, as the next
     CrashPoint.WAKE,
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
+    CrashPoint.JOURNAL,  # in `test_crash_in_code_agents.py`
     *(CrashPoint.COUNT_TURNS, CrashPoint.TURNS_TOLD),  # in `test_crash_between_turns.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )

@@ -31,7 +31,7 @@ def new_passage(text: str, **fields: Any) -> NewPassage:
 
 @dataclass
 class Archival:
-    """The services of one process, and what they work on."""
+    """The services of one process, and their database."""
 
     database: Database
     server: ModelServer

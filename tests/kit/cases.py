@@ -1,7 +1,8 @@
-"""Of which tests `make test` runs a few cases, or none, because the others show the same on more input and take long.
+"""Lists the tests of which `make test` runs only a few cases, or none: the other cases show the same on more input and
+take long.
 
-`make test-all` runs each of them with every case. The numbers are of cases beside those that are marked `exhaustive`
-where they stand. `docs/guarantees.md` names the tests of which `make test` runs none.
+`make test-all` runs every case. The numbers do not count cases that a test file marks `exhaustive` itself.
+`docs/guarantees.md` names the tests of which `make test` runs none.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,13 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
         "test_a_change_is_shown_line_by_line": 0,
         "test_a_schema_that_refers_to_itself_is_given_up_on": 0,
         "test_what_does_not_fit_is_named_by_its_field": 0,
+    },
+    "browser/test_example_pages.py": {
+        "test_an_error_is_shown_and_the_chat_goes_on": 0,
+        "test_stop_ends_a_run_that_waits_for_a_decision": 0,
+        "test_the_api_is_killed_while_the_worker_goes_on": 1,
+        "test_the_server_is_killed_and_started_again": 0,
+        "test_what_is_said_in_one_tab_is_heard_in_the_other": 0,
     },
     "browser/test_first_words.py": {
         "test_a_run_that_goes_on_after_a_decision_says_what_was_asked": 0,
@@ -139,6 +147,33 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "contract/test_checkpoint_store.py": {
         "test_a_run_that_has_ended_takes_no_writes": 9,
         "test_an_old_owner_writes_nothing": 11,
+    },
+    "contract/test_code_bodies.py": {
+        "test_a_body_has_no_secret_of_the_deployment": 1,
+        "test_a_body_that_does_not_listen_is_killed": 2,
+        "test_a_body_that_listens_cleans_up_when_it_is_cancelled": 1,
+        "test_a_body_whose_process_ends_again_and_again_fails": 2,
+        "test_a_crash_is_survived": 1,
+        "test_a_denial_is_told_to_the_code": 1,
+        "test_a_host_that_was_lost_is_started_again": 1,
+        "test_a_person_may_edit_what_is_approved": 1,
+        "test_a_probe_says_what_became_of_a_lost_call": 2,
+        "test_a_sleep_is_counted_from_its_first_attempt": 1,
+        "test_a_state_belongs_to_the_thread": 1,
+        "test_a_tool_that_may_start_twice_has_one_key": 1,
+        "test_a_turn_may_begin_anew_with_other_code": 1,
+        "test_an_exception_is_named_without_paths": 1,
+        "test_code_that_asks_for_another_step_fails_by_its_name": 1,
+        "test_it_does_its_work_and_ends": 2,
+        "test_it_is_cancelled_anywhere": 4,
+        "test_it_is_handed_over_anywhere": 4,
+        "test_its_process_is_killed_anywhere": 9,
+        "test_its_worker_is_lost_anywhere": 9,
+        "test_the_code_is_told_of_a_call_whose_outcome_is_unknown": 1,
+        "test_tools_side_by_side_each_have_their_result": 2,
+        "test_what_a_body_has_started_ends_with_it": 1,
+        "test_what_is_in_hand_ends_when_its_worker_drains": 1,
+        "test_what_is_injected_is_taken_once": 1,
     },
     "contract/test_context_reads.py": {
         "test_messages_that_had_left_a_context_were_walked_over_for_each_step": 2,
@@ -244,6 +279,9 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
     "contract/test_settlement.py": {
         "test_an_event_that_comes_behind_the_end_is_refused_and_changes_no_number": 8,
     },
+    "contract/test_store_conformance.py": {
+        "test_every_page_of_every_sort": 12,
+    },
     "e2e/test_documentation.py": {
         "test_curl_examples_do_what_they_say": 4,
         "test_python_examples_do_what_they_say": 3,
@@ -263,6 +301,19 @@ IN_MAKE_TEST: Mapping[str, Mapping[str, int]] = {
         "test_a_run_that_redis_forgot_with_its_dead_worker_is_found_by_a_clock_that_jumped": 1,
         "test_a_worker_whose_clock_jumps_leaves_the_runs_of_others_alone": 1,
         "test_runs_that_are_submitted_around_a_jump_are_each_executed_once": 1,
+    },
+    "faults/test_crash_between_turns.py": {
+        "test_a_worker_that_dies_there": 4,
+    },
+    "faults/test_crash_in_asked_compaction.py": {
+        "test_a_worker_that_dies_over_the_summary_leaves_one": 1,
+    },
+    "faults/test_crash_in_code_agents.py": {
+        "test_a_worker_that_dies_there": 3,
+    },
+    "faults/test_crash_in_run_trees.py": {
+        "test_a_lost_answer_to_what_is_written_of_a_call_of_an_agent": 1,
+        "test_an_agent_was_asked_twice_when_the_worker_of_its_caller_died": 3,
     },
     "faults/test_crash_in_tool_run.py": {
         "test_a_tool_starts_once_though_its_worker_dies": 4,

@@ -1,4 +1,4 @@
-"""Certificates that nobody's list of authorities has."""
+"""Certificates of authorities that no program trusts by default."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -19,7 +19,7 @@ class SelfSigned(NamedTuple):
 
     @classmethod
     def of(cls, directory: Path, address: str) -> Self:
-        """One for a server at the address."""
+        """Makes a certificate for a server at the address."""
         key = ec.generate_private_key(ec.SECP256R1())
         made = cls(str(directory / "certificate.pem"), str(directory / "key.pem"))
         _write(made.certificate, _certificate("Internal", key, "Internal", key, address, is_authority=True))
@@ -37,7 +37,7 @@ class Issued(NamedTuple):
 
     @classmethod
     def of(cls, directory: Path, address: str) -> Self:
-        """One for a server at the address."""
+        """Makes a certificate for a server at the address."""
         issuer, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
         made = cls(*(str(directory / name) for name in ("authority.pem", "issued.pem", "issued-key.pem")))
         _write(made.authority, _certificate("Authority", issuer, "Authority", issuer, address, is_authority=True))

@@ -1,7 +1,7 @@
-"""Clocks that a test sets: one that stands still until it is put forward, and one that runs on ahead of the system's.
+"""Clocks that a test sets: one stands still until the test advances it, and one runs ahead of the system's clock.
 
-What expires in a lease or a log expires by Redis' own time, so that is what a test has to play: `TIME` in the scripts
-and the expiry of keys in the embedded server, and the pauses of the event loop. Nothing of ours is replaced.
+Leases and logs expire by the time of Redis. So a test sets the time of the embedded server (`TIME` in the scripts, and
+the expiry of keys) and of the event loop. It replaces none of the product's classes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from shared.concurrency import SystemClock
 START_MS = 1_800_000_000_000
 
 STEP_S = 0.005
-"""A step of `AwakeTime`, however late the loop comes to it."""
+"""A step of `AwakeTime`, however late the loop takes it."""
 
 SERVER_CLOCKS = (
     "fakeredis._socket._base.time",
@@ -27,7 +27,7 @@ SERVER_CLOCKS = (
     "fakeredis.model._stream.time",
     "shared.redis.embedded.time",
 )
-"""Where the embedded server and its scripts ask for the time: each is the module `time`."""
+"""The places where the embedded server and its scripts read the time: each is the module `time`."""
 
 
 class FrozenClock:
@@ -49,7 +49,7 @@ class FrozenClock:
         return self.ms / 1000
 
     def time(self) -> float:
-        """The time that Redis tells."""
+        """Returns the time of Redis."""
         return self.ms / 1000
 
 
@@ -59,14 +59,14 @@ class PlayedLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: FrozenClock) -> None:
         super().__init__()
         self._clock = clock
-        # A number of today's size has no room for asyncio's nanosecond, and what is due now would never begin.
+        # A float of today's size cannot hold asyncio's nanosecond, and a timer that is due now would never run.
         self._clock_resolution = 0.0005
 
     def time(self) -> float:
         return self._clock.monotonic()
 
     async def until_quiet(self) -> None:
-        """Returns when every other task waits: for a time that has not come, or for something from outside."""
+        """Returns when every other task waits, for a later time or for something from outside."""
         await _next_round()
         await _next_round()  # a timer that is due becomes ready in the first one
         while cast("Any", self)._ready:
@@ -115,7 +115,7 @@ class SettableClock(SystemClock):
         return super().now() + self._ahead
 
     def advance(self, **by: float) -> None:
-        """`by` as for a timedelta: `hours=3`."""
+        """Advances the clock. `by` is as for a timedelta: `hours=3`."""
         self._ahead += timedelta(**by)
 
 

@@ -1,8 +1,8 @@
-"""Commands of Holdfast as processes of their own: run from the beginning, or forked where everything is imported.
+"""Runs commands of Holdfast as processes: in a new interpreter, or forked from a process that has imported everything.
 
-Importing takes a process a second of work, and three where nothing is compiled; its life in a test often takes less. So
-tests fork it from a server of `multiprocessing` that has imported everything and run nothing: each child begins where
-`holdfast` begins.
+The imports of a process take a second of work, and three if nothing is compiled; the rest of its life in a test often
+takes less. So tests fork it from a server of `multiprocessing` that has imported everything and run nothing. Each child
+begins where `holdfast` begins.
 """
 
 import multiprocessing

@@ -14,7 +14,7 @@ from shared.packages.environments import PackageBuilder, PackageEnvironments, ta
 from tests.kit.package_index import PackageIndex
 
 UV = str(Path(sysconfig.get_path("scripts")) / "uv")
-"""Of the tests' own installation."""
+"""The `uv` of the tests' own installation."""
 
 
 def environments(
@@ -46,7 +46,7 @@ def built(folder: Path) -> list[str]:
 
 
 def unfinished(folder: Path) -> list[str]:
-    """What is being built in the folder, or was left there by who was building."""
+    """Returns the environments that are unfinished: a process builds them, or died while it did."""
     return sorted(path.name for path in folder.glob("work-*"))
 
 

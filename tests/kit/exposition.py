@@ -15,15 +15,15 @@ class Figures:
         }
 
     def of(self, name: str, **labels: str) -> float:
-        """The value of `holdfast_<name>`; 0 where nothing was counted."""
+        """Returns the value of `holdfast_<name>`; 0 if the product has counted nothing."""
         return self._samples.get((f"holdfast_{name}", frozenset(labels.items())), 0.0)
 
     def has(self, name: str) -> bool:
-        """Whether anything has this name."""
+        """Whether a figure has this name."""
         return any(known == f"holdfast_{name}" for known, _ in self._samples)
 
     def labels(self, name: str) -> set[str]:
-        """Every value of every label of this name."""
+        """Returns every value of the labels with this name."""
         return {value for known, labels in self._samples if known == f"holdfast_{name}" for _, value in labels}
 
 

@@ -1,4 +1,4 @@
-"""Ports on which nobody listens, for servers that are about to start."""
+"""Ports on which no process listens, for servers that are about to start."""
 
 import functools
 import itertools
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from tests.kit.process_number import process_number
 
 LISTENING_PORTS = range(10_000, 32_000)
-"""Linux takes the ports of outgoing connections from 32768 upwards."""
+"""Linux uses ports from 32768 upwards for outgoing connections."""
 
 PROCESSES = 16
-"""Test processes of a session that may take ports side by side."""
+"""The limit for the test processes of a session that take ports at the same time."""
 
 
 def free_port() -> int:
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 @functools.cache
 def _ports_of(number: int | None) -> Iterator[int]:
-    # A program that stands alone, like the bench, may go on beside a session.
+    # A program outside of a session, like the bench, may run at the same time.
     ours = LISTENING_PORTS[(0 if number is None else 1 + number) % PROCESSES :: PROCESSES]
     start = random.randrange(len(ours))  # another session may take ports as well
     return itertools.cycle([*ours[start:], *ours[:start]])

@@ -1,6 +1,6 @@
-"""Values that nobody would send, for property tests; and how many of them a test looks at.
+"""Values that no ordinary client sends, for property tests, and the number of values that a test tries.
 
-`make fuzz` sets HOLDFAST_FUZZ_EXAMPLES to look at so many times as many.
+`make fuzz` sets HOLDFAST_FUZZ_EXAMPLES, by which the number is multiplied.
 """
 
 import copy
@@ -54,7 +54,7 @@ BAD_TEXTS = [
     "é" * 3_000,
     "٣",
 ]
-"""What databases, parsers and converters of numbers stumble over."""
+"""Texts that break databases, parsers and converters of numbers."""
 
 texts = st.one_of(
     st.sampled_from(BAD_TEXTS),
@@ -72,7 +72,7 @@ json_values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)),
     max_leaves=8,
 )
-"""Also such as JSON has no text for: NaN, half characters, numbers of 400 digits."""
+"""Includes values that JSON cannot express: NaN, half characters, numbers of 400 digits."""
 
 
 @st.composite

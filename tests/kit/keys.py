@@ -29,12 +29,12 @@ class KeyMaker:
     clock: Clock = field(default_factory=SystemClock)
 
     async def __call__(self, *scopes: str, expires_at: datetime | None = None) -> Issued:
-        """A key with these scopes."""
+        """Makes a key with these scopes."""
         issuer = issuer_of(self.database, self.clock)
         return await issuer.create(self.project_id, "test", scopes, expires_at=expires_at, by="a test")
 
     async def headers(self, *scopes: str) -> dict[str, str]:
-        """The headers of a request with a new key."""
+        """Returns the headers of a request with a new key."""
         return bearer(await self(*scopes))
 
 

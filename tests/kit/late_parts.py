@@ -1,4 +1,4 @@
-"""Imports, and works out, what commands leave until they use it, so that no test pays for that in each process."""
+"""Imports and computes in advance the parts that commands load on first use, so that no test process pays for them."""
 
 from importlib import import_module
 
@@ -7,17 +7,19 @@ from api.direct_route import LateRoute
 
 LATE = (
     "api.tool_source.docstrings",
-    "cli.operator.database_upkeep",
-    "cli.operator.database_upkeep",
+    "asyncpg",
     "cli.operator.database_upkeep",
     "cli.operator.dev_server",
     "cli.operator.doctor",
     "cli.operator.encrypted_secrets",
     "cli.operator.issued_keys",
-    "cli.operator.database_upkeep",
     "cli.operator.worker_server",
+    "encodings.idna",
     "shared.schema_validation",
     "shared.sql.schema_upgrade",
+    "typer._adapters",
+    "typer._click.decorators",
+    "uvicorn.lifespan.off",
 )
 
 for _module in LATE:

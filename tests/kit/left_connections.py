@@ -1,7 +1,7 @@
 """Fails the test that leaves a connection open.
 
-Python closes a connection that is open when its event loop is closed, but much later, when it collects garbage: it
-warns in the middle of another test, which fails for it and names neither the connection nor who left it.
+If a connection is open when its event loop is closed, Python closes it much later, when it collects garbage. It then
+warns in the middle of another test, which fails and names neither the connection nor the test that left it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def watch_connections() -> None:
 
 
 def _open_connections(loop: asyncio.AbstractEventLoop) -> list[asyncio.Transport]:
-    # asyncio has no public list. A transport has its socket until the loop has taken one more turn after `close`.
+    # asyncio has no public list. A transport keeps its socket until the loop has run once more after `close`.
     transports = cast("Any", loop)._transports.values()
     return [transport for transport in transports if transport._sock is not None]
 

@@ -1,4 +1,4 @@
-"""What the product logs, for tests that wait until something has happened inside it."""
+"""The log events of the product, for tests that wait until something has happened inside it."""
 
 from collections.abc import Generator, MutableMapping
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ class LogEvents:
         self._seen: list[dict[str, Any]] = []
 
     def has(self, event: str, **fields: Any) -> bool:
-        """Whether such an event was logged."""
+        """Whether the product has logged such an event."""
         wanted = {"event": event, **fields}.items()
         return any(wanted <= seen.items() for seen in self._seen)
 
     def all(self, event: str) -> list[dict[str, Any]]:
-        """Every such event, with its fields."""
+        """Returns every such event, with its fields."""
         return [seen for seen in self._seen if seen["event"] == event]
 
     def note(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -30,7 +30,7 @@ class LogEvents:
 
 @contextmanager
 def log_events() -> Generator[LogEvents]:
-    """Notes, for the block, what is logged, and lets it pass."""
+    """Records the log events during the block, which reach the log as well."""
     events = LogEvents()
     processors = structlog.get_config()["processors"]
     processors.insert(0, events.note)

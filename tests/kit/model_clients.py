@@ -1,7 +1,7 @@
-"""Imports all that a worker needs to ask a model, which takes seconds.
+"""Imports everything that a worker needs to call a model, which takes seconds.
 
-Done before a test begins, no test pays for it, nor waits for it while a lease of its own runs out. Some of it the SDKs
-import, or work out, when they are first used; so a client of each is made here, as the first run of a worker does.
+This happens before a test begins, so that no test waits for it while one of its leases runs out. The SDKs import and
+compute some parts on first use; so this module makes a client of each, as the first run of a worker does.
 """
 
 import asyncio

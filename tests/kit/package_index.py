@@ -1,4 +1,4 @@
-"""A package index on loopback, with wheels that a test writes, and one that behaves badly when a test says so."""
+"""A package index on loopback with wheels that a test writes. It misbehaves if the test asks for that."""
 
 import asyncio
 import base64
@@ -59,20 +59,20 @@ class PackageIndex:
         self._files: dict[str, dict[str, bytes]] = {}
         self.asked: Counter[str] = Counter()
         self.status = 200
-        """Answers with this instead, when it is an error."""
+        """The status of all answers, if it is an error."""
         self.answers = asyncio.Event()
-        """While it is not set, who asks waits."""
+        """While it is not set, no request gets an answer."""
         self.answers.set()
         self._port = 0
         self._scheme = "http"
 
     @property
     def url(self) -> str:
-        """With a password, as operators' have it."""
+        """The URL, with a password as operators use it."""
         return f"{self._scheme}://somebody:hidden@127.0.0.1:{self._port}/simple"
 
     def put(self, file: tuple[str, bytes]) -> Self:
-        """Publishes it."""
+        """Publishes a file."""
         name, content = file
         package = re.split(r"-\d", name)[0].lower().replace("_", "-")
         self._files.setdefault(package, {})[name] = content
@@ -80,7 +80,7 @@ class PackageIndex:
 
     @asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Self]:
-        """For the block."""
+        """Serves the index during the block."""
         self._scheme = "http" if tls is None else "https"
         async with stream_server(self._answer, tls=tls) as port:
             self._port = port

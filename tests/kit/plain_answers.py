@@ -1,4 +1,4 @@
-"""Servers that answer with the very bytes that a test gives them, whatever they are asked."""
+"""Servers that answer every request with exactly the bytes that a test gives them."""
 
 import asyncio
 import ssl
@@ -11,7 +11,7 @@ from tests.kit.stream_server import Serving, stream_server
 
 @dataclass
 class Served:
-    """A server, and what it has seen of its clients. A connection is known by its client's port."""
+    """A server, and its record of its clients. A client's port identifies a connection."""
 
     port: int = 0
     asked_over: list[int] = field(default_factory=list[int])
@@ -57,7 +57,7 @@ async def says_hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 @asynccontextmanager
 async def answering(*answers: bytes, host: str = "127.0.0.1") -> AsyncGenerator[tuple[str, list[bytes]]]:
-    """A server that gives these answers in turn, the last for ever; its URL, and the heads of what it was asked."""
+    """Runs a server that gives these answers in order and repeats the last. Yields its URL and its requests' heads."""
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,9 +1,9 @@
-"""Which of the processes of a session of tests this one is."""
+"""The number of this process among the processes of a test session."""
 
 import os
 
 PROCESS = "HOLDFAST_TEST_PROCESS"
-"""The number of a process of tests, from 0. Programs that the tests start see it as well."""
+"""The variable with the number of a test process, from 0. Programs that the tests start inherit it."""
 
 
 def process_number() -> int | None:

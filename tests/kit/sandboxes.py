@@ -1,4 +1,4 @@
-"""Sandboxes as workers have them, for tests that call tools without a worker."""
+"""Sandboxes configured as in workers, for tests that call tools without a worker."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=60, file_bytes=8 << 20)
 SCRATCH_MB = 8
 WALLED = ("tier1", "tier2")
 EVERY_SANDBOX = (*WALLED, "process")
-"""The values of HOLDFAST_SANDBOX that name one."""
+"""The values of HOLDFAST_SANDBOX that name a sandbox."""
 
 
 async def walls(name: str) -> ZygotePlan:

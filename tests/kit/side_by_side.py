@@ -1,11 +1,12 @@
 """Tests in processes that are forked once the tests are known: `pytest --processes 5`.
 
-To collect the tests costs seconds of work, most of it imports and parameters. Plugins that start interpreters collect
-anew in each of them, and compare what they found. Here the session collects once and forks: its processes begin with
-everything imported, share that memory, and a process that died is forked anew.
+The collection of the tests costs seconds of work, mostly for imports and parameters. Plugins that start interpreters
+collect again in each of them, and compare the results. Here the session collects once and forks: its processes begin
+with everything imported and share that memory, and the session forks a process anew if it dies.
 
-Each process begins with a part of the tests, in their order, so that what a module's tests share is made once. Whoever
-has finished takes the second half of the longest part that is left.
+Each process begins with a part of the tests that is expected to take as long as any other's, module by module, so that
+the shared fixtures of a module are made once. The modules with the longest tests come first. A process that has
+finished takes the second half of the part that is expected to take longest.
 """
 
 import multiprocessing
@@ -14,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -22,18 +23,19 @@ from typing import Any, Literal
 import pytest
 from _pytest.capture import CaptureManager
 
+from tests.kit.expected_times import ExpectedTimes, kept_times
 from tests.kit.process_number import PROCESS
 
 WORK_WITH_TESTS = frozenset({"session", "logging-plugin"})
-"""Plugins of pytest that hear of results and have work with the tests themselves. All others show or keep results."""
+"""Plugins of pytest that get results and also act on the tests. All others show or store results."""
 
 Message = (
     tuple[Literal["next", "begun", "ended"], int]
     | tuple[Literal["report"], dict[str, Any]]
     | tuple[Literal["broken"], str]
 )
-"""What a process says: it wants the item behind this one, has begun or ended one, one of its phases has a report, or
-the process cannot go on, with the traceback."""
+"""The messages of a process: it wants the item after this one, it has begun or ended an item, a phase has a report, or
+the process cannot continue, with the traceback."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,10 +80,13 @@ class _Crew:
     def __init__(self, session: pytest.Session, count: int) -> None:
         self._session, self._hook = session, session.config.hook
         self._workers: dict[Connection, _Worker] = {}
-        self._parts = [deque(part) for part in parts(len(session.items), count)]
+        nodeids = [item.nodeid for item in session.items]
+        expected = ExpectedTimes(kept_times())
+        self._seconds = [expected.of(nodeid) for nodeid in nodeids]
+        self._parts = [deque(expected.longest_first(nodeids, part)) for part in parts(self._seconds, count)]
 
     def run(self) -> None:
-        """Returns when each item has been run. Raises what pytest's loop raises when a failure ends it early."""
+        """Runs every item. Raises the exceptions of pytest's own loop if a failure ends it early."""
         for number, part in enumerate(self._parts):
             self._start(number, part)
         try:
@@ -101,7 +106,7 @@ class _Crew:
 
     def _start(self, number: int, part: deque[int]) -> None:
         ours, theirs = multiprocessing.Pipe()
-        # The pipes of the others are open in it as well: it must not hold one whose process has died.
+        # The child inherits the pipes of the others, and must not keep one open whose process has died.
         not_its = [ours, *self._workers]
         process = multiprocessing.get_context("fork").Process(
             target=_work, args=(self._session, number, theirs, not_its), name=f"tests {number}"
@@ -141,11 +146,14 @@ class _Crew:
         connection.send(index)
 
     def _take_over(self, worker: _Worker) -> None:
-        """Half of the longest part that is left, from where a module begins."""
-        longest = max((other.part for other in self._workers.values()), key=len)
+        """Takes the second half, by time, of what another process is to do, from the beginning of a module."""
+        longest = max((other.part for other in self._workers.values()), key=self._left)
         paths = [self._session.items[index].path for index in longest]
-        for _ in range(len(longest) - middle(paths)):
+        for _ in range(len(longest) - middle(paths, [self._seconds[index] for index in longest])):
             worker.part.appendleft(longest.pop())
+
+    def _left(self, part: deque[int]) -> float:
+        return sum(self._seconds[index] for index in part)
 
     def _is_gone(self, connection: Connection, worker: _Worker) -> None:
         del self._workers[connection]
@@ -178,15 +186,22 @@ def _received(connection: Connection) -> Message | None:
         return None
 
 
-def parts(items: int, processes: int) -> list[range]:
-    """The indexes of the items in parts of the same length, but for one, in their order."""
-    ends = [items * number // processes for number in range(processes + 1)]
-    return [range(begin, end) for begin, end in pairwise(ends)]
+def parts(seconds: Sequence[float], processes: int) -> list[list[int]]:
+    """The indexes of the items, which are expected to take so long, in parts that take equally long, in their order."""
+    made: list[list[int]] = [[] for _ in range(processes)]
+    total, before = sum(seconds), 0.0
+    for index, taken in enumerate(seconds):
+        made[min(processes - 1, int(processes * (before + taken / 2) / total))].append(index)
+        before += taken
+    return made
 
 
-def middle(paths: Sequence[object]) -> int:
-    """Where to cut a part, of whose items these are the modules: where one begins behind its middle, else there."""
-    half = (len(paths) + 1) // 2
+def middle(paths: Sequence[object], seconds: Sequence[float]) -> int:
+    """Where to cut a part whose items are of these modules and take so long: where half of its time is over, or where a
+    module begins behind that. The last item is behind the cut: the process that has the part has others in hand."""
+    before = list(accumulate(seconds, initial=0.0))
+    last = max(len(paths) - 1, 0)
+    half = next((at for at in range(1, last) if 2 * before[at] >= before[-1]), last)
     return next((at for at in range(half, len(paths)) if at and paths[at] != paths[at - 1]), half)
 
 
@@ -204,7 +219,7 @@ def _work(session: pytest.Session, number: int, connection: Connection, not_ours
         _report_to(connection, session)
         index = following(-1)
         while index is not None:
-            # Fixtures that the next one does not use are torn down with this one, so it must be known.
+            # pytest tears down the fixtures that the next item does not use, so it must know that item.
             next_index = following(index)
             connection.send(("begun", index))
             next_item = None if next_index is None else session.items[next_index]
@@ -229,7 +244,7 @@ def _report_to(connection: Connection, session: pytest.Session) -> None:
     if isinstance(capture, CaptureManager):
         capture.stop_global_capturing()
         if session.config.option.capture == "fd":
-            # Between two tests nothing is caught. What a thread that still ends writes there belongs to no test.
+            # Between two tests nothing is captured. The output of a thread that still ends then belongs to no test.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         capture.start_global_capturing()
 

@@ -1,7 +1,7 @@
-"""A server of a test's own that leaves no connection open.
+"""A server for tests that leaves no connection open.
 
-A connection that is still open when its event loop is closed is closed by the garbage collector: later, with a warning,
-in the middle of another test, which fails for it. So every test that plays a server plays it on this one.
+If a connection is still open when its event loop is closed, the garbage collector closes it later, with a warning, in
+the middle of another test, which then fails. So every test that plays a server uses this one.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Which command runs a test, and a line for each failure as it happens.
+"""Decides which command runs a test, and prints a line for each failure as it happens.
 
-`make lint` runs what reads the project's files (`lint`), `make test` the rest without what is marked `exhaustive`, and
-`make test-all` everything.
+`make lint` runs the tests that read the project's files (`lint`), `make test` all others that are not marked
+`exhaustive`, and `make test-all` every test. CI runs a third of those marked `exhaustive` (`exhaustive_parts`).
 """
 
 import os
@@ -22,10 +22,10 @@ SERVICES = {
 """The settings of the two servers, with their usual address and port."""
 
 ON_BOTH = frozenset({"test_submit.py", "test_streams.py", "test_wire.py", "test_approvals.py", "test_recall.py"})
-"""Stories that `make test` shows on both set-ups: one of each thing that a set-up could do differently."""
+"""Stories that `make test` runs on both set-ups: one for each behaviour in which the set-ups could differ."""
 
 API_OF_THE_KIT = frozenset({"api_app", "api_client"})
-"""Who imports one of them speaks to the whole API."""
+"""A test that imports one of these calls the whole API."""
 
 
 def halved(count: int) -> list[Any]:
@@ -51,7 +51,7 @@ def _answers(setting: str, usual: tuple[str, int]) -> bool:
 
 
 IN_ALL_ALONE = pytest.StashKey[dict[str, bool]]()
-"""Of each test function that was collected (`tests/unit/test_words.py::test_a_word`): whether all its cases are marked
+"""For each collected test function (`tests/unit/test_words.py::test_a_word`), whether all its cases are marked
 `exhaustive`, so that `make test` runs none of them."""
 
 
@@ -97,11 +97,11 @@ class FailureLines:
         self._terminal = terminal
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called in the session's process, also of tests that ran in others."""
+        """pytest calls this in the session's process, also for tests that ran in other processes."""
         outcome = str(report.outcome)  # pytest's own are three; the plugin that tries again has a fourth
         if outcome in ("passed", "skipped"):
             return
-        # Ahead of it stand the dots of other tests, which have no end of their line.
+        # The dots of other tests precede it without the end of a line.
         self._terminal.write_line(f"\n{outcome.upper()} {report.nodeid} ({report.when})", red=True)
         if outcome == "rerun":  # the summary has its name alone, and it may never fail again
             self._terminal.write_line(report.longreprtext)

@@ -1,4 +1,4 @@
-"""Tools as programs write them, calls of them, and a look at whether the processes that they leave are gone."""
+"""Tools in the form in which programs write them, calls of them, and checks that their processes have ended."""
 
 import inspect
 import textwrap
@@ -9,8 +9,8 @@ from shared.domain.ids import ProjectId
 from worker.tools.outcomes import ToolInvocation
 
 PLAIN_TOOLS = {"sandbox": "process", "tool_user": "root"}
-"""Settings for tests whose tools leave marks where the test can see them: walls allow no file but a call's own,
-and where the tests are root, so is the file's folder."""
+"""Settings for tests whose tools write files that the test reads. A sandbox with walls allows only a call's own files,
+and if the tests run as root, only root may write the test's folder."""
 
 
 def roll_dice(num_sides: int) -> str:

@@ -1,4 +1,4 @@
-"""A receiver of traces: a local HTTP server that takes OTLP and keeps the spans.
+"""A receiver of traces: a local HTTP server that accepts OTLP and stores the spans.
 
 async with TraceReceiver() as traces:
     …                                   # a product with `otlp_endpoint=traces.url`
@@ -65,17 +65,17 @@ class TraceReceiver:
         return f"http://127.0.0.1:{self._port}"
 
     def named(self, name: str) -> list[ReceivedSpan]:
-        """The spans of this name, in the order in which they began."""
+        """Returns the spans of this name, in the order in which they began."""
         return sorted((span for span in self.spans if span.name == name), key=lambda span: span.began_at)
 
     def one(self, name: str) -> ReceivedSpan:
-        """The only span of this name."""
+        """Returns the only span of this name."""
         found = self.named(name)
         assert len(found) == 1, f"{len(found)} spans are called {name!r}: {sorted(span.name for span in self.spans)}"
         return found[0]
 
     def children(self, parent: ReceivedSpan) -> list[str]:
-        """The names of the spans under this one, in the order in which they began."""
+        """Returns the names of the spans under this one, in the order in which they began."""
         return [
             span.name
             for span in sorted(self.spans, key=lambda span: (span.began_at, span.ended_at))
@@ -83,7 +83,7 @@ class TraceReceiver:
         ]
 
     async def came(self, name: str, times: int = 1) -> ReceivedSpan:
-        """Waits until so many spans of this name have come; the last of them."""
+        """Waits until so many spans of this name have arrived. Returns the last of them."""
         await wait_until(lambda: len(self.named(name)) >= times, description=f"span {name!r} number {times}")
         return self.named(name)[times - 1]
 
@@ -98,7 +98,7 @@ class TraceReceiver:
                 write_json(writer, self.answer, {}, {})
                 await writer.drain()
         except ConnectionError:
-            pass  # whoever sent it has gone
+            pass  # the sender has closed the connection
         finally:
             writer.close()
 

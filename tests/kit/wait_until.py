@@ -1,4 +1,4 @@
-"""Waiting for something to become true, without guessing how long it takes; and turns of the event loop."""
+"""Waits until a condition is true, without a guess how long that takes, and runs steps of the event loop."""
 
 import asyncio
 import inspect
@@ -7,18 +7,18 @@ from typing import Any
 
 PATIENT_S = 0.1
 HANGS_S = 180.0
-"""A limit that is there for hangs alone. A machine may stand still for half a minute, and a busy one be slow."""
+"""A limit for hangs only. A machine may stand still for half a minute, and a busy one is slow."""
 LONG_LEASE_S = 50.0
-"""A lease that ends for no standstill of the machine: a test ends it (`end_leases`), or the Redis that has it."""
+"""A lease that is longer than any standstill of the machine: a test ends it (`end_leases`), or the end of its Redis."""
 
 
 async def wait_until(
     predicate: Callable[[], Any | Awaitable[Any]], *, description: str, timeout: float = HANGS_S, every: float = 0.01
 ) -> Any:
-    """The predicate's first true value. Fails the test, naming `description`, when it stays false for `timeout` s.
+    """Returns the predicate's first true value. Fails the test, naming `description`, if there is none in `timeout` s.
 
-    A predicate that awaits asks a server or a database, which costs the machine more than it costs the test to wait: it
-    is asked again `every` s at first, and less and less often.
+    A predicate that awaits asks a server or a database, which costs the machine more than the wait costs the test. So
+    it is called again after `every` seconds at first, and then less and less often.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout

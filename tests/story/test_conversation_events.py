@@ -113,6 +113,21 @@ async def test_an_answered_approval_is_told_from_an_open_one_in_every_replay(pro
     assert replay.notes("caught_up")[0]["waiting"] == []
 
 
+async def test_a_reader_of_notes_gets_every_note_and_no_frame_of_a_run(product: Product) -> None:
+    asked = await parked(product)
+    product.models.say("Launched.")
+    await asked.decide()
+    whole = await read_conversation(product.http, asked.agent_id)
+    frames = [frame for frame in placed_frames(whole.frames) if frame["message_type"] == "event_message"]
+
+    notes = await read_conversation(product.http, asked.agent_id, only_notes=True)
+    assert placed_frames(notes.frames) == frames
+    assert [frame["event_type"] for frame in frames].count("run_ended") == 2
+    assert notes.kinds[-2:] == ["caught_up", "end"]
+    rest = await read_conversation(product.http, asked.agent_id, after=frames[1]["cursor"], only_notes=True)
+    assert placed_frames(rest.frames) == frames[2:]
+
+
 @pytest.mark.parametrize(
     ("fields", "verdict"),
     [

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from shared.domain.ids import ThreadId
 from shared.sql.history.messages import MessageStore
-from shared.sql.runs.run_store import RetentionStore
+from shared.sql.runs.retention import RetentionStore
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.responses_client import (

@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shared.concurrency import background
+from shared.domain.ids import ProjectId
+from shared.redis import keys
+from shared.redis.event_log import EventFeed
 from tests.kit.model_server import Turn
 from tests.kit.model_server.turn import FOREVER
 from tests.kit.product import Product
@@ -29,6 +32,12 @@ def statuses(reader: ConversationReader, run_id: str) -> list[str]:
     """What the reader has heard of a run, in order."""
     changes = [frame for frame in reader.frames if frame.get("event_type") == "run_changed"]
     return [frame["event_data"]["status"] for frame in changes if frame["run_id"] == run_id]
+
+
+def waiting_counts(reader: ConversationReader, run_id: str) -> list[int]:
+    """How many of a run's calls waited, as the reader has heard it, in order."""
+    changes = [frame for frame in reader.frames if frame.get("event_type") == "run_changed"]
+    return [frame["event_data"]["waiting"] for frame in changes if frame["run_id"] == run_id]
 
 
 async def test_a_dashboard_sees_each_run_begin_and_end(product: Product) -> None:
@@ -65,6 +74,39 @@ async def test_a_dashboard_begins_with_what_has_not_ended(product: Product) -> N
         await wait_until(lambda: statuses(reader, asked.run_id)[-1] == "cancelled", description="the end of the run")
 
 
+async def test_a_dashboard_was_not_told_that_one_of_two_calls_was_decided(product: Product) -> None:
+    """No status changes before the last decision."""
+    asked = await waiting_calls(product, "moon", "mars")
+    product.models.say("Done.")
+    async with watching(product, f"/v1/agents/{asked.agent_id}/events") as reader:
+        await asked.decide(0)
+        await wait_until(lambda: 1 in waiting_counts(reader, asked.run_id), description="the first decision")
+        await asked.decide(1, "deny")
+        await wait_until(lambda: "completed" in statuses(reader, asked.run_id), description="the last decision")
+    assert waiting_counts(reader, asked.run_id) == [2, 1, 0]
+    of_run = {"run_id": asked.run_id, "decided": True}
+    decided = (await product.http.get("/v1/approvals", params=of_run)).json()
+    assert {one["id"] for one in decided} == set(asked.ids)
+    assert not (await product.http.get("/v1/approvals", params={"run_id": asked.run_id})).json()
+
+
 async def test_an_agent_that_is_not_there_has_no_dashboard(product: Product) -> None:
     missing = "agent-00000000-0000-4000-8000-000000000000"
     assert (await product.http.get(f"/v1/agents/{missing}/events")).status_code == 404
+
+
+async def test_a_run_in_the_queue_was_shown_seconds_later(product: Product) -> None:
+    """Only the worker that began a run announced it, so a dashboard found one in the queue at its next look."""
+    agent, resume = await product.agent(), asyncio.Event()
+    product.models.play(Turn(text="First.", silent_before_headers=FOREVER, resume=resume))
+    await product.client.agents.messages.create_async(agent.id, input="first")
+    await wait_until(lambda: product.models.requests, description="the model to be asked")
+    feed, heard = EventFeed(product.context.log_servers), list[bytes | None]()
+    async with feed.running():
+        feed.hear(keys.thread_changes(ProjectId(product.project_id)), heard.append)
+        await wait_until(lambda: heard, description="the channel to be subscribed")
+        second = await product.client.agents.messages.create_async(agent.id, input="second")
+        await wait_until(lambda: any(second.id.encode() in word for word in heard if word), description="its word")
+        assert (await product.run(second.id))["status"] == "created"
+    resume.set()
+    assert (await product.ended(second.id))["status"] == "completed"

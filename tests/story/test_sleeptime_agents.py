@@ -289,7 +289,7 @@ async def test_runs_of_sleep_time_agents_start_no_others(product: Product) -> No
     config = {"manager_type": "sleeptime", "manager_agent_id": sleeper}
     refused = await product.http.post("/v1/groups/", json={**chained, "manager_config": config})
     assert refused.status_code == 409
-    assert "no agent sleeps for one that works in the background" in refused.json()["detail"]
+    assert "the turns of a sleep-time agent start no other agents" in refused.json()["detail"]
     other = (await product.agent()).id
     config = {"manager_type": "sleeptime", "manager_agent_id": other}
     refused = await product.http.post("/v1/groups/", json={**chained, "manager_config": config})

@@ -38,12 +38,12 @@ def test_a_whole_stream_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("numbers", "fault"),
     [
-        ((0, 1), "2 tokens came of 3"),
+        ((0, 1), "2 tokens arrived of 3"),
         ((0, 2), "token 2 came where 1 was due"),
         ((0, 2, 1), "token 2 came where 1 was due"),
         ((0, 1, 1), "token 1 came where 2 was due"),
         ((1, 2, 3), "token 1 came where 0 was due"),
-        ((), "0 tokens came of 3"),
+        ((), "0 tokens arrived of 3"),
     ],
 )
 def test_a_lost_or_doubled_or_early_token_is_a_fault(numbers: tuple[int, ...], fault: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -52,8 +52,11 @@ async def server() -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def proxy_for(allowed: str, networks: str = LOOPBACK, **names: list[str]) -> AsyncGenerator[int]:
-    """The port of a proxy. `names` are the addresses of hosts, by the first label of their names."""
+async def proxy_for(
+    allowed: str, networks: str = LOOPBACK, key: str = "", /, **names: list[str]
+) -> AsyncGenerator[int]:
+    """The port of a proxy. `names` are the addresses of hosts, by the first label of their names; `key` is the call's
+    idempotency key."""
 
     async def resolve(host: str, _: int) -> list[str]:
         return names.get(host.partition(".")[0], [])
@@ -62,7 +65,7 @@ async def proxy_for(allowed: str, networks: str = LOOPBACK, **names: list[str]) 
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     try:
-        async with proxy_of_call(reach) as proxy:
+        async with proxy_of_call(reach, key) as proxy:
             proxy.listen(listening)
             yield port
     finally:
@@ -172,7 +175,7 @@ async def test_connect_leads_only_to_what_is_allowed(server: Server, target: str
     listed = ["api", "inside", "metadata", "nowhere"]
     allowed = ",".join(f"{name}.example.com:{server.port}" for name in listed)
     addresses = {"inside": ["192.0.2.1", "127.0.0.1"], "metadata": ["169.254.169.254"], "api": ["127.0.0.1"]}
-    async with proxy_for(allowed, networks="", **addresses) as port:
+    async with proxy_for(allowed, "", "", **addresses) as port:
         said = await refusal(port, f"CONNECT {target.format(port=server.port)} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     assert said.startswith(f"HTTP/1.1 {status} ")
     assert not server.heard
@@ -274,3 +277,31 @@ def test_a_pace_lets_a_burst_pass_and_then_holds_to_its_rate() -> None:
     assert [pace.delay(1, now) for _ in range(7)] == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2])
     assert pace.delay(1, now + 60) == 0
     assert pace.delay(9, now + 60) == pytest.approx(0.5)
+
+
+async def test_requests_that_are_not_idempotent_get_keys_of_the_call(server: Server) -> None:
+    """The same when the call is made again, and one for each request: a service answers two requests with one key as if
+    they were one."""
+    sent = ("POST /pay", "POST /pay", "PATCH /pay", "GET /pay", "PUT /pay", "POST /refund")
+
+    async def keys(sent: Sequence[str], key: str = "hf-1", header: str = "") -> list[str]:
+        server.heard.clear()
+        async with proxy_for(f"api.example.com:{server.port}", LOOPBACK, key, api=["127.0.0.1"]) as port:
+            for one in sent:
+                method, path = one.split()
+                url = f"http://api.example.com:{server.port}{path}"
+                await asked(port, f"{method} {url} HTTP/1.1\r\nHost: x\r\n{header}Content-Length: 0\r\n\r\n".encode())
+        heads = [bytes(one).decode().partition("\r\n\r\n")[0].split("\r\n") for one in server.heard]
+        found = [[line for line in head if line.lower().startswith("idempotency-key:")] for head in heads]
+        return [lines[0].partition(": ")[2] if lines else "" for lines in found]
+
+    first = await keys(sent)
+    assert [bool(one) for one in first] == [True, True, True, False, False, True]
+    assert all(one.startswith("hf-1-") for one in first if one)
+    assert len(set(first)) == 5, "four keys, and none"
+    assert first[1] == f"{first[0]}-2"
+    assert await keys(sent) == first
+    assert await keys(("POST /refund", "POST /pay")) == [first[5], first[0]], "whichever thread of the tool is first"
+    assert await keys(sent[:1], key="hf-2") != first[:1]
+    assert await keys(sent[:1], header="idempotency-key: mine\r\n") == ["mine"]
+    assert await keys(sent[:1], key="") == [""]

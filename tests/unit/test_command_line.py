@@ -172,9 +172,9 @@ async def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "holdfast.db"
     file.write_bytes(content)
-    assert "something else than a SQLite database" in await refused(tmp_path, ["migrate"], {URL: f"sqlite:///{file}"})
+    assert "is not a SQLite database" in await refused(tmp_path, ["migrate"], {URL: f"sqlite:///{file}"})
     said = await refused(tmp_path, ["dev", "--port", str(free_port()), "--data-dir", str(tmp_path)], {})
-    assert f"{file} (--data-dir, HOLDFAST_DATA_DIR): the database's file is something else" in said
+    assert f"{file} (--data-dir, HOLDFAST_DATA_DIR): the database's file is not a SQLite database" in said
 
 
 def damage(file: Path) -> None:
@@ -215,7 +215,7 @@ async def test_tables_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE agents (name TEXT)")
     connection.close()
     said = await refused(tmp_path, ["migrate"], {URL: f"sqlite:///{tmp_path / 'theirs.db'}"})
-    assert "give Holdfast a database of its own" in said
+    assert "give Holdfast its own database" in said
 
 
 async def test_names_of_tests_and_of_kubernetes_are_no_settings(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.domain.ids import IdMaker
-from shared.domain.mcp_servers import MCP_TYPE, RemoteTool, kept_source, tool_source
+from shared.domain.mcp_servers import MCP_TYPE, RemoteProbe, RemoteTool, kept_source, tool_source
 from shared.domain.tools import Tool
 from shared.mcp_tools import LONGEST_DESCRIPTION, LONGEST_NAME, TakeOver, ToolChanges, renamed
 from tests.kit.runs.definitions import NOW, some_server
@@ -65,6 +65,17 @@ def test_hints_set_the_approval_and_whether_a_call_may_be_started_again(
 ) -> None:
     [tool] = taken(listed("act", **hints)).added
     assert (tool.default_requires_approval, tool.idempotent) == (approval, idempotent)
+
+
+def test_a_tool_has_the_probe_that_its_server_names_now() -> None:
+    """Also when a client has written the metadata anew."""
+    probe = RemoteProbe(tool_name="was_paid", parameters=["idempotency_key"])
+    [tool] = taken(listed("pay", probe=probe)).added
+    assert tool.metadata["mcp"]["probe"] == {"tool_name": "was_paid", "parameters": ["idempotency_key"]}
+    own = [kept_source(tool, replace(tool, metadata={}))]
+    assert taken(listed("pay", probe=probe), own=own).updated == []
+    [after] = taken(listed("pay"), own=own).updated
+    assert "probe" not in after.metadata["mcp"]
 
 
 def test_an_operator_can_demand_that_a_person_decides_on_every_call() -> None:

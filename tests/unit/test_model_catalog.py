@@ -1,7 +1,10 @@
 """Handles, windows, and which providers are configured."""
 
+from typing import Any, cast
+
 import pytest
 
+from api.code_agents import CodeAgentNames
 from api.offered_models import OfferedModels
 from shared.domain.models import MODELS, PROVIDERS, context_window_of, family_of, split_handle
 from shared.network.server_models import FoundModels
@@ -61,14 +64,15 @@ def test_a_provider_is_configured_by_its_key_or_by_its_address() -> None:
     def configured(environment: dict[str, str]) -> set[str]:
         return {name for name, provider in PROVIDERS.items() if provider.is_configured(environment)}
 
-    assert configured({}) == {"builtin"}
-    assert configured({"GEMINI_API_KEY": "k", "OPENAI_API_KEY": ""}) == {"builtin", "gemini", "google_ai"}
-    assert configured({"OLLAMA_BASE_URL": "http://127.0.0.1:1/v1"}) == {"builtin", "ollama"}
+    assert configured({}) == {"builtin", "code"}
+    assert configured({"GEMINI_API_KEY": "k", "OPENAI_API_KEY": ""}) == {"builtin", "code", "gemini", "google_ai"}
+    assert configured({"OLLAMA_BASE_URL": "http://127.0.0.1:1/v1"}) == {"builtin", "code", "ollama"}
 
 
 def test_models_that_nobody_had_chosen_came_first_in_lists() -> None:
     environment = {"GROQ_API_KEY": "k", "OPENAI_API_KEY": "k", "OLLAMA_BASE_URL": "http://h"}
-    listed = [model.handle for model in OfferedModels(environment, builtin=True).listed(FoundModels())]
+    offered = OfferedModels(environment, builtin=True, code_agents=CodeAgentNames(cast("Any", None), cast("Any", None)))
+    listed = [model.handle for model in offered.listed(FoundModels())]
     assert listed[0].startswith("openai/")
     assert [handle for handle in listed if handle.startswith("builtin/")] == listed[-3:]
     assert {handle.partition("/")[0] for handle in listed} == {"openai", "groq", "builtin"}

@@ -23,12 +23,11 @@ from shared.domain.messages import CompactionStats, ToolCall, ToolReturn
 from shared.domain.runs import Run, RunOptions
 from shared.domain.tools import ClientTool
 from tests.kit.product.responses_client import assert_sound
+from tests.kit.runs.random_logs import AT, MESSAGE, RUNNING, STEP, ended, logs, text
 
-AT = 1_700_000_000_000
 IDS = IdMaker()
 PARENT = RunId("run-00000000-0000-4000-8000-000000000001")
-STEP, OTHER_STEP = StepId("step-1"), StepId("step-2")
-MESSAGE, AGAIN = MessageId("message-aa"), MessageId("message-bb")
+OTHER_STEP, AGAIN = StepId("step-2"), MessageId("message-bb")
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -68,10 +67,6 @@ def kinds(told: Iterable[dict[str, Any]]) -> list[str]:
     return [kind for kind in said if kind not in ("created", "queued", "in_progress", "completed")]
 
 
-def text(said: str, message: MessageId = MESSAGE, step: StepId = STEP) -> events.TextChunk:
-    return events.TextChunk(AT, step, message, said)
-
-
 def called(
     call_id: str, name: str = "look", by: events.AnsweredBy = "worker", *, step: StepId = STEP, said: str = "{}"
 ) -> list[events.Event]:
@@ -88,11 +83,6 @@ def returned(call_id: str, said: str = "42", status: Any = "success", step: Step
     return events.ToolsReturned(AT, step, AGAIN, [ToolReturn(call_id, "look", status, said)])
 
 
-def ended(reason: str = "end_turn", *before: events.Event) -> list[events.Event]:
-    return [events.Stopped(AT, reason), events.UsageReported(AT, prompt_tokens=3), *before, events.Ended(AT)]
-
-
-RUNNING = events.StatusChanged(AT, "running")
 WORKERS = events.AnsweredCall("c", "look")
 OPENS_TEXT = ["output_item.added", "content_part.added", "output_text.delta"]
 CLOSES_TEXT = ["output_text.done", "content_part.done", "output_item.done"]
@@ -334,51 +324,6 @@ def test_a_summary_is_an_item_for_those_that_have_asked_for_it_and_for_no_others
         fold, told = folded(*log, run=usual)
         assert [item["type"] for item in fold.response()["output"]] == ["message"]
         assert_sound(told)
-
-
-@st.composite
-def logs(draw: st.DrawFn) -> list[events.Event]:
-    """A log that keeps the promises of `shared/domain/events.py`."""
-    log: list[events.Event] = [RUNNING] if draw(st.booleans()) else []
-    steps = draw(st.integers(0, 4))
-    for number in range(steps):
-        step, message = StepId(f"step-{number}"), MessageId(f"message-{number:02}")
-        log += _answer(draw, step, message, len(log) + 2, is_last=number == steps - 1)
-    reason = draw(st.sampled_from(["end_turn", "cancelled", "max_steps", "requires_approval", "llm_api_error"]))
-    failed = [events.Failed(AT, "llm_error", "It broke.")] if reason == "llm_api_error" else []
-    return [*log, *ended(reason, *failed)]
-
-
-def _answer(draw: st.DrawFn, step: StepId, message: MessageId, seq: int, *, is_last: bool) -> list[events.Event]:
-    log: list[events.Event] = []
-    pieces = draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=6))
-    calls: dict[str, events.AnsweredBy] = {}
-    for piece in pieces:
-        match piece:
-            case "text":
-                log.append(text(draw(st.text(max_size=5)), message, step))
-            case "reasoning":
-                log.append(events.ReasoningChunk(AT, step, message, draw(st.text(max_size=5))))
-            case _:
-                call_id = draw(st.sampled_from(["c", "d"]))
-                by = calls.setdefault(call_id, draw(st.sampled_from(["worker", "client", "person"])))
-                log.append(events.ToolCallChunk(AT, step, message, call_id, "look", "{", answered_by=by))
-    # Calls that wait for somebody end the run, and so does an answer that is cut off.
-    may_be_whole = is_last or set(calls.values()) <= {"worker"}
-    what = draw(st.sampled_from(["restarted", *(["whole"] * 3 if may_be_whole else []), *(["cut"] if is_last else [])]))
-    if what == "restarted":
-        gone = [message] if log else []
-        return [*log, events.StepRestarted(at=AT, attempt=2, follows=Seq(seq + len(log) - 1), void_message_ids=gone)]
-    if what == "cut":
-        return log
-    whole = [events.AnsweredCall(call_id, "look", None, by) for call_id, by in calls.items()]
-    log.append(events.Answered(AT, step, message, "tool_calls" if whole else "stop", whole))
-    ours = [one.call_id for one in whole if one.answered_by == "worker"]
-    if ours:
-        log += [events.ToolEnded(AT, step, one, "success", 2, "42") for one in ours if draw(st.booleans())]
-        results = [ToolReturn(one, "look", "success", "42") for one in ours]
-        log.append(events.ToolsReturned(AT, step, MessageId(f"{message}-r"), results))
-    return log
 
 
 def _helper_takes(told: Sequence[dict[str, Any]]) -> None:

@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.kit.expected_times import UNNAMED_S, ExpectedTimes, kept_times
 from tests.kit.project.documents import ROOT
 from tests.kit.side_by_side import middle, parts
 
@@ -105,18 +105,53 @@ def test_one_process_is_pytest_itself(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(("items", "processes"), [(7, 3), (3, 3), (100, 7), (1, 1)])
-def test_parts_have_every_item_once(items: int, processes: int) -> None:
-    made = parts(items, processes)
-    assert [index for part in made for index in part] == list(range(items))
-    lengths = sorted(len(part) for part in made)
-    assert lengths[-1] - lengths[0] <= 1
-    assert all(one.stop == other.start for one, other in pairwise(made))
+@pytest.mark.parametrize(
+    ("seconds", "processes", "lengths"),
+    [
+        ([1.0] * 7, 3, [2, 3, 2]),
+        ([1.0] * 3, 3, [1, 1, 1]),
+        ([1.0], 1, [1]),
+        ([0.1] * 100 + [10.0], 2, [100, 1]),
+        ([10.0, *[0.1] * 100], 2, [1, 100]),
+        ([30.0, 1.0, 1.0], 3, [0, 1, 2]),
+    ],
+)
+def test_parts_have_every_item_once_and_take_equally_long(
+    seconds: list[float], processes: int, lengths: list[int]
+) -> None:
+    made = parts(seconds, processes)
+    assert [index for part in made for index in part] == list(range(len(seconds)))
+    assert [len(part) for part in made] == lengths
 
 
 @pytest.mark.parametrize(
     ("modules", "cut_at"),
-    [("", 0), ("a", 1), ("aaaa", 2), ("aabb", 2), ("aaabb", 3), ("aaaab", 4), ("abbbb", 3), ("aabbbbcc", 6)],
+    [("", 0), ("a", 0), ("ab", 1), ("aaaa", 2), ("aabb", 2), ("aaabb", 3), ("aaaab", 4), ("abbbb", 3), ("aabbbbcc", 6)],
 )
 def test_a_part_is_cut_where_a_module_begins(modules: str, cut_at: int) -> None:
-    assert middle(modules) == cut_at
+    assert middle(modules, [1.0] * len(modules)) == cut_at
+
+
+@pytest.mark.parametrize(
+    ("modules", "seconds", "cut_at"), [("abc", [1, 1, 9], 2), ("abc", [9, 1, 1], 1), ("aaab", [9, 1, 1, 1], 3)]
+)
+def test_a_part_is_cut_by_its_time(modules: str, seconds: list[float], cut_at: int) -> None:
+    assert middle(modules, seconds) == cut_at
+
+
+def test_the_longest_tests_were_begun_last_and_ran_alone() -> None:
+    expected = ExpectedTimes({"tests.a.test_short.test_x": 0.2, "tests.b.test_long.test_x": 30.0})
+    names = ["test_x[1]", "test_x[2]", "test_trifle"]
+    nodeids = [
+        f"tests/{module}.py::{name}" for module in ("a/test_short", "b/test_long", "b/test_new") for name in names
+    ]
+    assert [expected.of(nodeid) for nodeid in nodeids[3:6]] == [30.0, 30.0, UNNAMED_S]
+    assert expected.longest_first(nodeids, range(9)) == [6, 7, 8, 3, 4, 5, 0, 1, 2]
+    assert expected.longest_first(nodeids, range(1, 5)) == [3, 4, 1, 2]
+
+
+def test_the_kept_times_are_of_tests_that_are_named_so() -> None:
+    expected = ExpectedTimes(kept_times())
+    assert (
+        expected.of("tests/unit/test_side_by_side.py::test_tests_behind_a_process_that_died_are_run_by_another") > 0.1
+    )

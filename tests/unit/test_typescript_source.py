@@ -43,6 +43,18 @@ def test_the_comment_before_the_function_is_the_description() -> None:
     assert read.warnings == []
 
 
+def test_a_probe_is_not_the_tool() -> None:
+    """The last exported function was, whatever its name."""
+    pay = "/** Pay. */ export function pay(amount: number) { return amount; }"
+    for probe in (
+        "export function _probe_pay(amount: number) { return null; }",
+        "export const _probe_pay = async () => null;",
+    ):
+        assert read_typescript_source(f"{pay}\n{probe}").name == "pay"
+    with pytest.raises(InvalidToolSource, match="take each by its name"):
+        read_typescript_source(f"{pay}\nfunction _probe_pay({{ amount }}) {{ return null; }}")
+
+
 def test_the_tags_of_a_comment_of_one_line_stayed_in_the_description() -> None:
     read = read_typescript_source("""
         /** Mail somebody@example.org the weather. @param city where it is @return what was sent */

@@ -122,7 +122,7 @@ def an_agent(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def a_file(*agents: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The whole file; without agents, one that has said nothing."""
+    """Returns the whole file. By default it has one agent without messages."""
     return {
         "agents": list(agents) or [an_agent(message(0, "system", "You travel."))],
         "groups": [],

@@ -11,7 +11,7 @@ from tests.kit.services.missing_service import missing_service
 
 CHROMIUM = "HOLDFAST_TEST_CHROMIUM"
 PATIENCE_MS = 60_000
-"""A busy machine takes its time; what comes is seen at once all the same."""
+"""How long a test waits for a change of a page. A busy machine is slow; a test still sees each change at once."""
 
 
 def need_chromium() -> str:

@@ -1,4 +1,4 @@
-"""Runs for tests of the console: of agents that play what they are told, in the background, shown word by word."""
+"""Runs for tests of the console. Their agents play scripts in the background, shown word by word."""
 
 import json
 from typing import Any

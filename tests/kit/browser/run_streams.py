@@ -1,22 +1,18 @@
-"""The streams of runs that a tab reads."""
+"""The streams of runs, or of what happens, that a tab reads."""
 
 import json
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from playwright.async_api import Page, Request
 
 
 @dataclass
 class RunStreams:
-    """What a tab has asked for, in order, and what of it has not ended."""
+    """The requests of a tab in order, and those that have not ended."""
 
     asked: list[Request] = field(default_factory=list[Request])
     open: list[Request] = field(default_factory=list[Request])
-
-    @property
-    def run_ids(self) -> list[str]:
-        """The runs whose streams were asked for."""
-        return [request.url.split("/")[-2] for request in self.asked]
 
     @property
     def last_began_after(self) -> int:
@@ -24,12 +20,12 @@ class RunStreams:
         return json.loads(self.asked[-1].post_data or "{}")["starting_after"]
 
 
-def run_streams_of(page: Page) -> RunStreams:
-    """Watches a tab from now on."""
+def run_streams_of(page: Page, ending: str = "/stream") -> RunStreams:
+    """Watches a tab from now on. The paths of the streams end so."""
     streams = RunStreams()
 
     def note_begin(request: Request) -> None:
-        if request.url.endswith("/stream"):
+        if urlsplit(request.url).path.endswith(ending):
             streams.asked.append(request)
             streams.open.append(request)
 

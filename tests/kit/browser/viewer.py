@@ -1,4 +1,4 @@
-"""Somebody who looks at the console: a tab, and all that went wrong in it."""
+"""A viewer of the console: a tab, and every error in it."""
 
 import os
 import re
@@ -38,7 +38,7 @@ class Viewer:
     page: Page
     base_url: str
     errors: list[str] = field(default_factory=list[str])
-    """What the page has said on the console as an error, violations of its policy included, and what it threw."""
+    """The errors that the page has logged, including violations of its policy, and the exceptions that it threw."""
 
     async def open(self, place: str = "/runs") -> None:
         """Shows a page of the console, as `/runs/<id>`."""
@@ -58,12 +58,12 @@ class Viewer:
 
     async def violations(self) -> list[str]:
         """What axe finds wrong with the page for whoever cannot see it or has no mouse."""
-        # A page's policy lets nobody add a script to it; what is evaluated is not bound by it.
+        # A page's policy forbids additional scripts. It does not apply to an evaluated expression.
         await self.page.evaluate(AXE.read_text())
         return await self.page.evaluate(_FIND_VIOLATIONS)
 
     async def expect_accessible(self) -> None:
-        """Fails the test for what axe finds, in light and in dark."""
+        """Fails the test if axe finds a problem in the light or the dark colours."""
         found: dict[str, list[str]] = {}
         schemes: tuple[Colours, Colours] = ("light", "dark")
         for colours in schemes:

@@ -1,4 +1,4 @@
-"""Public clients of OpenAI's API, unmodified, each installed by itself and driven as a process of its own.
+"""Public clients of the API, unmodified, each installed by itself and driven as a process of its own.
 
     async with client_program("openai for Node.js") as program:
         program.calls(product)
@@ -10,6 +10,6 @@
 that one test asks all of them. The versions are in the files of requirements and the lock beside them.
 """
 
-from tests.kit.clients.client_program import CLIENTS, ClientProgram, client_program
+from tests.kit.clients.client_program import AI_SDKS, CLIENTS, ClientProgram, Nowhere, client_program
 
-__all__ = ["CLIENTS", "ClientProgram", "client_program"]
+__all__ = ["AI_SDKS", "CLIENTS", "ClientProgram", "Nowhere", "client_program"]

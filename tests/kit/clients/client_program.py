@@ -1,4 +1,4 @@
-"""A program that is written with a client of OpenAI's API, as a process that tells one story after the other.
+"""A program that is written with a public client of the API, as a process that tells one story after the other.
 
 It reads a line of JSON for each story, `[name, base URL, key, arguments]`, and writes a line for each thing that it
 notes meanwhile, `{"note": …}`, and one at the end, `{"result": …}` or `{"error": …}`.
@@ -12,7 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.kit.clients.installations import PROGRAMS, beside_node_modules, python_with
 from tests.kit.node import need_node
@@ -23,16 +23,23 @@ LINE = 64 << 20
 """Bytes that a line may have."""
 
 
+class Nowhere(NamedTuple):
+    """In place of a product, for stories that call none."""
+
+    base_url: str = "http://nowhere.invalid"
+    key: str = ""
+
+
 class ClientProgram:
     """A running program. `calls` says which product it calls."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._product: Product | None = None
+    def __init__(self, process: Process, path: str) -> None:
+        self._process, self._path = process, path
+        self._product: Product | Nowhere | None = None
         self.notes: list[Any] = []
         """What the story has said so far that goes on, or has ended last."""
 
-    def calls(self, product: Product) -> None:
+    def calls(self, product: Product | Nowhere) -> None:
         """From now on, with the product's key."""
         self._product = product
 
@@ -40,7 +47,7 @@ class ClientProgram:
         """The result of a story. Raises `AssertionError` with what the program raised, if it did."""
         assert self._process.stdin is not None and self._process.stdout is not None and self._product is not None
         self.notes = []
-        line = json.dumps([story, f"{self._product.base_url}/openai/v1", self._product.key, arguments])
+        line = json.dumps([story, f"{self._product.base_url}{self._path}", self._product.key, arguments])
         self._process.stdin.write(f"{line}\n".encode())
         async with asyncio.timeout(HANGS_S):
             while said := await self._process.stdout.readline():
@@ -58,11 +65,27 @@ def _node() -> list[str | Path]:
     return [need_node().executable, beside_node_modules("openai_sdk.mjs")]
 
 
+def _ag_ui(package: str) -> Callable[[], list[str | Path]]:
+    return lambda: [need_node().executable, beside_node_modules("ag_ui.mjs", "ag_ui"), package]
+
+
+def _copilotkit() -> list[str | Path]:
+    return [need_node().executable, beside_node_modules("copilotkit.mjs", "copilotkit")]
+
+
 def _python(how: str, name: str | None = None) -> Callable[[], list[str | Path]]:
     return lambda: [python_with(name) if name else sys.executable, PROGRAMS / "openai_sdk.py", how]
 
 
+def _page(version: str) -> Callable[[], list[str | Path]]:
+    return lambda: [need_node().executable, beside_node_modules("ai_sdk.mjs", "ai_sdk"), version]
+
+
+AI_SDKS: Mapping[str, Callable[[], list[str | Path]]] = {f"ai {major}": _page(major) for major in ("5", "6", "7")}
+"""Pages with the AI SDK, which have stories of their own."""
+
 CLIENTS: Mapping[str, Callable[[], list[str | Path]]] = {
+    **AI_SDKS,
     "openai for Node.js": _node,
     "openai 3, sync": _python("sync"),
     "openai 3, async": _python("async"),
@@ -70,6 +93,10 @@ CLIENTS: Mapping[str, Callable[[], list[str | Path]]] = {
     "openai 2, async": _python("async", "openai-2"),
     "openai 1, sync": _python("sync", "openai-1"),
     "openai 1, async": _python("async", "openai-1"),
+    "@ag-ui/client 1.0.0": _ag_ui("ag-ui-client-1"),
+    "@ag-ui/client 0.0.59": _ag_ui("ag-ui-client-0"),
+    "@ag-ui/client 0.0.47": _ag_ui("ag-ui-client-0-0-47"),
+    "@copilotkit/core": _copilotkit,
     "openai-agents": lambda: [python_with("agents"), PROGRAMS / "agents_sdk.py"],
 }
 """Each client, with the command that begins its program. `openai 3` is the one that Holdfast itself uses."""
@@ -83,7 +110,7 @@ async def client_program(client: str) -> AsyncGenerator[ClientProgram]:
         *command, stdin=PIPE, stdout=PIPE, limit=LINE, env={"PATH": os.environ["PATH"]}
     )
     try:
-        yield ClientProgram(process)
+        yield ClientProgram(process, "" if client in AI_SDKS else "/openai/v1")
     finally:
         assert process.stdin is not None
         process.stdin.close()

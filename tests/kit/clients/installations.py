@@ -17,14 +17,19 @@ from typing import NoReturn
 import pytest
 
 PROGRAMS = Path(__file__).with_name("programs")
+EXAMPLES = Path(__file__).parents[3] / "examples"
 INSTALLED = Path(sys.prefix) / "clients"
 INSTALL_S = 300
 """Seconds after which installing one client is given up."""
 
 
 def python_with(name: str) -> Path:
-    """A Python that has what `programs/NAME.txt` lists, and nothing else."""
-    requirements = PROGRAMS / f"{name}.txt"
+    """Returns a Python that has the packages of `programs/NAME.txt` and nothing else."""
+    return python_of(PROGRAMS / f"{name}.txt")
+
+
+def python_of(requirements: Path) -> Path:
+    """Returns a Python that has the packages of the file and nothing else. Files have different names."""
 
     def install(folder: Path) -> None:
         uv = Path(sys.executable).with_name("uv")
@@ -32,20 +37,35 @@ def python_with(name: str) -> Path:
         python = folder / "bin/python"
         _run([uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "-r", requirements], folder.parent)
 
-    return _made(name, [requirements], install) / "bin/python"
+    return _made(requirements.stem, [requirements], install) / "bin/python"
 
 
-def beside_node_modules(program: str) -> Path:
-    """A copy of `programs/PROGRAM` for Node.js, beside the packages that `programs/package-lock.json` lists."""
-    copy = _node_modules("node", PROGRAMS) / program
+def beside_node_modules(program: str, name: str | None = None) -> Path:
+    """A copy of `programs/PROGRAM` for Node.js, beside the packages that `programs/package-lock.json` lists; with a
+    name, of `programs/NAME/PROGRAM` beside those of `programs/NAME`."""
+    listed = PROGRAMS if name is None else PROGRAMS / name
+    copy = _node_modules(name or "node", listed) / program
     made = copy.with_suffix(f".{os.getpid()}{copy.suffix}")
-    shutil.copy(PROGRAMS / program, made)
+    shutil.copy(listed / program, made)
     return made.replace(copy)
 
 
 def program_of_package(name: str, program: str) -> Path:
-    """A program that a package of npm brings; `programs/NAME` lists the package with what it needs."""
+    """Returns a program of an npm package. `programs/NAME` lists the package and its dependencies."""
     return _node_modules(name, PROGRAMS / name) / "node_modules" / program
+
+
+def built_example(name: str) -> Path:
+    """A copy of `examples/NAME` with its packages, and with its page built in `dist`."""
+    source = EXAMPLES / name
+    files = sorted(path for path in [*source.glob("*"), *source.glob("src/*")] if path.is_file())
+
+    def build(folder: Path) -> None:
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("node_modules", "dist"))
+        (folder / "node_modules").symlink_to(_node_modules(f"packages-{name}", source) / "node_modules")
+        subprocess.run(["npm", "run", "--silent", "build"], cwd=folder, check=True, timeout=INSTALL_S)
+
+    return _made(f"example-{name}", files, build)
 
 
 def _node_modules(name: str, listed: Path) -> Path:
@@ -58,7 +78,7 @@ def _node_modules(name: str, listed: Path) -> Path:
         folder.mkdir()
         for source in sources:
             shutil.copy(source, folder)
-        # `ci` takes what the lock says or fails.
+        # `ci` installs exactly the versions of the lock file, or fails.
         _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], folder)
 
     return _made(name, sources, install)

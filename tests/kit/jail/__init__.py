@@ -1,1 +1,1 @@
-"""A jail in which hostile tools run, and what a test sees of it from outside."""
+"""A jail in which hostile tools run, and the view of a test from outside."""

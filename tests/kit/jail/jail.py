@@ -1,4 +1,4 @@
-"""A jail on this machine for one worker and its hostile tools, and what can be seen of it from outside.
+"""A jail on this machine for one worker and its hostile tools, and the view of it from outside.
 
 It has users, processes, files and a network of its own: a sandbox that fails lets a tool out into the jail, where the
 test finds it and nothing is harmed. No device of its network leads anywhere. Everything in it ends with the jail.
@@ -157,7 +157,7 @@ class Jail:
         return next(process.pid for process in self.processes() if process.inside == self.targets["worker"])
 
     def files(self) -> dict[str, tuple[int, ...]]:
-        """Every file in the jail that somebody could have written, with its size, mode, user and time of change."""
+        """Returns every file that a tool in the jail could have written, with size, mode, user and time of change."""
         keeper = psutil.Process(self._process.pid).children(recursive=True)[0].pid
         root = Path(f"/proc/{keeper}/root")
         found: dict[str, tuple[int, ...]] = {}

@@ -72,7 +72,7 @@ def read_line(descriptor: int) -> bytes:
 
 
 def add_metadata_address() -> None:
-    """A second name of the loopback device, so that what is sent to the address stays here."""
+    """Adds an address to the loopback device, so that packets to the address stay on this machine."""
     request = struct.pack("16sH2s4s8s", b"lo:1", socket.AF_INET, b"", socket.inet_aton(METADATA_ADDRESS), b"")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCSIFADDR, request)
@@ -101,7 +101,7 @@ def become_user(uid: int) -> None:
 
 
 def become_worker(environment: dict[str, str]) -> None:
-    """Never returns. The worker has a controlling terminal, as one that somebody starts by hand."""
+    """Never returns. The worker has a controlling terminal, as if a person had started it by hand."""
     python = make_environment(FOLDER / "venv")
     os.execve(python, [python, "-m", "tests.kit.jail.stand_in_worker"], environment)  # noqa: S606 - no shell is meant
 

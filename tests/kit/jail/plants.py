@@ -30,7 +30,7 @@ def secret(place: str, token: str) -> str:
 
 
 class Plants:
-    """The planted things. `visits` counts what came to each listener."""
+    """The planted secrets and listeners. `visits` counts the connections to each listener."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -115,7 +115,7 @@ class Plants:
 
 
 async def stay(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The one service that tools with a network may come to. It reads little, says nothing, and sees who has gone."""
+    """The one service that tools with a network may reach. It reads little, sends nothing, and sees who disconnects."""
     connection = writer.get_extra_info("socket")
     while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
         await after(0.02)

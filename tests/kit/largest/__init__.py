@@ -1,1 +1,1 @@
-"""The largest requests that each route takes, and how long the event loop is held by what comes of them."""
+"""The largest requests that each route accepts, and how long each of them holds the event loop."""

@@ -1,4 +1,4 @@
-"""How long an event loop is held, as processor time of its thread, which does not depend on what else a machine does.
+"""Measures how long an event loop is held, in processor time of its thread, which other work does not change.
 
 What the loop runs in one go, a handle, is the unit: while it runs, nobody else is served.
 """
@@ -27,7 +27,7 @@ class LoopHolds:
         """What the loop ran then."""
 
     def begin(self) -> None:
-        """Forgets what was."""
+        """Forgets the measurements so far."""
         self.longest_s, self.where = 0.0, ""
 
     def note(self, handle: asyncio.Handle, took_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A project that has much of everything: what callers may legally have stored, copied inside Postgres.
+"""A project with many rows of every kind: values that callers may store, copied inside Postgres.
 
 Rows are copied by the database from those that the product has written, each with an id of its own.
 """

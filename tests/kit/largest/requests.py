@@ -31,7 +31,7 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 
 class LargeRequest(NamedTuple):
-    """A request, and what of it is large."""
+    """A request, and the name of its large part."""
 
     route: str
     part: str
@@ -47,7 +47,7 @@ class LargeRequest(NamedTuple):
 
 
 class Base(NamedTuple):
-    """An ordinary request of a route, and what the document says of it."""
+    """An ordinary request of a route, and its description in the OpenAPI document."""
 
     route: str
     request: Request
@@ -68,7 +68,7 @@ TAKES_AWAY = re.compile(r"^DELETE|/detach/|reset-messages")
 
 
 def bases(document: Mapping[str, Any], belongings: Belongings) -> Iterator[Base]:
-    """One for each route, by a caller who has these things. What takes something away names what nobody has."""
+    """Returns a request for each route, by a caller who has these objects. Deletions name objects that do not exist."""
     own, nobodys = Pick(belongings), Pick(unknown_like(belongings))
     seen: set[str] = set()
     for build in builders(document):

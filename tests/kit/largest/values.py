@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, cast
 
 ROOM = 15_900_000
-"""Bytes that a body has for one value, beside what the request needs otherwise."""
+"""The limit for one value of a body, in bytes; the rest of the body comes on top."""
 
 MOST_VALUES = 90_000
 """Of a document that may have 100,000."""
@@ -50,7 +50,7 @@ def text(piece: str, bytes_: int = ROOM, characters: int | None = None) -> str:
 
 
 def encoded(value: object) -> Fragment:
-    """As JSON, in which letters stand for themselves."""
+    """Returns the value as JSON without escaped letters."""
     return json.dumps(value, ensure_ascii=False).encode()
 
 

@@ -123,7 +123,7 @@ class _Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken
 
 @dataclass
 class AuthorizingServer:
-    """A server that runs, what it has issued, and what it is to do instead of what it should."""
+    """A running server, the tokens that it has issued, and its deviations from the protocol."""
 
     port: int
     path: str

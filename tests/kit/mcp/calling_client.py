@@ -90,7 +90,7 @@ async def task_now(client: Client, task_id: str) -> TaskNow:
 
 
 async def update_task(client: Client, task_id: str, **responses: mcp_types.ElicitResult) -> mcp_types.EmptyResult:
-    """Says what a person has decided."""
+    """Sends the decision of a person."""
     given = {name: one.model_dump(mode="json", exclude_none=True) for name, one in responses.items()}
     return await _asked(client.session, "tasks/update", mcp_types.EmptyResult, taskId=task_id, inputResponses=given)
 
@@ -116,7 +116,7 @@ async def calling_client(
     answer: Answer | None = None,
     tasks: Tasks | None = None,
 ) -> AsyncGenerator[Client]:
-    """A client that is connected. `answer` stands for its person; without one it cannot ask anybody."""
+    """A connected client. `answer` plays its person; without it, the client supports no questions to a person."""
 
     async def elicit(context: Any, params: Any) -> mcp_types.ElicitResult:
         del context

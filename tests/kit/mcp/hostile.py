@@ -1,4 +1,4 @@
-"""An MCP server that keeps to no rule: it speaks 2026-07-28 by hand, and a test says what it does instead."""
+"""An MCP server that breaks rules: it implements 2026-07-28 by hand, and a test replaces its behaviour."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass
 class HostileServer:
-    """`acts` has what is done for a method; the others are answered as they should be."""
+    """`acts` has the behaviour for some methods; the server answers all others correctly."""
 
     port: int = 0
     acts: dict[str, Act] = field(default_factory=dict[str, Act])
@@ -138,7 +138,7 @@ async def begin_events(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def hostile_server(**acts: Act) -> AsyncGenerator[HostileServer]:
-    """The server, for the block. `tools_call=…` says what is done for `tools/call`."""
+    """Runs the server during the block. `tools_call=…` is the behaviour for `tools/call`."""
     server = HostileServer(acts={name.replace("_", "/"): act for name, act in acts.items()})
     async with stream_server(server.serve) as server.port:
         yield server

@@ -41,7 +41,7 @@ class _Name(BaseModel):
 
 @dataclass
 class OfficialServer:
-    """A server that runs, and what it was asked."""
+    """A running server, and the requests that it got."""
 
     kind: Kind
     mcp: MCPServer
@@ -78,7 +78,7 @@ def _with_tools(server: OfficialServer) -> None:
 
     @mcp.tool()
     async def wait() -> str:
-        """Waits until it is told to end."""
+        """Waits until the test releases it."""
         server.calls.append("wait")
         await server.going_on.wait()
         return "waited"
@@ -169,7 +169,7 @@ async def served(app: App, port: int, secured: SelfSigned | None = None) -> Asyn
 
 
 def _noting(app: App, server: OfficialServer) -> App:
-    """Notes the method of each message, and who asks."""
+    """Records the method and the client of each message."""
 
     async def noting(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":

@@ -1,4 +1,4 @@
-"""A person who signs in at an MCP server through a running product, and the client that waits for it."""
+"""Plays a person who signs in at an MCP server through a running product, and the client that waits meanwhile."""
 
 import asyncio
 import json

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from shared.domain.mcp_servers import MCP_TYPE, McpServer, McpTarget, ToolSource, source_metadata
+from shared.domain.mcp_servers import MCP_TYPE, McpServer, McpTarget, RemoteProbe, ToolSource, source_metadata
 from shared.domain.tools import Tool
 from shared.mcp.targets import THE_TOKEN
 from shared.sql.definitions.mcp_servers import McpServerStore
@@ -17,6 +17,7 @@ async def taken_over(
     names: Sequence[str],
     *,
     parameters: dict[str, Any] | None = None,
+    probe: RemoteProbe | None = None,
     **fields: Any,
 ) -> list[str]:
     """Stores the server, with the token of the target, and tools of it; gives their ids."""
@@ -45,7 +46,7 @@ async def taken_over(
                 source_code="",
                 json_schema={"name": name, "parameters": schema},
                 tool_type=MCP_TYPE,
-                metadata=source_metadata(ToolSource(server_id, server.name, name)),
+                metadata=source_metadata(ToolSource(server_id, server.name, name, probe)),
                 created_at=now,
                 updated_at=now,
                 **fields,

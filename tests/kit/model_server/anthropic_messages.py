@@ -60,7 +60,7 @@ def error_event(message: str) -> bytes:
 
 
 def _blocks(turn: Turn, answer: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each content block: what it begins with, and its deltas."""
+    """The content blocks, each with its first event and its deltas."""
     if turn.reasoning:
         thinking: list[dict[str, Any]] = [
             {"type": "thinking_delta", "thinking": word} for word in words(turn.reasoning)

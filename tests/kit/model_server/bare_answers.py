@@ -1,4 +1,4 @@
-"""Answers of every wire as bytes, for tests of what servers do with them: cut, mend, frame and end them otherwise."""
+"""Answers of every provider protocol as bytes, for tests of servers that cut, change, frame or end them otherwise."""
 
 import asyncio
 from collections.abc import Sequence

@@ -34,6 +34,26 @@ def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
         yield Frame("closing", DONE)
 
 
+def whole(turn: Turn, body: dict[str, Any], answer: int) -> dict[str, Any]:
+    """The same answer for a request that wants no stream."""
+    calls = [
+        {
+            "id": call_id(call, "call", answer, index),
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_text(call)},
+        }
+        for index, call in enumerate(turn.calls)
+    ]
+    message = {"role": "assistant", "content": turn.text or None, **({"tool_calls": calls} if calls else {})}
+    reason = "tool_calls" if calls else turn.finish
+    return {
+        **_envelope(body, answer),
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
+        "usage": _usage(turn),
+    }
+
+
 def error_body(kind: ErrorKind, status: int, message: str | None) -> dict[str, Any]:
     """What an HTTP error says."""
     codes = {"rate_limit": "rate_limit_exceeded", "auth": "invalid_api_key", "context": "context_length_exceeded"}

@@ -39,7 +39,7 @@ _GARBAGE = b'data: {"this is": not JSON\n\n'
 
 @dataclass
 class ReceivedRequest:
-    """A request, and what became of it. Times are the event loop's."""
+    """A request, and its outcome. Times are those of the event loop."""
 
     wire: Wire
     model: str
@@ -109,7 +109,7 @@ class ModelServer:
         }
 
     def forget(self) -> None:
-        """What was asked, and what was to be answered: another test begins. Connections stay open."""
+        """Forgets the requests and the queued answers before another test. Connections stay open."""
         self.requests = []
         self.embeddings = EmbeddingAnswers()
         self._queue.clear()
@@ -213,6 +213,9 @@ class _Answer:
                 status = 503
             body = wire.error_body(turn.failure.kind, status, turn.failure.message)
             write_json(self.writer, status, body, turn.failure.headers)
+        elif self.request.wire == "chat" and not self.request.body.get("stream"):
+            await self._silence(turn.silent_after_headers)
+            write_json(self.writer, 200, openai_chat.whole(turn, self.request.body, self.number), {})
         else:
             write_stream_head(self.writer)
             raw = (Frame("piece", chunk) for chunk in turn.raw)

@@ -50,7 +50,7 @@ class Turn:
     pace: float = 0.0
     """Seconds before each piece."""
     resume: asyncio.Event | None = None
-    """Ends a silence early, when the test has seen what it waited for."""
+    """Ends a silence early, after the test has seen its event."""
     silent_before_headers: float = 0.0
     silent_after_headers: float = 0.0
     """After the headers and the opening event, if the wire has one."""

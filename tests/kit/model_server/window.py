@@ -1,4 +1,4 @@
-"""A model with a window of its own: it counts what it is sent, and refuses what is too long."""
+"""A model with a context window: it counts the tokens of each request, and refuses a request that is too long."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class CountingModel:
     window: int | None = None
     summary: Turn = field(default_factory=lambda: Turn(text="Summary: they have talked."))
     counts: bool = True
-    """Whether it reports what it has counted."""
+    """Whether it reports its counts."""
     asked: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
     """The requests for an answer that it has taken."""
     summarised: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])

@@ -1,4 +1,4 @@
-"""Somebody who asked to be called back: a local HTTP server that keeps what it gets and answers as it is told."""
+"""A receiver of callbacks: a local HTTP server that stores its requests and answers as the test asks."""
 
 import asyncio
 import json

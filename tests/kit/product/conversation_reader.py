@@ -78,11 +78,16 @@ async def reading_conversation(
 
 
 async def read_conversation(
-    http: httpx.AsyncClient, conversation: str, *, agent: str | None = None, after: str | None = None
+    http: httpx.AsyncClient,
+    conversation: str,
+    *,
+    agent: str | None = None,
+    after: str | None = None,
+    only_notes: bool = False,
 ) -> ConversationReader:
     """Reads all that there is."""
     reader = _reader(http, conversation, agent, after)
-    reader.params["follow"] = "false"
+    reader.params |= {"follow": "false", "notes": str(only_notes).lower()}
     await reader.read()
     return reader
 

@@ -42,6 +42,7 @@ from shared.sql.engine import Database
 from shared.sql.migrate import migrate
 from tests.kit.model_server import ModelServer
 from tests.kit.product.described_answers import described
+from tests.kit.product.without_server import WithoutServer
 from tests.kit.wait_until import HANGS_S, LONG_LEASE_S, wait_until
 from worker.main import working
 
@@ -117,7 +118,7 @@ async def running_product(
 ) -> AsyncGenerator[Product]:
     """The product for the block. `settings` are fields of `Settings`. `servers` keep the logs, if `redis` does not."""
     given: dict[str, Any] = {
-        "sweep_s": 0.5,
+        "sweep_s": 2.0,
         "lease_s": LONG_LEASE_S,
         "cancel_wait_s": CANCELLED_S,
         "request_timeout": HANGS_S,
@@ -217,7 +218,7 @@ async def as_text(stream: Any) -> str:
 @asynccontextmanager
 async def asgi_client(app: FastAPI) -> AsyncGenerator[httpx.AsyncClient]:
     """A client of the application. Errors that it does not answer arrive as the 500 that a client would see."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    transport = httpx.ASGITransport(WithoutServer(app), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 

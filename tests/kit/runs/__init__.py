@@ -1,1 +1,1 @@
-"""Runs, agents and tools in a database, brought to where a test begins."""
+"""Runs, agents and tools in a database, in the state in which a test begins."""

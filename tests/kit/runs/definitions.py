@@ -1,4 +1,4 @@
-"""Agents, tools and blocks for tests, with only what a test does not care about filled in."""
+"""Agents, tools, blocks and servers for tests. The functions fill in the fields that a test does not name."""
 
 from datetime import UTC, datetime
 from typing import Any

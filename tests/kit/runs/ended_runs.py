@@ -1,4 +1,4 @@
-"""The rows of a deployment that has run for long: of runs that have ended, in every table that grows."""
+"""The rows of a deployment that has run for a long time: rows of ended runs in every table that grows."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +13,7 @@ from shared.sql.run_tables import (
     event_blocks,
     injected_messages,
     run_inputs,
+    run_steps,
     runs,
     steps,
     submission_keys,
@@ -24,8 +25,7 @@ from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, said
 
 EARLIER = 4000
 OURS = 8
-"""Runs that have ended. One in so many is of the thread that the calls are about, whose agent and project have no
-others."""
+"""One in so many ended runs belongs to the thread under test, whose agent and project have no other runs."""
 
 AN_OLD_STEP = Step(id=IDS.step(), run_id=IDS.run(), agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
 
@@ -46,7 +46,7 @@ async def fill_with_ended_runs(stores: Stores, count: int = EARLIER) -> None:
         for table, values in {**_runs_and_logs(ended), **_what_hangs_on_runs(ended)}.items():
             await connection.execute(sa.insert(table), list(values))
         if not stores.database.is_sqlite:
-            # Postgres does it by itself; nobody does it for SQLite.
+            # Postgres does this by itself; SQLite does not.
             await connection.execute(sa.text("ANALYZE"))
 
 
@@ -110,6 +110,14 @@ def _what_hangs_on_runs(ended: Sequence[tuple[int, str]]) -> Rows:
             {
                 "id": f"step-{number}", "run_id": f"run-{number}", **owner_of(number),
                 "number": 1, "document": to_json(AN_OLD_STEP), "created_at": NOW,
+            }
+            for number, _ in ended
+        ),
+        run_steps: (
+            {
+                "journal": f"run-{number}", "slot": "step:plan#0", "run_id": f"run-{number}", "number": 1, "ordinal": 0,
+                "kind": "step", "name": "plan", "branch": "", "hash": "h", "state": "done", "attempt": 1, "fence": 1,
+                "started_at": NOW, "idempotency_key": f"hf-{number}",
             }
             for number, _ in ended
         ),

@@ -1,4 +1,4 @@
-"""Workers of a test, in its own process: each executes one run with the product's executor, and may be killed."""
+"""Workers inside a test's process. Each executes one run with the product's executor, and a test may kill it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,12 +7,14 @@ from itertools import count
 
 from arq.connections import ArqRedis
 
-from shared.concurrency import PATIENCE_S, SystemClock
+from shared.concurrency import PATIENCE_S, Clock, SystemClock
+from shared.domain.code_agents import ANY_VERSION, OwnVersions
 from shared.domain.ids import RunId
 from shared.domain.limits import Budgets
 from shared.domain.runs import AttemptLimits, RunKind
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
+from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import RunQueue
 from shared.sql.runs.budgets import BudgetStore
 from tests.kit.runs.stored_runs import IDS, Stores
@@ -31,11 +33,15 @@ class Workers:
     stores: Stores
     redis: ArqRedis
     bodies: Mapping[RunKind, Body]
+    budgets: Budgets = field(default_factory=Budgets)
     numbers: "count[int]" = field(default_factory=count)
+    run_timeout_s: float = 60
+    code: OwnVersions = ANY_VERSION
+    clock: Clock = field(default_factory=SystemClock)
 
     def services(self) -> RunServices:
-        """What a worker's runs share."""
-        stores, clock = self.stores, SystemClock()
+        """The services that the runs of a worker share."""
+        stores, clock = self.stores, self.clock
         return RunServices(
             messages=stores.messages,
             runs=stores.runs,
@@ -46,7 +52,7 @@ class Workers:
             children=stores.children,
             event_log=EventLog(self.redis, ttl_s=3600),
             budgets=BudgetService(
-                budgets=Budgets(),
+                budgets=self.budgets,
                 price_of=lambda _model, _usage: None,
                 store=BudgetStore(stores.database),
                 clock=clock,
@@ -58,7 +64,7 @@ class Workers:
         )
 
     async def begin(self, run_id: RunId) -> "OneWorker":
-        """A worker that executes the newest dispatch of the run."""
+        """Starts a worker that executes the newest dispatch of the run."""
         services, runs = self.services(), self.stores.runs
         active = ActiveRuns(signal=CancelSignal(self.redis), runs=runs, clock=services.clock, look_every_s=0.02)
         executor = RunExecutor(
@@ -68,8 +74,10 @@ class Workers:
             active_runs=active,
             finisher=RunFinisher(services=services, queue=RunQueue(self.redis)),
             limits=AttemptLimits.of(10),
-            run_timeout_s=60,
+            run_timeout_s=self.run_timeout_s,
             start_slots=asyncio.Semaphore(),
+            code=self.code,
+            taker_of=VersionPresence(self.redis).taker_of,
         )
         dispatch = (await runs.look_up(run_id)).dispatch
         return OneWorker(active, executor, asyncio.create_task(self._execute(active, executor, run_id, dispatch)))

@@ -1,4 +1,4 @@
-"""Runs in a database, brought to where a test begins: submitted, claimed, parked or decided."""
+"""Runs in a database, in the state in which a test begins: submitted, claimed, parked or decided."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from shared.domain.approvals import Approval, hash_of
-from shared.domain.ids import IdMaker, Seq, ThreadId
+from shared.domain.conversations import Conversation
+from shared.domain.effects import SettledEffect
+from shared.domain.ids import ConversationId, IdMaker, Seq, ThreadId
+from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.domain.messages import (
@@ -36,7 +39,8 @@ from shared.sql.runs.children import ChildStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_store import RetentionStore, RunStore
+from shared.sql.runs.retention import RetentionStore
+from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent
@@ -58,7 +62,7 @@ def message(body: MessageBody, **fields: Any) -> NewMessage:
 
 
 def said(text: str) -> NewMessage:
-    """A user's message."""
+    """Returns a user's message."""
     return message(UserMessage(content=text))
 
 
@@ -98,7 +102,7 @@ def some_run(**fields: Any) -> Run:
 
 
 def next_seq(run: Run) -> Seq:
-    """The number that the run's owner gives next, when SQL knows everything of the run."""
+    """Returns the next number of the run's owner, if SQL has all events of the run."""
     return max(Seq(run.last_seq + 1), first_seq_of(run.fence))
 
 
@@ -113,8 +117,39 @@ def checkpoint(run: Run, *messages: NewMessage, entries: Sequence[bytes] = (), *
     return Checkpoint(**(defaults | fields))
 
 
+def some_entry(number: int = 1, **fields: Any) -> JournalEntry:
+    """An entry of a journal."""
+    defaults: dict[str, Any] = {
+        "number": number,
+        "kind": "step",
+        "name": "plan",
+        "branch": "",
+        "ordinal": number,
+        "hash": "h",
+        "state": "done",
+        "result": b"1",
+        "started_at": NOW,
+        "ended_at": NOW,
+        "idempotency_key": f"hf-{number}",
+    }
+    return JournalEntry(**(defaults | fields))
+
+
+def some_settled_effect(**fields: Any) -> SettledEffect:
+    """What a probe has said of a lost call."""
+    defaults: dict[str, Any] = {
+        "idempotency_key": "hf-1",
+        "call_id": "a",
+        "by": "probe",
+        "outcome": "happened",
+        "result": "found",
+        "at": NOW,
+    }
+    return SettledEffect(**(defaults | fields))
+
+
 def request_of(run: Run, asking: NewMessage, tool_call: ToolCall, **fields: Any) -> Approval:
-    """The approval request of one of an answer's calls."""
+    """Returns the approval request of one of an answer's calls."""
     defaults: dict[str, Any] = {
         "id": IDS.approval(),
         "project_id": run.project_id,
@@ -133,13 +168,13 @@ def request_of(run: Run, asking: NewMessage, tool_call: ToolCall, **fields: Any)
 
 
 def run_end(trigger: RunTrigger, **fields: Any) -> RunEnd:
-    """How a run ends by this trigger."""
+    """Returns the end of a run by this trigger."""
     defaults: dict[str, Any] = {"trigger": trigger, "stop_reason": STOP_REASONS[trigger]}
     return RunEnd(**(defaults | fields))
 
 
 def ending(trigger: RunTrigger, run: Run, **fields: Any) -> Settlement:
-    """The settlement of a run that SQL knows everything of."""
+    """Returns the settlement of a run of which SQL has all events."""
     defaults: dict[str, Any] = {
         "end": run_end(trigger),
         "now": NOW,
@@ -148,8 +183,15 @@ def ending(trigger: RunTrigger, run: Run, **fields: Any) -> Settlement:
     return Settlement(**(defaults | fields))
 
 
+def some_conversation(conversation_id: ConversationId, *, name: str) -> Conversation:
+    """Returns a conversation of the agent under a client's name."""
+    return Conversation(
+        id=conversation_id, project_id=PROJECT, agent_id=AGENT.id, name=name, created_at=NOW, updated_at=NOW
+    )
+
+
 def some_endpoint(**fields: Any) -> WebhookEndpoint:
-    """A webhook endpoint that wants to hear of everything."""
+    """Returns a webhook endpoint that subscribes to every event."""
     defaults: dict[str, Any] = {
         "id": IDS.webhook(),
         "project_id": PROJECT,
@@ -167,7 +209,7 @@ def some_endpoint(**fields: Any) -> WebhookEndpoint:
 
 @dataclass(frozen=True)
 class Stores:
-    """Every store of runs on one database, and the ways to bring a run somewhere."""
+    """Every store of runs on one database, and methods that bring a run into a state."""
 
     database: Database
 
@@ -242,12 +284,12 @@ class Stores:
         return claimed
 
     async def taken_over(self, run: Run) -> Run:
-        """The run as it is stored when another worker has claimed it."""
+        """Has another worker claim the run. Returns the run as stored then."""
         await self.claim(run)
         return await self.runs.look_up(run.id)
 
     async def delivered(self, run: Run, *entries: bytes) -> list[NewMessage]:
-        """Delivers what waits for the run; gives it."""
+        """Delivers the messages that wait for the run. Returns them."""
         waiting = await self.inbox.waiting(run.id)
         tail = LogTail(next_seq(await self.runs.look_up(run.id)), entries)
         await self.inbox.deliver(run, waiting, tail, NOW)
@@ -257,12 +299,12 @@ class Stores:
         return await self.claim(await self.submitted(*given, **fields))
 
     async def recorded(self, run: Run, *messages: NewMessage, starting: Sequence[ToolCall] = ()) -> Run:
-        """The run after a checkpoint."""
+        """Stores a checkpoint. Returns the run as stored then."""
         await self.checkpoints.record(run, checkpoint(run, *messages), starting=starting)
         return await self.runs.look_up(run.id)
 
     async def parked(self, *calls: ToolCall, **fields: Any) -> Run:
-        """A run that waits for those of the calls that need approval."""
+        """Returns a run that waits for those of the calls that need approval."""
         return await self.park(await self.claimed(**fields), *calls)
 
     async def park(self, run: Run, *calls: ToolCall) -> Run:
@@ -272,7 +314,7 @@ class Stores:
         return await self.runs.look_up(run.id)
 
     async def decide(self, *decisions: Decision, more: Sequence[NewMessage] = (), **fields: Any) -> Run:
-        """The run that continues the parked one with these decisions."""
+        """Decides. Returns the run that continues the parked one."""
         given = [decided(*decisions), *more]
         return (await self.decisions.decide_all(some_run(**fields), given, by="ada")).run
 
@@ -280,7 +322,7 @@ class Stores:
         return await self.settlements.settle(run, ending(trigger, run, **fields))
 
     async def ended(self, trigger: RunTrigger = RunTrigger.COMPLETE, **fields: Any) -> Run:
-        """A run that was claimed and has come to its end."""
+        """Returns a run that a worker has claimed and ended."""
         return (await self.settle(await self.claimed(**fields), trigger)).run
 
     async def status_of(self, run: Run) -> RunStatus:
@@ -292,16 +334,16 @@ class Stores:
             return await requests_of(connection, run.id)
 
     async def last_stop_reason(self) -> str | None:
-        """How the agent's newest run ended."""
+        """Returns how the agent's newest run ended."""
         return (await AgentEditor(self.database).get(PROJECT, AGENT.id)).last_stop_reason
 
     async def context(self, thread_id: ThreadId = THREAD) -> list[MessageBody]:
-        """What the model would be told."""
+        """Returns the messages that the model would get."""
         return [stored.body for stored in await self.messages.context(PROJECT, thread_id)]
 
 
 def texts_of(history: Sequence[Message]) -> list[str]:
-    """What was said in a history, calls and results left out."""
+    """Returns the texts of a history, without calls and results."""
     texts: list[str] = []
     for stored in history:
         match stored.body:
@@ -314,7 +356,7 @@ def texts_of(history: Sequence[Message]) -> list[str]:
 
 @asynccontextmanager
 async def stored_runs(url: str) -> AsyncGenerator[Stores]:
-    """The stores on the empty database of `url`, with our tables and one agent in it."""
+    """Yields the stores on the empty database of `url`, with one agent."""
     async with open_database(url) as database:
         await AgentEditor(database).create(AGENT, system_message_id=IDS.message())
         yield Stores(database)
@@ -322,7 +364,7 @@ async def stored_runs(url: str) -> AsyncGenerator[Stores]:
 
 @asynccontextmanager
 async def second_process(stores: Stores) -> AsyncGenerator[Stores]:
-    """The same database, reached as another process would."""
+    """Yields the stores of the same database with connections of their own, as another process has them."""
     database = patient_database(stores.database.url.render_as_string(hide_password=False))
     try:
         yield Stores(database)

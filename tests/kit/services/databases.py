@@ -1,6 +1,6 @@
-"""Databases of a test's own: a Postgres server to make them on, one of the product's shape, and locks on its rows.
+"""Databases for tests: a Postgres server that makes them, databases with the product's schema, and locks on rows.
 
-A lock is a barrier in the middle of a write: whoever writes to the run or the thread waits for as long as a test likes.
+A lock is a barrier in the middle of a write: the writer of a run or a thread waits until the test releases the lock.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ EMPTY_ALL_TABLES = """
         {deletions}
     END $$
 """.format(deletions="".join(f'DELETE FROM "{table.name}";' for table in reversed(metadata.sorted_tables)))  # noqa: S608 - our own names
-"""Nobody else may write meanwhile. DELETE is much faster than TRUNCATE on tables of a few rows."""
+"""No other process may write meanwhile. DELETE is much faster than TRUNCATE on tables with few rows."""
 
 ADVISORY_LOCKS_WAITED_FOR = """
     SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
@@ -45,14 +45,14 @@ ADVISORY_LOCKS_WAITED_FOR = """
 
 
 _NUMBERS = itertools.count(1)
-"""Of the databases of this process, on whatever server."""
+"""Numbers for the databases of this process, on any server."""
 
 
 class PostgresServer:
     """Makes databases on the server of `admin_url` and drops them again.
 
-    A migrated database takes a second to make and a moment to empty, so those are lent and released. Synchronous: all
-    of it happens on a thread with a loop of its own, because the calling thread's event loop is the test's.
+    A migrated database takes a second to create and a moment to empty, so tests borrow and release databases. The
+    methods are synchronous and work on a thread with its own loop, because the caller's event loop is the test's.
     """
 
     def __init__(self, admin_url: str) -> None:
@@ -64,17 +64,18 @@ class PostgresServer:
         self._empties = _Emptying()
 
     def check(self) -> None:
-        """Raises `OSError` or `SQLAlchemyError` when the server does not answer or does not let us in."""
+        """Raises `OSError` or `SQLAlchemyError` if the server does not answer or refuses the role."""
         self._execute("SELECT 1")
 
     def create_database(self) -> str:
-        """The URL of a new, empty database."""
+        """Creates an empty database and returns its URL."""
         name = f"{self._prefix}_{next(_NUMBERS)}"
         self._execute(f'CREATE DATABASE "{name}"')
         return self._admin.set(database=name).render_as_string(hide_password=False)
 
     def create_database_of_plain_owner(self) -> str:
-        """The URL of a new, empty database for its owner, who is no superuser: policies bind only such a role."""
+        """Creates an empty database and returns its URL for its owner, who is no superuser: policies bind only such a
+        role."""
         if self._plain_owner is None:
             self._plain_owner = f"{self._prefix}_plain"
             password = f" PASSWORD '{self._admin.password}'" if self._admin.password else ""
@@ -84,11 +85,11 @@ class PostgresServer:
         return url.render_as_string(hide_password=False)
 
     def drop_database(self, url: str) -> None:
-        """Drops it, and with it any connection that a test has left open."""
+        """Drops a database, and closes connections to it that a test has left open."""
         self._execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 
     def lend_migrated(self) -> str:
-        """The URL of a migrated database without rows, which nobody else has until it is released."""
+        """Returns the URL of a migrated database without rows, which no other test gets until its release."""
         if self._free:
             return self._free.pop()
         url = self.create_database()
@@ -96,7 +97,7 @@ class PostgresServer:
         return url
 
     def lend_migrated_of_plain_owner(self) -> str:
-        """The same, for its owner, who is no superuser."""
+        """Like `lend_migrated`, for its owner, who is no superuser."""
         if self._free_of_plain_owner:
             return self._free_of_plain_owner.pop()
         url = self.create_database_of_plain_owner()
@@ -104,7 +105,7 @@ class PostgresServer:
         return url
 
     def release(self, url: str) -> None:
-        """Ends the connections to a lent database and deletes its rows."""
+        """Closes the connections to a lent database and deletes its rows."""
         lent = make_url(url)
         self._empties.empty(self._admin.set(database=lent.database))
         owned = self._plain_owner is not None and lent.username == self._plain_owner
@@ -119,7 +120,7 @@ class PostgresServer:
             self._execute(f'DROP ROLE "{self._plain_owner}"')
 
     def cut_connections(self, url: str) -> None:
-        """Ends every connection to that database, as a server does that is restarted; returns when they are gone."""
+        """Closes every connection to that database, as a restarted server does. Returns when they are closed."""
         name = make_url(url).database
         self._execute(
             f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'"  # noqa: S608 - our own name
@@ -130,8 +131,8 @@ class PostgresServer:
 
 
 class _Emptying:
-    """Empties lent databases, over one connection to each: a new one would read Postgres's catalogue anew, which is
-    most of the work."""
+    """Empties lent databases over one connection to each. A new connection would read Postgres's catalogue again, which
+    is most of the work."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1)
@@ -165,7 +166,7 @@ class _Emptying:
 
 @asynccontextmanager
 async def new_database(admin_url: str) -> AsyncGenerator[str]:
-    """The URL of a new, empty database of the Postgres server, dropped after the block."""
+    """Yields the URL of a new, empty database of the Postgres server, and drops it after the block."""
     server = PostgresServer(admin_url)
     url = server.create_database()
     try:
@@ -175,25 +176,25 @@ async def new_database(admin_url: str) -> AsyncGenerator[str]:
 
 
 def on_another_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Does the work to its end on a thread of its own, whatever loop the calling thread has."""
+    """Completes the work on a separate thread, whatever loop the calling thread has."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(asyncio.run, work).result()
 
 
 async def migrate_database(url: str) -> None:
-    """Brings the empty database of `url` to the product's shape."""
+    """Applies all migrations to the empty database of `url`."""
     async with open_database(url) as database:
         await migrate(database)
 
 
 def patient_database(url: str, *, connections: int = 20) -> Database:
-    """The database of `url`, of which nobody says that it does not answer because the machine stood still."""
+    """Returns the database of `url` with limits that no standstill of the machine exceeds."""
     return Database(url, connections=connections, answer_s=HANGS_S, wait_s=HANGS_S)
 
 
 @asynccontextmanager
 async def open_database(url: str) -> AsyncGenerator[Database]:
-    """The database of `url`, for the block."""
+    """Yields the database of `url`, and closes it after the block."""
     database = patient_database(url)
     try:
         yield database

@@ -89,11 +89,13 @@ class PrivateRedis(RedisService):
     async def _answers(self) -> bool:
         client = connect(self.url)
         try:
-            return bool(await cast("Any", client).ping())
+            try:
+                return bool(await cast("Any", client).ping())
+            finally:
+                # On a busy machine that, too, may take longer than the client waits.
+                await client.aclose(close_connection_pool=True)
         except (RedisError, OSError):
             return False
-        finally:
-            await client.aclose(close_connection_pool=True)
 
 
 @asynccontextmanager

@@ -30,9 +30,12 @@ IN_PATHS = {
     "message_id": "messages",
     "model": "agents",
     "passage_id": "passages",
+    "call_id": "tool_calls",
+    "chat_id": "conversations",
     "response_id": "runs",
     "run_id": "runs",
     "step_id": "steps",
+    "thread_id": "conversations",
     "tool_id": "tools",
     "tool_name": "tool_names",
     "webhook_id": "webhooks",
@@ -72,6 +75,7 @@ IN_QUERIES: Mapping[str, tuple[str, ...]] = {
     "parent_run_id": ("runs",),
     "object_id": ("agents", "api_keys", "approvals", "runs"),
     "run_id": ("runs",),
+    "threadId": ("conversations",),
     "tool_ids": ("tools",),
     "name": ("names", "labels", "tags"),
     "names": ("tool_names",),
@@ -92,9 +96,10 @@ SAY_NOTHING_OF_ROWS = frozenset(
         "code", "error", "iss", "state",
         "hidden", "include", "include_return_message_types", "is_open", "last_stop_reason", "limit", "manager_type",
         "match_all_tags",
-        "model", "order", "order_by", "provider_category", "provider_name", "provider_type", "requires_approval",
-        "return_only_letta_tools", "scrub_messages", "show_hidden_agents", "show_hidden_groups", "since", "sort_by",
-        "start_date",
+        "model", "notes", "order", "order_by", "protocolVersion",
+        "provider_category", "provider_name", "provider_type", "requires_approval", "results",
+        "return_only_letta_tools", "scrub_messages", "sdk", "show_hidden_agents", "show_hidden_groups", "since",
+        "sort_by", "start_date",
         "start_datetime", "starting_after", "statuses", "stop_reason", "stream", "tag_match_mode", "templates_only",
         "tool_types", "top_k", "until", "use_legacy_format",
     }
@@ -113,7 +118,7 @@ HEADERS_SAY_NOTHING = frozenset(
 ID_FIELDS = frozenset(
     {
         "agent_id", "agent_ids", "approval_request_id", "archive_id", "block_ids", "conversation_id", "id",
-        "manager_agent_id", "otid", "previous_response_id", "project_id", "run_id", "run_ids", "tool_ids",
+        "manager_agent_id", "otid", "previous_response_id", "project_id", "run_id", "run_ids", "thread_id", "tool_ids",
     }
 )  # fmt: skip
 """Fields of bodies that `BODIES` puts ids into."""
@@ -242,6 +247,36 @@ _RESPONSES: list[Body] = [
     lambda _, other: {"input": HELLO, "conversation": {"id": other["threads"]}},
     lambda _, other: {"model": "builtin/scripted", "input": [_item_reference(other), _ITEM]},
 ]
+_AG_UI: list[Body] = [
+    # The same message again would be the same run, which is shown otherwise.
+    lambda _, __: _page("desk"),
+    lambda _, other: _page(other["conversations"]),
+    lambda _, other: _page("desk", resume=[{"interruptId": other["approvals"], "status": "cancelled"}]),
+    lambda _, other: _page(
+        "desk", messages=[{"id": "1", "role": "tool", "toolCallId": other["tool_calls"], "content": ""}]
+    ),
+]
+_AI_SDK: list[Body] = [
+    lambda _, __: _chat("desk"),
+    lambda _, other: _chat(other["conversations"]),
+    lambda _, other: _chat("desk", {"toolCallId": other["tool_calls"], "state": "output-available", "output": 1}),
+    lambda _, other: _chat(
+        "desk",
+        {"toolCallId": "c", "state": "approval-responded", "approval": {"id": other["approvals"], "approved": True}},
+    ),
+]
+
+
+def _page(thread: str, **fields: Any) -> dict[str, Any]:
+    return {"threadId": thread, "messages": [], **fields}
+
+
+def _chat(name: str, *calls: dict[str, Any]) -> dict[str, Any]:
+    said = {"id": "first", "role": "user", "parts": [{"type": "text", "text": HELLO}]}
+    parts = [{"type": "dynamic-tool", "toolName": "look", **call} for call in calls]
+    return {"id": name, "messages": [said, {"id": "a", "role": "assistant", "parts": parts}] if parts else [said]}
+
+
 COMPACTIONS = frozenset(f"{path}/compact" for path in RESPONSES)
 """Where a submission's name is one with those of the responses beside it, under which the walk has sent something
 else."""
@@ -371,6 +406,15 @@ BODIES: Mapping[str, list[Body]] = {
     "POST /v1/tools/mcp/servers/{mcp_server_name}/tools/{mcp_tool_name}/execute": [lambda _, __: {"args": {}}],
     **{f"POST {path}{part}": _RESPONSES for path in RESPONSES for part in ("", "/input_tokens")},
     **{f"POST {path}/compact": _COMPACTIONS for path in RESPONSES},
+    **{f"POST /ag-ui/{path}": _AG_UI for path in ("{agent_id}", "agent/{agent_id}/run", "agent/{agent_id}/connect")},
+    "POST /ag-ui/{agent_id}/stop": [
+        lambda _, __: {"threadId": "desk"},
+        lambda _, other: {"threadId": other["conversations"]},
+        lambda own, other: {"threadId": own["conversations"], "runId": other["runs"]},
+    ],
+    "POST /ag-ui/agent/{agent_id}/stop/{thread_id}": [lambda _, __: {}, lambda _, other: {"runId": other["runs"]}],
+    "POST /ai-sdk/{agent_id}/chat": _AI_SDK,
+    "POST /ai-sdk/{agent_id}/chat/{chat_id}/stop": [lambda _, __: {}],
     "POST /openai/v1/conversations": [
         lambda _, __: {"items": [_ITEM]},
         lambda _, other: {"metadata": {"agent_id": other["agents"]}},
@@ -379,7 +423,12 @@ BODIES: Mapping[str, list[Body]] = {
     "POST /openai/v1/conversations/{conversation_id}/items": [lambda _, __: {"items": [_ITEM]}],
     "POST /v1/runs/{run_id}/stream": [lambda _, __: {}],
     "POST /v1/runs/{run_id}/stream-token": [lambda _, __: {}],
+    "POST /v1/agents/{agent_id}/page-token": [
+        lambda _, __: {"thread_id": "default"},
+        lambda _, other: {"thread_id": other["conversations"]},
+    ],
     "POST /v1/runs/{run_id}/cancel": [lambda _, __: {}],
+    "POST /v1/runs/{run_id}/effects/{call_id}": [lambda _, __: {"outcome": "happened"}],
     "POST /v1/runs/{run_id}/inject": [lambda _, __: _said(), lambda _, other: _said(otid=other["otids"])],
     "POST /v1/admin/keys": [lambda _, other: {"name": "mine", "scopes": ["write", f"agent:{other['agents']}"]}],
     "POST /v1/admin/keys/{key_id}/rotate": [lambda _, __: {}],

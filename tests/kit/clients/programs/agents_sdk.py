@@ -35,7 +35,7 @@ def forecaster(client, model, **fields):
 
 
 async def run(agent, given, stream=False, **fields):
-    """The result, and what the loop said in between when it is streamed."""
+    """The result, and the events of the loop if it is streamed."""
     if not stream:
         return await Runner.run(agent, given, **fields), []
     result = Runner.run_streamed(agent, given, **fields)

@@ -182,7 +182,7 @@ async def kept(client, **fields):
 
 
 async def refused(client, **fields):
-    """How the SDK shows what the server refuses."""
+    """Shows how the SDK reports refusals of the server."""
     stranger = type(client)(base_url=client.base_url, api_key="wrong", max_retries=0)
     acts = {
         "no response": lambda: client.responses.retrieve(NO_RESPONSE),

@@ -1,0 +1,157 @@
+"""A worker is killed around every durable write of a run whose body is an operator's own function."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.crash_points import CrashPoint
+from tests.faults.test_crash_points import DIES, LONG_S, LOSES, UNSWEPT, all_ended, deciding, each_write_once
+from tests.kit.code_agents.stage import PROGRAM, FileStage
+from tests.kit.product import Product
+from tests.kit.product.careful_client import ask_until_answered
+from tests.kit.product.frame_reader import read_whole
+from tests.kit.product.processes import Processes
+from tests.kit.project.documents import ROOT
+from tests.kit.services.redis_losses import end_leases
+from tests.kit.wait_until import wait_until
+
+WRITES = [
+    *((CrashPoint.JOURNAL, number) for number in (1, 2, 3)),
+    *((CrashPoint.CHECKPOINT, number) for number in (1, 2)),
+    (CrashPoint.PARK, 1),
+    (CrashPoint.SETTLE, 1),
+]
+"""Each with its pass: the plan, and its two steps side by side; a tool's beginning, and its end."""
+
+
+def _settings(stage: FileStage, module: str = PROGRAM) -> dict[str, object]:
+    file = stage.folder / "environment"
+    file.write_text(f"HOLDFAST_AGENTS_STAGE={stage.folder}\nPYTHONPATH={ROOT}\n", encoding="utf-8")
+    return {**UNSWEPT, "agents": module, "agents_env_file": file}
+
+
+async def _agent(product: Product, name: str = "story", **fields: object) -> str:
+    """An agent whose model is the function, once the API knows that a worker has it."""
+
+    async def make() -> str | None:
+        answer = await product.http.post("/v1/agents/", json={"model": f"code/{name}", "name": name, **fields})
+        return answer.json()["id"] if answer.is_success else None
+
+    return await wait_until(make, description="the API to know the agent", timeout=LONG_S)
+
+
+async def _assert_nothing_was_lost(product: Product, agent_id: str, stage: FileStage) -> None:
+    _, continuation = await all_ended(product.http, agent_id, runs=2)
+    assert continuation["status"] == "completed"
+    effects = [one for one in stage.reached if one.startswith("effect ")]
+    assert len(effects) == len(set(effects)), "a tool was started twice"
+    history = await product.history(agent_id)
+    results = [one["tool_return"] for one in history if one["message_type"] == "tool_return_message"]
+    assert len(results) == 3
+    for effect, result in zip(("first", "second"), (results[0], results[2]), strict=True):
+        was_started = any(one.startswith(f"effect {effect} ") for one in effects)
+        assert was_started or "outcome unknown" in result
+        assert result.startswith(effect) or "outcome unknown" in result
+    said = [one["content"] for one in history if one["message_type"] == "assistant_message" and one["content"]]
+    assert said == ["One. ", "Two. Three. ", "Done. "]
+    for run in await all_ended(product.http, agent_id, runs=2):
+        (await read_whole(product.http, run["id"])).assert_complete()
+
+
+@pytest.mark.parametrize("side", each_write_once(DIES))
+@pytest.mark.parametrize(("write", "passes"), WRITES)
+async def test_a_worker_that_dies_there(
+    product: Product, processes: Processes, tmp_path: Path, write: CrashPoint, passes: int, side: str
+) -> None:
+    stage = FileStage(tmp_path)
+    dying = await processes.worker(crash_at=f"{write}:{side}:{passes}", **_settings(stage))
+    agent_id = await _agent(product)
+    await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "go"})
+    async with deciding(product.http):
+        assert await dying.ended(within_s=LONG_S) == -9
+        await end_leases(product.context.redis)
+        await processes.worker(**_settings(stage))
+        await _assert_nothing_was_lost(product, agent_id, stage)
+
+
+@pytest.mark.parametrize("lost", each_write_once(LOSES))
+@pytest.mark.parametrize("write", [CrashPoint.JOURNAL, CrashPoint.CHECKPOINT, CrashPoint.PARK, CrashPoint.SETTLE])
+async def test_a_worker_that_loses_the_answer(
+    product: Product, processes: Processes, tmp_path: Path, write: CrashPoint, lost: str
+) -> None:
+    stage = FileStage(tmp_path)
+    worker = await processes.worker(crash_at=f"{write}:{lost}", **_settings(stage))
+    agent_id = await _agent(product)
+    await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "go"})
+    async with deciding(product.http):
+        await _assert_nothing_was_lost(product, agent_id, stage)
+    assert f"point={write}" in worker.log.read_text()
+    assert len([one for one in stage.reached if one.startswith("effect ")]) == 2, "nobody died"
+
+
+async def test_a_run_waits_for_a_worker_that_has_its_agent(
+    product: Product, processes: Processes, tmp_path: Path
+) -> None:
+    stage = FileStage(tmp_path)
+    first = await processes.worker(**_settings(stage))
+    agent_id = await _agent(product)
+    await first.kill()
+    await end_leases(product.context.redis)
+    await processes.worker(**UNSWEPT)
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "go"})
+    plain = await product.agent()
+    other = await ask_until_answered(product.http, f"/v1/agents/{plain.id}/messages/async", {"input": "Hello"})
+    assert (await product.ended(other["id"]))["status"] == "completed", "the worker takes other runs"
+    assert (await product.http.get(f"/v1/runs/{run['id']}")).json()["status"] == "created"
+    await processes.worker(**_settings(stage))
+    async with deciding(product.http):
+        await _assert_nothing_was_lost(product, agent_id, stage)
+
+
+@pytest.mark.parametrize("side", each_write_once(DIES))
+@pytest.mark.parametrize("write", [CrashPoint.CHECKPOINT, CrashPoint.EDIT_MEMORY, CrashPoint.SETTLE])
+async def test_an_agent_remembers_once_what_its_code_has_told_it(
+    product: Product, processes: Processes, tmp_path: Path, write: CrashPoint, side: str
+) -> None:
+    stage = FileStage(tmp_path)
+    settings = _settings(stage, "tests.kit.code_agents.attached_program")
+    dying = await processes.worker(crash_at=f"{write}:{side}", **settings)
+    memory = [{"label": "human", "value": "Likes tea."}]
+    agent_id = await _agent(product, "calls", memory_blocks=memory, tools=["core_memory_append"])
+    call = {"tool": "core_memory_append", "arguments": {"label": "human", "content": "Likes otters."}}
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": json.dumps([call])})
+    assert await dying.ended(within_s=LONG_S) == -9
+    await end_leases(product.context.redis)
+    await processes.worker(**settings)
+    assert (await product.ended(run["id"]))["status"] == "completed"
+    block = (await product.http.get(f"/v1/agents/{agent_id}/core-memory/blocks/human")).json()
+    assert block["value"] == "Likes tea.\nLikes otters."
+    [result] = [one for one in await product.history(agent_id) if one["message_type"] == "tool_return_message"]
+    assert result["status"] == "success", result
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_the_effects_of_a_run_have_what_its_codes_probe_has_found(
+    product: Product, processes: Processes, tmp_path: Path, *, happened: bool
+) -> None:
+    stage = FileStage(tmp_path)
+    first = await processes.worker(**_settings(stage))
+    agent_id = await _agent(product, "tools")
+    stage.stop_at("send 0 1")
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "probe"})
+    await stage.is_reached("send 0 1")
+    await first.kill()
+    if happened:
+        (tmp_path / "was sent").touch()
+    stage.go_on()
+    await end_leases(product.context.redis)
+    await processes.worker(**_settings(stage))
+    assert (await product.ended(run["id"]))["status"] == "completed"
+
+    [effect] = (await product.http.get(f"/v1/runs/{run['id']}/effects")).json()
+    assert f"asked {effect['idempotency_key']}" in stage.reached
+    assert (effect["name"], effect["started_at"] <= effect["ended_at"]) == ("send", True)
+    told = (effect["state"], effect["settled_by"], effect["outcome"], effect["result"], effect["attempt"])
+    probed = ("settled", "probe", "happened", "it was sent", 1)
+    assert told == (probed if happened else ("done", None, None, None, 2))

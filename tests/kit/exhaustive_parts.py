@@ -1,0 +1,63 @@
+"""Runs a part of the cases that are marked `exhaustive`: `pytest --exhaustive 2/3`.
+
+The parts are of the same size, and all of them together are every case. Of each test function at least one case runs in
+each part. CI runs one part for each commit and takes them in turn; `make test-all` runs every case.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive",
+        type=_part,
+        metavar="N/M",
+        help="of the cases marked exhaustive, run the Nth of M parts, and at least one case of each test function",
+    )
+
+
+def _part(value: str) -> tuple[int, int]:
+    number, _, parts = value.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise ValueError(value)
+    return int(number), int(parts)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Comes after the marks, and after what `-m` and `-k` leave out."""
+    part: tuple[int, int] | None = config.option.exhaustive
+    if part is None:
+        return
+    exhaustive = [item.get_closest_marker("exhaustive") is not None for item in items]
+    kept = in_part([item.nodeid for item in items], exhaustive, *part)
+    config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index not in kept])
+    items[:] = [item for index, item in enumerate(items) if index in kept]
+
+
+def in_part(nodeids: Sequence[str], exhaustive: Sequence[bool], number: int, parts: int) -> set[int]:
+    """The indexes of the tests in part `number` (from 1): those that are not exhaustive are in every part."""
+    functions: dict[str, list[int]] = {}
+    for index, nodeid in enumerate(nodeids):
+        functions.setdefault(nodeid.partition("[")[0], []).append(index)
+    kept = {index for index, further in enumerate(exhaustive) if not further}
+    for name, cases in functions.items():
+        further = [index for index in cases if exhaustive[index]]
+        kept |= _of_function(name, further, number, parts, at_least_one=len(further) == len(cases))
+    return kept
+
+
+def _of_function(name: str, cases: Iterable[int], number: int, parts: int, *, at_least_one: bool) -> set[int]:
+    """Neighbours often differ in one parameter only, so the cases are shuffled, always in the same way. Where the first
+    one goes depends on the function, as many functions have a single case."""
+    chance = random.Random(name)
+    shuffled = list(cases)
+    chance.shuffle(shuffled)
+    offset = number + chance.randrange(parts)
+    chosen = {index for place, index in enumerate(shuffled) if (place + offset) % parts == 0}
+    if at_least_one and not chosen:
+        chosen = {shuffled[number % len(shuffled)]}
+    return chosen

@@ -1,0 +1,1 @@
+"""Agents of other frameworks, which tests run in environments of their own."""

@@ -1,0 +1,121 @@
+"""What agents of own code may journal, and what counts as the same call."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from holdfast.agents import adapters
+from holdfast.agents.adapters import Adapter, Body, body_for
+from holdfast.agents.registry import register
+from holdfast.agents.run import Run
+from holdfast.agents.values import LARGEST_VALUE, content_hash, plain, restored, shown_arguments
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Page(BaseModel):
+    title: str
+
+
+def send(to: str, text: str = "") -> None:
+    """A tool."""
+
+
+def test_a_value_is_what_json_makes_of_it() -> None:
+    assert plain({"a": (1, 2), "point": Point(1), "page": Page(title="t")}) == {
+        "a": [1, 2], "point": {"x": 1}, "page": {"title": "t"},
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="set"):
+        plain({1})
+    with pytest.raises(ValueError, match=str(LARGEST_VALUE)):
+        plain("a" * LARGEST_VALUE)
+
+
+def test_a_value_comes_back_as_the_wanted_type() -> None:
+    assert restored({"x": 1}, Point) == Point(1)
+    assert restored({"title": "t"}, Page) == Page(title="t")
+    assert restored({"x": 1}, None) == {"x": 1}
+
+
+def test_callables_count_by_their_names() -> None:
+    assert content_hash((send, 1)) == content_hash((send, 1)) != content_hash((plain, 1))
+    assert content_hash({"a": 1, "b": 2}) == content_hash({"b": 2, "a": 1})
+    assert content_hash(partial(send, "x"))
+
+
+def test_arguments_have_the_names_of_parameters() -> None:
+    assert shown_arguments(send, ("ada",), {"text": "hi"}) == {"to": "ada", "text": "hi"}
+    assert shown_arguments(len, ("ada",), {}) in ({"obj": "ada"}, {"args": ["ada"]})
+
+
+async def body(run: Run) -> str:
+    """Does nothing.
+
+    And says it.
+    """
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "agent", "said"),
+    [("a b", body, "no name"), ("number", 5, "the agent 'number' is a int: give an async function")],
+)
+def test_what_is_no_agent_is_refused(name: str, agent: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        register(name, agent)
+
+
+class _Framework:
+    """Stands for a framework's agent, and for its adapter."""
+
+    def body_of(self, agent: Any, name: str) -> Body:
+        async def one_body(run: Any) -> str:
+            return f"{name} {run}"
+
+        return one_body
+
+    async def run_agent(self, run: Any, agent: Any) -> str:
+        return f"made for {run}"
+
+
+def _of_nobody() -> _Framework:
+    return _Framework()
+
+
+def _of_a_run(_run: Run) -> _Framework:
+    return _Framework()
+
+
+@pytest.fixture
+def framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(_adapter: Adapter) -> _Framework:
+        return _Framework()
+
+    monkeypatch.setattr(adapters, "ADAPTERS", (Adapter("some", f"{__name__}.", __name__, can_share=True),))
+    monkeypatch.setattr(Adapter, "load", loaded)
+
+
+@pytest.mark.usefixtures("framework")
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [(_Framework(), "support a run"), (_of_nobody, "made for a run"), (_of_a_run, "made for a run")],
+)
+async def test_an_agent_of_a_framework_becomes_a_body(agent: Any, said: str) -> None:
+    run: Any = "a run"
+    made, name = body_for("support", agent)
+    assert name == "some"
+    assert await made(run) == said
+
+
+@pytest.mark.usefixtures("framework")
+async def test_a_factory_that_makes_no_agent_is_named() -> None:
+    run: Any = "a run"
+    made, _ = body_for("support", lambda: 5)
+    with pytest.raises(TypeError, match="what makes the agent 'support' has returned a int"):
+        await made(run)
