@@ -11,10 +11,11 @@ from setuptools import find_packages, setup
 PRODUCT = ("api", "cli", "worker", "shared")
 
 found = find_packages(include=[pattern for name in PRODUCT for pattern in (name, f"{name}.*")])
+public = find_packages(include=["holdfast", "holdfast.*"])
 if "editable_wheel" in sys.argv:
-    setup(packages=["holdfast", *found])
+    setup(packages=[*public, *found])
 else:
     setup(
-        packages=["holdfast", *(f"holdfast.product.{name}" for name in found)],
+        packages=[*public, *(f"holdfast.product.{name}" for name in found)],
         package_dir={f"holdfast.product.{name}": name for name in PRODUCT},
     )
