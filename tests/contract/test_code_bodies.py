@@ -1,5 +1,6 @@
 """A function of an operator's own as the body of runs: what holds for it when anything of it ends at any moment."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -384,6 +385,17 @@ async def test_a_host_that_was_lost_is_started_again(world: World) -> None:
     world.stage.go_on()
     assert await worker.ended() is None
     await _assert_the_story_is_whole(world, await _to_its_end(world, run), "2")
+
+
+async def test_a_lost_host_was_started_once_for_each_of_its_runs(world: World) -> None:
+    """A host has imported a framework, so as many of them as a worker has runs may need all memory there is."""
+    lost = await world.agents.fork("story")
+    os.kill(int(_parents(lost.pid)[0]), signal.SIGKILL)
+    assert await lost.kill() is None
+    processes = await asyncio.gather(*(world.agents.fork("story") for _ in range(4)))
+    assert len({_parents(one.pid)[0] for one in processes}) == 1
+    for one in processes:
+        await one.kill()
 
 
 def _environment_of(pid: int) -> str:
