@@ -233,6 +233,32 @@ async def test_a_probe_says_what_became_of_a_lost_call(world: World, happened: b
     assert f"asked {effect.idempotency_key}" in world.stage.reached
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("odd probe", "true"),
+        ("odd probe", "object"),
+        ("odd probe", "cannot_tell"),
+        ("idempotent with an odd probe", "true"),
+    ],
+)
+async def test_a_probe_that_raised_failed_the_run_or_left_its_call_open(world: World, text: str, says: str) -> None:
+    """So did one that returned no verdict, or one that is no JSON. And a tool that may start twice did not."""
+    (world.stage.folder / "probe says").write_text(says)
+    run = await world.submitted("tools", text)
+    await (await world.begun(run, "send 0 1")).die()
+    world.stage.go_on()
+    run = await world.done(run)
+    assert run.status is RunStatus.COMPLETED, run.error
+    may_repeat = text != "odd probe"
+    assert await world.results() == ["sent 0" if may_repeat else OUTCOME_UNKNOWN]
+    asked = [one for one in world.stage.reached if one.startswith("asked ")]
+    assert (len(asked), len(set(asked))) == (2, 1)
+    assert await world.is_valid()
+    [effect] = await EffectStore(world.stores.database).of_run(run, ())
+    assert (effect.state, effect.attempt) == (("done", 2) if may_repeat else ("unknown", 1))
+
+
 async def test_the_code_is_told_of_a_call_whose_outcome_is_unknown(world: World) -> None:
     run = await world.submitted("tools", "unknown")
     await (await world.begun(run, "send 0 1")).die()
