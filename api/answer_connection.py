@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.event_stream import CONNECTION, KEEP_ALIVE_BYTES, RAW_SEND, OpenStream
-from shared.waits import LeanEvent
+from shared.concurrency import LeanEvent
 
 Item = TypeVar("Item")
 

@@ -8,7 +8,6 @@ from shared.concurrency import repeating
 from shared.domain.code_agents import KnownVersion
 from shared.domain.errors import InvalidRequest, Unavailable
 from shared.domain.models import CODE, DEFAULT_LIMIT, KnownModel, code_agent_of, code_handle
-from shared.process.context import ProcessContext
 from shared.redis.process_presence import ProcessPresence
 from shared.sql.definitions.code_agents import CodeAgentStore, KnownCodeAgent
 
@@ -23,11 +22,6 @@ class CodeAgentNames:
         self._store = store
         self._presence = presence
         self.known: Sequence[KnownCodeAgent] = ()
-
-    @classmethod
-    def of(cls, everybodys: ProcessContext) -> "CodeAgentNames":
-        """Those of a deployment: agents belong to no project."""
-        return cls(CodeAgentStore(everybodys.database), ProcessPresence(everybodys.redis))
 
     def watching(self) -> AbstractAsyncContextManager[None]:
         """Keeps them current for as long as the block lasts."""

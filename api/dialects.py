@@ -30,8 +30,8 @@ from api.runs.submission import SubmissionService
 from api.runs.thread_streams import ThreadStreams
 from api.runs.thread_watches import ThreadWatches
 from shared.process.context import ProcessContext
-from shared.runs.sleeptime_runs import SleeptimeRuns
-from shared.runs.started_runs import StartedRuns
+from shared.process.settings import Settings
+from shared.runs.started_runs import SleeptimeRuns, StartedRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
@@ -114,6 +114,11 @@ def dialect_services(
     )
 
 
+def input_limits_of(settings: Settings) -> InputLimits:
+    """Returns the limits of texts that the settings define."""
+    return InputLimits(settings.max_message_chars, settings.max_tool_source_chars)
+
+
 def _ui_chats(process: ProcessContext, threads: PageThreads, pages: PageService, streams: ThreadStreams) -> UiChats:
     """Answers the AI SDK's chats."""
     return UiChats(
@@ -139,7 +144,7 @@ def _pages(
         submissions=submissions,
         messages=MessageLists(process.database),
         canceller=cancels.canceller,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
     )
 
 
@@ -186,7 +191,7 @@ def mcp_service(
         submissions=submissions,
         streaming=streaming,
         waiter=waiter,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
         clock=clock,
         ids=ids,
     )
@@ -200,7 +205,7 @@ def chat_service(
         submissions=submissions,
         streaming=streaming,
         waiter=waiter,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
         clock=process.clock,
     )
 
@@ -219,7 +224,7 @@ def answer_service(
         waiter=waiter,
         messages=MessageStore(process.database),
         runs_of_turn=sleeptime.of_turn,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
         clock=process.clock,
     )
 
@@ -243,7 +248,7 @@ def response_service(
         messages=MessageStore(process.database),
         listing=submissions.listing,
         cancels=cancels,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
         clock=process.clock,
     )
 
@@ -269,7 +274,7 @@ def _conversations(process: ProcessContext, threads: ResponseThreads) -> Convers
         messages=MessageStore(process.database),
         approvals=ApprovalStore(process.database),
         threads=threads,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
         clock=process.clock,
         ids=process.ids,
     )

@@ -21,8 +21,8 @@ from api.answer_connection import CLOSE_DELIMITED, AnswerConnection, CloseDelimi
 from api.connection_rules import ConnectionLimit
 from api.errors import plain_body
 from api.event_stream import CONNECTION, ENDS_WITH_CLIENT, KEEP_ALIVE_BYTES
+from shared.concurrency import LeanEvent
 from shared.domain.errors import ErrorCode
-from shared.waits import LeanEvent
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -27,9 +27,8 @@ from api.callbacks.endpoints import WebhookEndpoints
 from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
 from api.callbacks.signing import signing_key
 from api.code_agents import CodeAgentNames
-from api.dialects import dialect_services
+from api.dialects import dialect_services, input_limits_of
 from api.event_stream import ServerEnd
-from api.input_limits import InputLimits
 from api.letta.runs import wire_callback
 from api.mcp_services import McpParts, mcp_parts, mcp_services
 from api.openai.response_object import DIALECT as RESPONSES
@@ -55,6 +54,7 @@ from shared.process.service_answers import Readiness, ServiceAnswers
 from shared.process.traces import traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.run_trees import RunTrees
@@ -64,6 +64,7 @@ from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
+from shared.sql.definitions.code_agents import CodeAgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.definitions.tools import ToolStore
@@ -129,7 +130,7 @@ def submission_service(
         listing=listing,
         queued_runs=QueuedRuns(listing, process.settings.limits, process.clock),
         max_steps=process.settings.max_steps,
-        input_limits=InputLimits.of(process.settings),
+        input_limits=input_limits_of(process.settings),
         approvals=decisions.approvals,
         decisions=decisions,
         inbox=process.patience().applied_to(InboxStore(process.database), InboxStore.inject),
@@ -137,7 +138,7 @@ def submission_service(
         queue=canceller.queue,
         event_log=canceller.event_log,
         canceller=canceller,
-        code_agents=CodeAgentNames.of(everybodys),
+        code_agents=CodeAgentNames(CodeAgentStore(everybodys.database), ProcessPresence(everybodys.redis)),
         traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
         clock=process.clock,
         ids=process.ids,
@@ -405,7 +406,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         readiness=_readiness(everybodys),
         agent_answers=_agent_answers(process, agent_store, approvals, message_store, access.audit),
         message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),
-        input_limits=InputLimits.of(settings),
+        input_limits=input_limits_of(settings),
         operations=operations_service(process, everybodys, queue, event_log),
     )
 

@@ -28,8 +28,7 @@ from shared.sql.engine import Database
 from shared.sql.runs.callbacks import CallbackStore
 from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.webhooks import WebhookDeliveryStore
-from shared.telemetry.api_metrics import DeploymentState
-from shared.telemetry.metrics import Metrics
+from shared.telemetry.metrics import DeploymentState, Metrics
 
 # The metrics of the whole deployment: its runs by status, its queue, its callbacks, its Redis servers. Every API
 # process exports the same values; a sum over processes would count them more than once. The API asks SQL and Redis

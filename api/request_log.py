@@ -19,7 +19,7 @@ from structlog.contextvars import bind_contextvars, clear_contextvars, get_conte
 
 from api.access.callers import Network, client_address
 from shared.concurrency import Clock
-from shared.telemetry.api_metrics import ApiMetrics
+from shared.telemetry.metrics import ApiMetrics
 from shared.telemetry.tracer import trace_id_of
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

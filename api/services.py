@@ -40,7 +40,7 @@ from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
 from shared.process.service_answers import Readiness
 from shared.process.settings import Settings
-from shared.runs.sleeptime_runs import SleeptimeRuns
+from shared.runs.started_runs import SleeptimeRuns
 from shared.secret_keys import SecretKeys
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore

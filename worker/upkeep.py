@@ -10,8 +10,7 @@ from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.retention import RecordRetention, Retention
 from shared.runs.run_trees import RunTrees
-from shared.runs.sleeptime_runs import LOOK_EVERY_S, SleeptimeRuns
-from shared.runs.started_runs import StartedRuns
+from shared.runs.started_runs import LOOK_EVERY_S, SleeptimeRuns, StartedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore

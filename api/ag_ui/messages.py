@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from api.attached_files import attached_file
-from api.bounded_fields import as_object
+from api.input_limits import as_object
 from api.pages.leg_parts import AGAIN
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId

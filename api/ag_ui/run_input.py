@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.ag_ui.messages import read_content, result_id
-from api.bounded_fields import MOST_ENTRIES, BoundedSchema, as_object
+from api.input_limits import MOST_ENTRIES, BoundedSchema, as_object
 from api.pages.decisions import PageAnswer, PageRefusal, RefusalCode
 from api.pages.leg_parts import AGAIN
 from api.pages.threads import LONGEST_NAME

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.ai_sdk.answer_chunks import Seen, own_id
 from api.attached_files import attached_file
-from api.bounded_fields import MOST_ENTRIES, BoundedSchema, Parts, as_object
+from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.pages.decisions import PageAnswer
 from api.pages.threads import LONGEST_NAME
 from api.runs.command import BusyPolicy

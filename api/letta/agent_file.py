@@ -10,20 +10,21 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from api.bounded_fields import MOST_ENTRIES, Description, Few, as_object
 from api.errors import place_of
+from api.input_limits import MOST_ENTRIES, Description, Few, as_object
 from api.letta.message_input import content_parts, tool_result
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
 from shared.domain.errors import InvalidRequest
 from shared.domain.groups import MOST_TURNS
 from shared.domain.ids import IdMaker
-from shared.domain.imported_agents import BroughtHistory, ImportedMessage
+from shared.domain.imported_agents import BroughtHistory
 from shared.domain.mcp_servers import MCP_TYPE, SOURCE
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
     ContentPart,
     Decision,
+    ImportedMessage,
     MessageBody,
     Reasoning,
     TextContent,

@@ -17,7 +17,7 @@ from api.letta.context import SETTINGS as COMPACTION
 from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool
-from shared.domain.agents import Agent, Block
+from shared.domain.agents import Agent, Block, zone_of
 from shared.domain.groups import SLEEPTIME, Group
 from shared.domain.mcp_servers import McpServer
 from shared.domain.messages import (
@@ -35,7 +35,6 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
-from shared.domain.searches import zone_of
 from shared.domain.tools import Tool
 from shared.sql.definitions.agents import AgentDetails
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.bounded_fields import (
+from api.input_limits import (
     MOST_ENTRIES,
     Description,
     Few,
@@ -42,13 +42,20 @@ from api.letta.model_settings import (
     without_shown_limit,
 )
 from api.letta.runs import Waiting
-from api.letta.tools import wire_tool, without_source
-from shared.domain.agents import DEFAULT_SYSTEM, Agent, ModelOptions, WindowRules, changed_secrets, with_tool_rules
+from api.letta.tools import ToolRule, wire_tool, without_source
+from shared.domain.agents import (
+    DEFAULT_SYSTEM,
+    LONGEST_NAME,
+    Agent,
+    ModelOptions,
+    WindowRules,
+    changed_secrets,
+    with_tool_rules,
+)
 from shared.domain.groups import ENABLED, SLEEPTIME_AGENT, SYSTEM
 from shared.domain.ids import BlockId, IdMaker, ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, NewMessage, UserMessage, text_of
 from shared.domain.models import DEFAULT_HANDLE, PROVIDERS, can_embed, split_handle
-from shared.domain.searches import LONGEST_NAME
 from shared.domain.tool_catalog import MESSAGES_AGENTS, base_tool_rules, default_base_tools, needs_base_rules
 from shared.sql.definitions.agents import AgentDetails
 
@@ -81,50 +88,6 @@ SHAPES_NOTHING: Mapping[str, str] = {
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
 _MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
-
-
-class FilledIn(BaseModel):
-    """Arguments that a rule gives to the calls of a tool."""
-
-    name: str
-    args: dict[str, Any] | None = None
-
-
-class ToolRule(BaseModel):
-    """A rule for one of the agent's tools; each type has fields of its own."""
-
-    model_config = ConfigDict(extra="allow")
-
-    tool_name: str
-    type: Literal[
-        "requires_approval",
-        "run_first",
-        "exit_loop",
-        "continue_loop",
-        "constrain_child_tools",
-        "conditional",
-        "max_count_per_step",
-        "parent_last_tool",
-        "required_before_exit",
-    ]
-    prompt_template: str | None = None
-    args: dict[str, Any] | None = None
-    children: Names | None = None
-    child_arg_nodes: Annotated[list[FilledIn], Field(max_length=MOST_ENTRIES)] | None = None
-    child_output_mapping: Annotated[dict[str, str], Few] | None = None
-    default_child: str | None = None
-    require_output_mapping: bool | None = None
-    max_count_limit: Annotated[int, Field(ge=0)] | None = None
-
-    @model_validator(mode="after")
-    def _has_its_cases(self) -> Self:
-        if self.type == "conditional" and not self.child_output_mapping:
-            raise ValueError("child_output_mapping must name a tool for at least one result")
-        return self
-
-    def document(self) -> dict[str, Any]:
-        """The rule as the server stores and shows it: with the fields that its author sent."""
-        return {"prompt_template": None, **self.model_dump(exclude_unset=True)}
 
 
 class AgentFields(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.bounded_fields import Description, Metadata, Name, Tags
+from api.input_limits import Description, Metadata, Name, Tags
 from shared.domain.agents import Block
 from shared.domain.errors import BlockTooLong, InvalidRequest
 from shared.domain.ids import IdMaker, ProjectId

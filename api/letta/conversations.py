@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.bounded_fields import Description, Settings
 from api.errors import model_error_answer, refused
 from api.event_stream import CHARACTERS_OF_A_VALUE, EventStream, json_answer
-from api.input_limits import InputLimits
+from api.input_limits import Description, InputLimits, Settings
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.message_input import MessagesRequest, decisions_in, parts_in, user_bodies
 from api.letta.messages import in_utc, parts_of, wire_time

@@ -7,6 +7,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
+from api.errors import wire_waiting
 from api.letta.messages import (
     date_of,
     envelope,
@@ -19,7 +20,6 @@ from api.letta.messages import (
     wire_stop_reason,
 )
 from api.letta.refusals import PENDING_APPROVAL
-from api.waiting_calls import wire_waiting
 from shared.concurrency import unix_ms
 from shared.domain import events
 from shared.domain.errors import code_of

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.base_tools import BaseToolSeeder
-from api.bounded_fields import Description
 from api.errors import Refused
+from api.input_limits import Description
 from shared.concurrency import Clock
 from shared.domain.agents import Agent, Block
 from shared.domain.errors import ErrorCode, InvalidRequest

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, assert_never, cast
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from api.bounded_fields import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
+from api.input_limits import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
 from api.runs.command import BusyPolicy, Part, ReadDecisions
 from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval

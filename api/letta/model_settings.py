@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import asdict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from api.bounded_fields import Settings
+from api.input_limits import Settings
 from api.offered_models import OfferedModels
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.models import (

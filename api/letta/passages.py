@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bounded_fields import Description, Metadata
+from api.input_limits import Description, Metadata
 from api.letta.agents import EmbeddingConfigFields
 from api.letta.messages import wire_time
 from api.letta.model_settings import wire_embedding_config
 from shared.concurrency import beside
+from shared.domain.agents import zone_of
 from shared.domain.ids import UUID4_PATTERN, AgentId, ArchiveId, IdMaker, ProjectId
 from shared.domain.models import LONGEST_HANDLE
 from shared.domain.searches import (
@@ -22,7 +23,6 @@ from shared.domain.searches import (
     NewPassage,
     Passage,
     PassageQuery,
-    zone_of,
 )
 
 MOST_AT_ONCE = 500

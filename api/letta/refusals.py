@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
 
-from api.errors import MOST_FLAWS, Refusal, field_of, plain_body, sentence_of, text_of
+from api.errors import MOST_FLAWS, Refusal, field_of, plain_body, sentence_of, text_of, wire_waiting
 from api.request_log import request_id
-from api.waiting_calls import wire_waiting
 from shared.domain.errors import ErrorCode, code_of, error_fields
 
 NO_MESSAGES = "Messages must not be empty"

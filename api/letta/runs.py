@@ -8,7 +8,8 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from api.bounded_fields import BoundedSchema, Names
+from api.errors import wire_waiting
+from api.input_limits import BoundedSchema, Names
 from api.letta.frames import error_fields, usage_fields
 from api.letta.message_input import wire_content
 from api.letta.messages import NOT_ANSWERS, wire_messages, wire_stop_reason, wire_time
@@ -16,7 +17,6 @@ from api.letta.traces import duration_ns, ns_between
 from api.offered_models import OfferedModels
 from api.runs.cancel import Cancel
 from api.runs.single_runs import Question
-from api.waiting_calls import wire_waiting
 from shared.domain.approvals import Approval, WaitingCalls
 from shared.domain.errors import CancelMode, UnknownHandle
 from shared.domain.ids import MAX_SEQ, RunId, is_id

@@ -3,14 +3,22 @@
 import hashlib
 from collections.abc import Collection
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.bounded_fields import Description, Metadata, Objects, Tags
+from api.input_limits import (
+    MOST_ENTRIES,
+    Description,
+    Few,
+    Metadata,
+    Names,
+    Objects,
+    Tags,
+)
 from api.letta.messages import outcome_field
 from api.letta.runs import Waiting
 from api.tool_source.reader import ToolDeclaration, read_tool_source
@@ -20,7 +28,9 @@ from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.mcp_servers import MCP_TYPE, kept_source
 from shared.domain.messages import ToolReturn
-from shared.domain.tool_catalog import is_base_tool
+from shared.domain.tool_catalog import (
+    is_base_tool,
+)
 from shared.domain.tools import (
     CUSTOM,
     DEFAULT_RETURN_CHAR_LIMIT,
@@ -404,3 +414,47 @@ _EMPTY: dict[str, Any] = {"tags": [], "args_json_schema": {}, "metadata_": {}}
 
 def _hash_of(tool: Tool) -> str:
     return hashlib.sha256(tool.source_code.encode()).hexdigest()[:12]
+
+
+class FilledIn(BaseModel):
+    """Arguments that a rule gives to the calls of a tool."""
+
+    name: str
+    args: dict[str, Any] | None = None
+
+
+class ToolRule(BaseModel):
+    """A rule for one of the agent's tools; each type has fields of its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tool_name: str
+    type: Literal[
+        "requires_approval",
+        "run_first",
+        "exit_loop",
+        "continue_loop",
+        "constrain_child_tools",
+        "conditional",
+        "max_count_per_step",
+        "parent_last_tool",
+        "required_before_exit",
+    ]
+    prompt_template: str | None = None
+    args: dict[str, Any] | None = None
+    children: Names | None = None
+    child_arg_nodes: Annotated[list[FilledIn], Field(max_length=MOST_ENTRIES)] | None = None
+    child_output_mapping: Annotated[dict[str, str], Few] | None = None
+    default_child: str | None = None
+    require_output_mapping: bool | None = None
+    max_count_limit: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _has_its_cases(self) -> Self:
+        if self.type == "conditional" and not self.child_output_mapping:
+            raise ValueError("child_output_mapping must name a tool for at least one result")
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """The rule as the server stores and shows it: with the fields that its author sent."""
+        return {"prompt_template": None, **self.model_dump(exclude_unset=True)}

@@ -11,9 +11,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from starlette.responses import Response
 
-from api.bounded_fields import as_object
-from api.errors import Refusal, field_of
-from api.waiting_calls import wire_waiting
+from api.errors import Refusal, field_of, wire_waiting
+from api.input_limits import as_object
 from shared.process.importing import VERSION
 
 SERVER_INFO: Final = {"name": "holdfast", "title": "Holdfast", "version": VERSION}

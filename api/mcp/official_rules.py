@@ -24,7 +24,7 @@ from mcp_types import methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from api.bounded_fields import as_object
+from api.input_limits import as_object
 from api.mcp.messages import (
     HEADER_MISMATCH,
     INVALID_PARAMS,

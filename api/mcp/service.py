@@ -19,9 +19,8 @@ from starlette.responses import Response
 from api.access.callers import Caller
 from api.access.route_rules import LEVELS_OF_MCP
 from api.admission import release_permit
-from api.bounded_fields import as_object
-from api.errors import RefusalAnswer, domain_error_answer
-from api.input_limits import InputLimits
+from api.errors import RefusalAnswer, domain_error_answer, wire_waiting
+from api.input_limits import InputLimits, as_object
 from api.mcp.agent_tools import LIST_KEPT_MS, AgentTools, arguments_of
 from api.mcp.call_fold import CallStream, ended_call, input_required
 from api.mcp.messages import (
@@ -48,7 +47,6 @@ from api.runs.command import AgentThread, Command, Part, SubmissionHeaders, keys
 from api.runs.reader import RunWaiter, elsewhere
 from api.runs.streaming import StreamService
 from api.runs.submission import SubmissionService
-from api.waiting_calls import wire_waiting
 from shared.concurrency import Clock
 from shared.domain.agents import Agent
 from shared.domain.errors import Conflict, HoldfastError, InvalidRequest, NameTaken, NotFound, PendingApproval

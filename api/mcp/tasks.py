@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from api.access.callers import Caller
-from api.bounded_fields import as_object
+from api.input_limits import as_object
 from api.mcp.call_fold import CallFold, input_requests
 from api.mcp.messages import INVALID_PARAMS, RECEIPT, RUN_ID, RpcError
 from api.runs.cancel import Cancel, CancelService

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from api.bounded_fields import BoundedSchema, as_object
-from api.errors import Refusal, sentence_of, showable
-from api.waiting_calls import wire_waiting
+from api.errors import Refusal, sentence_of, showable, wire_waiting
+from api.input_limits import BoundedSchema, as_object
 from shared.domain.errors import ErrorCode, code_of
 from shared.domain.messages import ContentPart, Decision, ImageContent, TextContent, UserMessage, text_with_notes
 from shared.domain.tools import ClientTool

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from api.attached_files import attached_file
-from api.bounded_fields import as_object
+from api.input_limits import as_object
 from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, summary_in
 from shared.domain.approvals import Approval

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from api.bounded_fields import BoundedSchema, as_object
+from api.input_limits import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
 from api.openai.response_object import INCLUDE_ENCRYPTED
 from api.openai.responses_input import COMPACTION_TRIGGER, MOST_ITEMS

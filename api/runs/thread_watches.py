@@ -10,12 +10,11 @@ import asyncio
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
 
-from shared.concurrency import repeating
+from shared.concurrency import NewsWait, RoughTimers, repeating
 from shared.domain.ids import ProjectId, ThreadId
 from shared.redis import keys
 from shared.redis.event_log import EventFeed
 from shared.sql.runs.turns import ThreadState, TurnStore
-from shared.waits import NewsWait, RoughTimers
 
 LOOK_S = 5.0
 """Seconds between two looks for changes whose announcements were lost."""

@@ -3,15 +3,15 @@
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec.structs import replace
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, BlockId, ConversationId, ProjectId, ToolId
-from shared.domain.searches import zone_of
 from shared.domain.tools import Tool
 
 NEWEST_KIND = "letta_v1_agent"
@@ -406,3 +406,17 @@ def _place(skill: ClientSkill) -> tuple[str, str]:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()
+
+
+LONGEST_NAME = 100
+"""Characters of the name of a time zone."""
+
+
+def zone_of(timezone: str) -> tzinfo:
+    """The zone of this name; UTC where there is none, because agents may have any text as their timezone."""
+    if len(timezone) > LONGEST_NAME:
+        return UTC  # it would be looked for among files
+    try:
+        return ZoneInfo(timezone)
+    except (KeyError, ValueError, OSError):
+        return UTC

@@ -13,6 +13,7 @@ from shared.domain.ids import IdMaker, MessageId
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
+    ImportedMessage,
     MessageBody,
     NewMessage,
     Summary,
@@ -22,14 +23,6 @@ from shared.domain.messages import (
 )
 from shared.domain.settling import OpenCalls, close_calls
 from shared.domain.tools import Rule, Tool
-
-
-class ImportedMessage(msgspec.Struct, frozen=True):
-    """A message with its turn. Turn 0 has the summaries with which a history begins."""
-
-    turn: int
-    message: NewMessage
-    in_context: bool = True
 
 
 class BroughtTool(msgspec.Struct, frozen=True):

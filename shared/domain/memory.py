@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from shared.domain.agents import Block
 from shared.domain.errors import HoldfastError
 from shared.domain.ids import BlockId
-from shared.domain.messages import ToolReturn
 
 READ_ONLY = "This block is read-only and cannot be edited."
 
@@ -31,21 +30,6 @@ class EditedMemory(msgspec.Struct, frozen=True):
     made: Sequence[Block] = ()
     detached: Sequence[BlockId] = ()
     """These blocks leave the agent; other agents that have them keep them."""
-
-
-class EditedBlock(msgspec.Struct, frozen=True):
-    """A block that an edit has changed."""
-
-    id: BlockId
-    version: int
-    """The version from which the edit was computed. The edited block has the next one."""
-
-
-class FinishedEdit(msgspec.Struct, frozen=True):
-    """A stored edit: the result for the model, and the changed blocks."""
-
-    result: ToolReturn
-    edited: Sequence[EditedBlock] = ()
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -321,3 +321,11 @@ def estimate_message_tokens(body: MessageBody) -> int:
             return estimate_tokens(text)
         case SystemMessage() | ApprovalResponse():
             return 0
+
+
+class ImportedMessage(msgspec.Struct, frozen=True):
+    """A message with its turn. Turn 0 has the summaries with which a history begins."""
+
+    turn: int
+    message: NewMessage
+    in_context: bool = True

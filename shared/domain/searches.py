@@ -12,13 +12,13 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime, time, tzinfo
+from datetime import datetime, time
 from functools import lru_cache
 from typing import Any, Literal
-from zoneinfo import ZoneInfo
 
 import msgspec
 
+from shared.domain.agents import zone_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, ArchiveId, PassageId, ProjectId
 from shared.domain.messages import AssistantMessage, MessageBody, ToolReturns, UserMessage, text_of
@@ -125,9 +125,6 @@ def _letter_or_space(character: str) -> str:
 # Times as people and models write them, in the time zone of an agent.
 
 
-LONGEST_NAME = 100
-"""Characters of the name of a time zone."""
-
 _DATE = re.compile(r"\d{4}-?\d{2}-?\d{2}")
 
 
@@ -146,16 +143,6 @@ def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> d
     if is_end and _DATE.fullmatch(text):
         moment = datetime.combine(moment, time.max)
     return moment if moment.tzinfo else moment.replace(tzinfo=zone_of(timezone))
-
-
-def zone_of(timezone: str) -> tzinfo:
-    """The zone of this name; UTC where there is none, because agents may have any text as their timezone."""
-    if len(timezone) > LONGEST_NAME:
-        return UTC  # it would be looked for among files
-    try:
-        return ZoneInfo(timezone)
-    except (KeyError, ValueError, OSError):
-        return UTC
 
 
 # Vectors of texts, and which of them are near to another.

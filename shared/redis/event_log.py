@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import structlog
 
+from shared.concurrency import NewsWait, RoughTimers
 from shared.crash_points import CrashPoint, crash_point, reach
 from shared.domain.approvals import Approval
 from shared.domain.errors import HoldfastError, LeaseLost, Unavailable
@@ -26,7 +27,6 @@ from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.connection import LuaScript, Redis, Script, redis_answers
 from shared.redis.log_servers import LogServers, OneLogServer
-from shared.waits import NewsWait, RoughTimers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

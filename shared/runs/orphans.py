@@ -3,14 +3,11 @@
 The API cancels them for its clients. The sweeper cancels those that no API process has ended, and the expiry of
 approvals cancels parked runs. All use the same guarded settle: if a worker claims the run at the same time, one of the
 two is refused.
-
-`adopt_log` hands the log of such a run to its next owner.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -21,12 +18,13 @@ from shared.domain.errors import CancelMode, Conflict, LeaseLost, LifecycleError
 from shared.domain.events import LogContinued, StopReason, decode, encode
 from shared.domain.ids import Fence, IdMaker, Seq
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.log_writer import LogTail, LogWriter, first_seq_of, unbroken
+from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
 from shared.domain.messages import Decision, NewMessage, text_to_count
 from shared.domain.runs import Cause, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd, ShownStep, lost_usage, open_calls
 from shared.redis.event_log import EventLog
 from shared.redis.queue import RunQueue
+from shared.runs.log_adoption import AdoptedLog, adopt_log
 from shared.sql.access.audit import Asker, asked_by
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.history.messages import MessageStore
@@ -37,38 +35,6 @@ from shared.sql.runs.run_store import RunStore, Submitted
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.sql.runs.steps import EventStore
 from shared.telemetry.tracer import NoTracer, Tracer, of_run
-
-
-class AdoptedLog(NamedTuple):
-    """A log whose remaining events are all in SQL."""
-
-    follows: Seq
-    """The number before the new owner's first event. Later events that readers may have seen are void."""
-    is_whole: bool
-    """Redis still has the log's end, so readers have seen nothing after `follows`."""
-
-
-async def adopt_log(
-    run: Run, event_log: EventLog, checkpoints: CheckpointStore, now: datetime, *, stores_first: bool = False
-) -> AdoptedLog:
-    """Fences earlier owners off a run's log, and stores the events that they have shown and SQL lacks. With
-    `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
-
-    A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if one has the run, and
-    `Unavailable`.
-    """
-    last = await event_log.open(run.id, run.fence)
-    if last <= run.last_seq:
-        return AdoptedLog(run.last_seq, is_whole=stores_first or last == run.last_seq)
-    entries = await event_log.read(run.id, run.last_seq, limit=None)
-    shown = unbroken(run.last_seq, entries)
-    if len(shown) < len(entries):
-        # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
-        await event_log.drop(run.id)
-    if shown:
-        await checkpoints.adopt(run, shown, now)
-    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=stores_first or len(shown) == len(entries))
-
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from shared.concurrency import background
 from shared.domain.errors import Unavailable
-from shared.sql.causes import unavailable
-from shared.sql.engine import PRAGMAS, Database
+from shared.sql.engine import PRAGMAS, Database, unavailable
 
 Result = TypeVar("Result")
 

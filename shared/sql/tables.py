@@ -5,6 +5,7 @@ orders or guards has its own column. `document_of` refuses a text that Postgres 
 """
 
 from array import array
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
 from shared.domain.errors import InvalidRequest
-from shared.domain.searches import Vector
 
 Struct = TypeVar("Struct")
 
@@ -68,7 +68,7 @@ class UtcMoment(sa.TypeDecorator[datetime]):
         return None if value is None else EPOCH + timedelta(microseconds=int(value))
 
 
-class VectorNumbers(sa.TypeDecorator[Vector]):
+class VectorNumbers(sa.TypeDecorator[Sequence[float]]):
     """Numbers of single precision: bytes on SQLite; on Postgres an array, which pgvector can read if it is
     installed."""
 
@@ -78,12 +78,12 @@ class VectorNumbers(sa.TypeDecorator[Vector]):
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         return dialect.type_descriptor(sa.LargeBinary() if dialect.name == "sqlite" else postgresql.ARRAY(sa.REAL))
 
-    def process_bind_param(self, value: Vector | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> Any:
         if value is None:
             return None
         return array("f", value).tobytes() if dialect.name == "sqlite" else list(value)
 
-    def process_result_value(self, value: Any | None, dialect: Dialect) -> Vector | None:
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> Sequence[float] | None:
         if value is None or dialect.name != "sqlite":
             return value
         numbers = array("f")

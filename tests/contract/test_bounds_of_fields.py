@@ -7,10 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.bounded_fields import LONGEST_METADATA, LONGEST_SETTINGS, MOST_ENTRIES
 from api.errors import LONGEST_DETAIL, MOST_FLAWS
-from shared.domain.agents import LARGEST_PART, SEALED
-from shared.domain.searches import zone_of
+from api.input_limits import LONGEST_METADATA, LONGEST_SETTINGS, MOST_ENTRIES
+from shared.domain.agents import LARGEST_PART, SEALED, zone_of
 from tests.kit.product.in_process import api_client
 from tests.kit.services.databases import open_database
 

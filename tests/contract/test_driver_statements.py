@@ -11,8 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from shared.domain.errors import InvalidRequest, Unavailable
 from shared.domain.ids import ThreadId
-from shared.sql.compiled import CompiledStatements
-from shared.sql.connection import WRITES_AT_ONCE, Filled
+from shared.sql.connection import WRITES_AT_ONCE, CompiledStatements, Filled
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import run_inputs, runs

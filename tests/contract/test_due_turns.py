@@ -16,8 +16,7 @@ from shared.domain.ids import RunId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import UserMessage
 from shared.redis.queue import RunQueue
-from shared.runs.sleeptime_runs import SleeptimeRuns
-from shared.runs.started_runs import StartedRuns
+from shared.runs.started_runs import SleeptimeRuns, StartedRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor

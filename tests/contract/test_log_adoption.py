@@ -13,7 +13,7 @@ from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, LogWri
 from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.event_log import EventLog
-from shared.runs.orphans import adopt_log
+from shared.runs.log_adoption import adopt_log
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from worker.run.publisher import recover_log
 

@@ -9,11 +9,10 @@ from shared.domain.errors import NameTaken
 from shared.domain.events import Ended, ToolsReturned, decode
 from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
-from shared.domain.memory import FinishedEdit
 from shared.domain.messages import ToolReturn
 from shared.domain.runs import TOOL_RUN, Run, RunOptions, SubmissionKeys
 from shared.domain.settling import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN
-from shared.sql.runs.checkpoints import ToolRunStore, finish_intent
+from shared.sql.runs.checkpoints import FinishedEdit, ToolRunStore, finish_intent
 from shared.sql.runs.settlement import Settled
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import (

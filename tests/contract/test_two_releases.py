@@ -24,7 +24,8 @@ from shared.redis.channel_listener import Announcements, CancelSignal, ChannelLi
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue
-from shared.runs.orphans import OrphanedRuns, adopt_log
+from shared.runs.log_adoption import adopt_log
+from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from tests.kit.runs.waiting_runs import WaitingRuns, make_worker, serving

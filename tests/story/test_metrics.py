@@ -5,7 +5,7 @@ from typing import Any
 
 from api.access.callers import DEFAULT_PROJECT, act_for
 from shared.domain.ids import StepId
-from shared.telemetry.worker_metrics import CUT_OFF
+from shared.telemetry.metrics import CUT_OFF
 from tests.kit.exposition import Figures, scraped
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product

@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from shared.domain.errors import Unavailable, Unusable
-from shared.sql.causes import as_ours
+from shared.sql.engine import as_ours
 
 
 def postgres_error(state: str) -> DBAPIError:

@@ -12,8 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from api.answer_connection import AnswerConnection, WholeAnswers
 from api.event_stream import CONNECTION, KEEP_ALIVE, EventStream, ServerEnd, StreamBroken
 from api.request_log import StreamFigures
-from shared.concurrency import background
-from shared.waits import LeanEvent
+from shared.concurrency import LeanEvent, background
 from tests.kit.wait_until import wait_until
 
 FRAMES = b"data: 1\n\n", b"data: 2\n\n"

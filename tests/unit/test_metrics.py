@@ -9,8 +9,7 @@ from shared.domain.events import StopReason
 from shared.domain.lifecycle import RunStatus
 from shared.domain.operations import ServerMemory
 from shared.domain.runs import Usage
-from shared.telemetry.api_metrics import DeploymentState
-from shared.telemetry.metrics import Metrics
+from shared.telemetry.metrics import DeploymentState, Metrics
 from tests.kit.exposition import Figures
 from tests.kit.project.source_tree import ROOT
 

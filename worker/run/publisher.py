@@ -20,7 +20,7 @@ from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run, WaitsFor
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import EventLog, RedisLostData
-from shared.runs.orphans import AdoptedLog, adopt_log
+from shared.runs.log_adoption import AdoptedLog, adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.steps import EventStore
 from worker.run.interruption import Interruption

@@ -25,8 +25,8 @@ from shared.domain.messages import (
     text_with_notes,
 )
 from shared.domain.runs import Usage
+from shared.telemetry.metrics import WorkerMetrics
 from shared.telemetry.tracer import Attributes, Span, SpanKind, Tracer, of_run, trace_id_of
-from shared.telemetry.worker_metrics import WorkerMetrics
 from worker.models.provider import AttemptFailed
 from worker.run.observation import (
     Observed,

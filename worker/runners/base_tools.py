@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
-from shared.domain.agents import Block
+from shared.domain.agents import Block, zone_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import IdMaker
 from shared.domain.memory import EditedMemory, Memory, RefusedEdit, edit_memory
@@ -23,7 +23,6 @@ from shared.domain.searches import (
     refuse_long_query,
     refuse_oversized,
     refuse_oversized_query,
-    zone_of,
 )
 from shared.domain.tool_catalog import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS, JsonObject, base_tool_arguments
 from shared.domain.tools import Tool

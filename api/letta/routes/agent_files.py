@@ -13,13 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.access.authentication import Access
 from api.base_tools import BaseToolSeeder
-from api.bounded_fields import MOST_ENTRIES
 from api.dependencies import AgentIdPath, ProjectDep, served
 from api.direct_route import LateRoute
 from api.errors import Refused
 from api.event_stream import in_pieces
 from api.every_answer import warning_of
-from api.input_limits import InputLimits
+from api.input_limits import MOST_ENTRIES, InputLimits
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import ExportedAgent, agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin, ServersHere

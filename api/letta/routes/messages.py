@@ -32,7 +32,7 @@ from shared.domain.errors import NotFound, Unavailable
 from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, RunId, ThreadId
 from shared.domain.models import split_handle
 from shared.domain.runs import GENERATE
-from shared.runs.sleeptime_runs import SleeptimeRuns
+from shared.runs.started_runs import SleeptimeRuns
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.history.message_lists import MessageFilter, MessageLists

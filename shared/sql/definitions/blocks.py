@@ -12,7 +12,7 @@ from shared.crash_points import CrashPoint
 from shared.domain.agents import Block
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ArchiveId, BlockId, ProjectId
-from shared.domain.memory import EditedBlock, EditedMemory, FinishedEdit, RefusedEdit
+from shared.domain.memory import EditedMemory, RefusedEdit
 from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.domain.searches import NewPassage
@@ -32,7 +32,7 @@ from shared.sql.definitions.groups import share_blocks
 from shared.sql.engine import Database
 from shared.sql.paging import Page, contains, count_rows, field_of_document, made_of, remember_place, rows_of_page
 from shared.sql.portable import PositionOf
-from shared.sql.runs.checkpoints import finish_intent, finished_edit
+from shared.sql.runs.checkpoints import EditedBlock, FinishedEdit, finish_intent, finished_edit
 from shared.sql.runs.rows import lock_owned
 from shared.sql.tables import agent_blocks, agent_tags, agents, blocks, from_json, to_json
 

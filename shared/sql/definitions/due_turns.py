@@ -24,7 +24,7 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import append_turn, is_listed, is_of, message_of
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.paging import made_of
-from shared.sql.runs.group_turns import enqueue_turn
+from shared.sql.runs.settlement import enqueue_turn
 from shared.sql.tables import agent_groups, agents, group_turns, messages
 
 AT_ONCE = 500

@@ -12,8 +12,7 @@ from sqlalchemy import RowMapping
 from shared.concurrency import beside
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, ThreadId
-from shared.domain.imported_agents import ImportedMessage
-from shared.domain.messages import AssistantMessage, Message, MessageBody, NewMessage
+from shared.domain.messages import AssistantMessage, ImportedMessage, Message, MessageBody, NewMessage
 from shared.domain.runs import Compaction, Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection

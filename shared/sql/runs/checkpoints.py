@@ -17,12 +17,11 @@ import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint, crash_point
 from shared.domain.effects import SettledEffect
-from shared.domain.ids import Fence, IdMaker, RunId, Seq
+from shared.domain.ids import BlockId, Fence, IdMaker, RunId, Seq
 from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import RunStatus
 from shared.domain.limits import Account
 from shared.domain.log_writer import Entries, LogTail, consecutive
-from shared.domain.memory import EditedBlock, FinishedEdit
 from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import Compaction, Run, Step, Usage, WaitsFor, asked_call
 from shared.domain.settling import RunEnd, unfinished_return
@@ -37,6 +36,22 @@ from shared.sql.runs.journal import FORGET_JOURNAL, entries_of, state_of_thread,
 from shared.sql.runs.rows import LockedRun, input_of, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, insert_events, packed_blocks, upsert_step
 from shared.sql.tables import from_json, microseconds, to_json
+
+
+class EditedBlock(msgspec.Struct, frozen=True):
+    """A block that an edit has changed."""
+
+    id: BlockId
+    version: int
+    """The version from which the edit was computed. The edited block has the next one."""
+
+
+class FinishedEdit(msgspec.Struct, frozen=True):
+    """A stored edit: the result for the model, and the changed blocks."""
+
+    result: ToolReturn
+    edited: Sequence[EditedBlock] = ()
+
 
 # The state of a run's tool calls before their results enter the history. A row has the intent to start a tool, and the
 # call's result if a worker stored it with the call's effect, or before other calls of the same answer had ended.

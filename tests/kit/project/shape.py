@@ -12,7 +12,7 @@ from tests.kit.project.source_tree import ROOT, Source, dotted_name, imported_mo
 
 SHAPE_FILE = ROOT / "tests/architecture/shape.toml"
 
-DRIVER_FILES = tuple(f"shared/sql/{name}.py" for name in ("compiled", "connection", "engine"))
+DRIVER_FILES = tuple(f"shared/sql/{name}.py" for name in ("connection", "engine"))
 """Where the database's kind may be asked for: what speaks to its driver."""
 
 MIDDLEWARES_FILE = "api/application.py"
