@@ -205,6 +205,7 @@ def check(
         if found["traceback"]:
             hint(str(found["traceback"]).rstrip())
         said = [f"unfit: {reason}" for reason in found["reasons"]] or ["fit: a worker can have it"]
+        said += [f"warning: {warning}" for warning in found["warnings"]]
         print("\n".join(map(printable, said)))
     if not found["fit"]:
         raise typer.Exit(FAILURE)

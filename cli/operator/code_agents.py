@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from shared.domain.errors import InvalidRequest
-from worker.agents.body_process import AgentHost, HostedAgent, HostPlan, UnfitModule
+from worker.agents.body_process import AgentHost, HostPlan, UnfitModule
 from worker.agents.dry_replay import DryReplay, ReplayReport, entry_of
 from worker.agents.hosts import plans
 
@@ -18,7 +18,8 @@ Record = dict[str, Any]
 
 
 def checked(module: str, python: str, env_file: str) -> Record:
-    """Imports the module in a host. Returns its agents and what is wrong with it. Raises `InvalidRequest` if the host
+    """Imports the module in a host. Returns its agents, what is wrong with it, and what works otherwise than
+    its framework's documents say. Raises `InvalidRequest` if the host
     cannot be started."""
     _silence()
     [plan] = plans([module], python, env_file)
@@ -40,19 +41,19 @@ def _silence() -> None:
 async def _checked(plan: HostPlan) -> Record:
     try:
         async with AgentHost.running(plan) as host:
-            return _record(plan, host.agents, [], "")
+            return _record(plan, host, [], "")
     except UnfitModule as unfit:
-        return _record(plan, unfit.agents, unfit.reasons, unfit.trace)
+        return _record(plan, unfit, unfit.reasons, unfit.trace)
 
 
-def _record(plan: HostPlan, agents: list[HostedAgent], reasons: list[str], trace: str) -> Record:
-    shown = [{**one._asdict(), "version": one.version or None} for one in agents]
+def _record(plan: HostPlan, found: AgentHost | UnfitModule, reasons: list[str], trace: str) -> Record:
     return {
         "module": plan.module,
         "python": plan.python,
         "fit": not reasons,
         "reasons": reasons,
-        "agents": shown,
+        "warnings": found.warnings,
+        "agents": [{**one._asdict(), "version": one.version or None} for one in found.agents],
         "traceback": trace or None,
     }
 

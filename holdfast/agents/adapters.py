@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 from holdfast.agents.run import Run
@@ -23,7 +23,8 @@ class Adapter(NamedTuple):
     """How the modules of its agents' classes begin."""
     module: str
     """It offers `body_of(agent, name)`, a body for an agent that many runs share, and `run_agent(run, agent)`, which
-    executes an agent that one run has."""
+    executes an agent that one run has. It may offer `warning_of(name, value)`: what of a value of the program works
+    otherwise than the framework's documents say, and what to do about it; None for any other value."""
     can_share: bool
     """Whether several runs may use it in one process: it changes nothing that these have in common."""
 
@@ -81,6 +82,17 @@ def body_for(name: str, value: Any) -> tuple[Body, str]:
     for one in used:
         one.load()  # before the fork, not in every run
     return _made_per_run(name, value), used[0].framework if len(used) == 1 else FUNCTION
+
+
+def warnings_of(values: Iterable[tuple[str, Any]]) -> list[str]:
+    """What the adapters that the program uses have to say of its values, each once, by the first of its names."""
+    used = [sys.modules[one.module] for one in ADAPTERS if one.module in sys.modules]
+    asked = [one.warning_of for one in used if hasattr(one, "warning_of")]
+    named: dict[int, tuple[str, Any]] = {}
+    for name, value in values:
+        named.setdefault(id(value), (name, value))
+    found = (warning_of(name, value) for name, value in named.values() for warning_of in asked)
+    return [warning for warning in found if warning is not None]
 
 
 def _adapter_of(value: Any) -> Adapter | None:

@@ -7,6 +7,7 @@ worker is gone, so is everything here: the host ends at the end of its socket, a
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import os
 import select
@@ -19,7 +20,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from holdfast.agents.adapters import ADAPTERS
+from holdfast.agents.adapters import ADAPTERS, warnings_of
 from holdfast.agents.child import execute
 from holdfast.agents.memory import MemoryWatch, private_bytes
 from holdfast.agents.registry import REGISTERED, Agent
@@ -40,13 +41,14 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, and its worker says what it was
         flaws, trace = [f"{module} cannot be imported: {type(error).__name__}: {error}"], traceback.format_exc()
     agents = [{**one.described(), "shares": _shares(one)} for one in REGISTERED.values()]
+    said = {"agents": agents, "warnings": [] if trace else _warnings(module)}
     if flaws:
-        _say(control, {"t": "unfit", "reasons": flaws, "traceback": trace[-LONGEST_REQUEST:], "agents": agents})
+        _say(control, {"t": "unfit", "reasons": flaws, "traceback": trace[-LONGEST_REQUEST:], **said})
         return
     libc = ctypes.CDLL(None, use_errno=True)
     gc.collect()
     gc.freeze()
-    _say(control, {"t": "ready", "agents": agents})
+    _say(control, {"t": "ready", **said})
     children: dict[int, int] = {}
     try:
         _answer(control, children, MemoryWatch(max_mb * MIB), libc)
@@ -68,6 +70,17 @@ def _flaws(module: str, ours: set[int]) -> list[str]:
     if len(_open_sockets() - before) > 0:
         flaws.append(f"{module} opens a connection at its import, which every run would share: open it in the run")
     return flaws
+
+
+def _warnings(module: str) -> list[str]:
+    """What of the agents and the module's variables works otherwise than their framework's documents say."""
+    registered = [(f"the agent {one.name!r}", one.made_of) for one in REGISTERED.values()]
+    variables = [
+        (f"the variable {name!r}", value)
+        for name, value in vars(sys.modules[module]).items()
+        if not inspect.isclass(value) and not inspect.ismodule(value)
+    ]
+    return warnings_of([*registered, *variables])
 
 
 def _shares(agent: Agent) -> bool:

@@ -23,6 +23,7 @@ from agents import (
     ModelResponse,
     RunConfig,
     Runner,
+    Session,
     ToolOutputFileContent,
     ToolOutputImage,
     ToolOutputText,
@@ -67,6 +68,17 @@ def check_version(version: str) -> str:
     if found < OLDEST:
         raise ImportError(f"openai-agents {version} is too old: its agents need {OLDEST[0]}.{OLDEST[1]} or newer")
     return f"openai-agents {version} is newer than the versions that were tested" if found > NEWEST else ""
+
+
+def warning_of(name: str, value: Any) -> str | None:
+    """What `holdfast agents check` says of a session."""
+    if not isinstance(value, Session):
+        return None
+    return (
+        f"{name} is a session ({type(value).__name__}), which no run reads or writes: the history is the thread's, and "
+        "run_agent(session=…) raises. Take it out of the program. What it has so far can become a message of the "
+        "application (`system`) in the thread"
+    )
 
 
 def body_of(agent: Any, name: str) -> Body:

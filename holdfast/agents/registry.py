@@ -30,10 +30,12 @@ class Agent(NamedTuple):
     models: WhoseModels
     version: str
     """Empty: none is declared."""
+    made_of: Any
+    """What was registered."""
 
     def described(self) -> dict[str, str]:
-        """Everything about the agent but its function."""
-        return {name: value for name, value in self._asdict().items() if name != "body"}
+        """Everything about the agent but its function and what was registered."""
+        return {name: value for name, value in self._asdict().items() if name not in ("body", "made_of")}
 
 
 REGISTERED: dict[str, Agent] = {}
@@ -92,7 +94,7 @@ def register(
         raise ValueError(f"models of the agent {name!r} is 'own' or 'worker', not {whose!r}")
     body, framework = body_for(name, agent)
     said = description or _first_line(agent)
-    REGISTERED[name] = Agent(name, body, said, on_change, framework, whose, version or "")
+    REGISTERED[name] = Agent(name, body, said, on_change, framework, whose, version or "", agent)
 
 
 def _first_line(agent: Any) -> str:

@@ -8,6 +8,7 @@ run cancels its task: Strands' own `cancel()` waits for a silent model and for i
 
 import asyncio
 import importlib
+import inspect
 import json
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -20,6 +21,9 @@ except ImportError as error:
     raise ImportError(
         "agents of Strands need strands-agents 1.62 or newer, the first with a public middleware"
     ) from error
+from strands import Agent
+from strands.hooks import AfterInvocationEvent
+from strands.session.session_manager import SessionManager
 from strands.tools import PythonAgentTool
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, ModelThrottledException
 from strands.types.session import decode_bytes_values, encode_bytes_values
@@ -60,6 +64,31 @@ def needs_approval(tool: Tool) -> Tool:
     """Returns the tool. From now on, each of its calls waits until a person has agreed."""
     setattr(tool, _NEEDS_APPROVAL, True)
     return tool
+
+
+def warning_of(name: str, value: Any) -> str | None:
+    """What `holdfast agents check` says of a session manager, and of an agent that has one."""
+    manager = value if isinstance(value, SessionManager) else _session_manager_of(value)
+    if manager is None:
+        return None
+    has_one = f"{name} is" if manager is value else f"{name} has"
+    return (
+        f"{has_one} a session manager ({type(manager).__name__}), which keeps a second history: a model would see the "
+        "messages of the thread and the manager's, and those of a run that is replayed twice. Make the agent without "
+        "it; what must last beside the messages belongs into run.state"
+    )
+
+
+def _session_manager_of(agent: Any) -> SessionManager | None:
+    """Strands has no name for it, but hooks that hold it."""
+    if not isinstance(agent, Agent):
+        return None
+    for callback in agent.hooks.get_callbacks_for(AfterInvocationEvent(agent=agent)):
+        held = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
+        for one in (getattr(callback, "__self__", None), *held):
+            if isinstance(one, SessionManager):
+                return one
+    return None
 
 
 def body_of(agent: Any, name: str) -> Body:

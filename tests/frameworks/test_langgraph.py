@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision, ImageContent, TextContent, UserMessage
 from shared.domain.runs import Run, RunOptions
-from tests.kit.frameworks.world import FrameworkWorld
+from tests.kit.frameworks.pages import checked, said_by_check
+from tests.kit.frameworks.world import FrameworkWorld, Installed
 from tests.kit.model_server import Call, Failure, Turn
 from tests.kit.project.documents import ROOT
 from tests.kit.runs.stored_runs import message, said
@@ -302,3 +304,25 @@ async def test_a_version_that_is_too_old_is_refused_by_name(world: FrameworkWorl
     )
     _, said = await process.communicate()
     assert "langgraph 0.6.11 is too old: its graphs need 1.0.2 or newer" in said.decode()
+
+
+CHECKPOINTED = """
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+
+from holdfast.agents import register
+
+graph = StateGraph(MessagesState).add_node("end", lambda state: {}).add_edge(START, "end")
+register("kept", kept := graph.compile(checkpointer=InMemorySaver()))
+register("plain", plain := graph.compile())
+"""
+
+
+async def test_a_check_says_that_a_checkpointer_is_not_used(installed: Installed, tmp_path: Path) -> None:
+    """The module is fit all the same."""
+    found = await checked(CHECKPOINTED, installed.python, tmp_path)
+    assert [one["name"] for one in found["agents"]] == ["kept", "plain"]
+    [warning] = found["warnings"]
+    assert warning.startswith("the agent 'kept' is a graph with a checkpointer (InMemorySaver), which no run reads")
+    assert "instead of get_state" in warning, "what to do"
+    assert f"warning: {warning}" in (await said_by_check(CHECKPOINTED, installed.python, tmp_path)).splitlines()

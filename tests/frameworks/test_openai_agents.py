@@ -7,6 +7,7 @@ tool, messages into the running run, status events, and agents that can be used 
 import asyncio
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from shared.domain.events import ReasoningChunk, StatusChanged
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import RunOptions
 from shared.domain.tools import ClientTool
-from tests.kit.frameworks.world import FrameworkWorld
+from tests.kit.frameworks.pages import checked
+from tests.kit.frameworks.world import FrameworkWorld, Installed
 from tests.kit.model_server import Call, Turn
 from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.project.documents import ROOT
@@ -321,3 +323,26 @@ async def test_versions_have_a_range(world: FrameworkWorld, version: str, said_o
     )
     said, _ = await process.communicate()
     assert said_of_it in said.decode()
+
+
+WITH_SESSION = """
+from agents import Agent, SQLiteSession
+
+from holdfast.agents import Run, agent
+from holdfast.agents.openai_agents import run_agent
+
+mine = SQLiteSession("mine")
+
+
+@agent("desk")
+async def desk(run: Run) -> str:
+    return await run_agent(run, Agent(name="Desk"), session=mine)
+"""
+
+
+async def test_a_check_says_that_a_session_is_not_used(installed: Installed, tmp_path: Path) -> None:
+    """Its class, which the module has as well, is no session."""
+    found = await checked(WITH_SESSION, installed.python, tmp_path)
+    [warning] = found["warnings"]
+    assert warning.startswith("the variable 'mine' is a session (SQLiteSession), which no run reads or writes")
+    assert "Take it out of the program" in warning

@@ -17,7 +17,8 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision, ImageContent, TextContent, UserMessage
 from shared.domain.runs import Run, RunOptions
 from tests.frameworks.test_scenarios import SENSOR
-from tests.kit.frameworks.world import CANCEL, FrameworkWorld
+from tests.kit.frameworks.pages import checked
+from tests.kit.frameworks.world import CANCEL, FrameworkWorld, Installed
 from tests.kit.model_server import Call, Turn
 from tests.kit.project.documents import ROOT
 from tests.kit.runs.stored_runs import message
@@ -226,3 +227,33 @@ def _failure(run: Run) -> str:
     assert run.error is not None
     assert run.error.error_type == "body_error"
     return run.error.detail or ""
+
+
+MANAGED = """
+from strands import Agent
+from strands.hooks import HookProvider, HookRegistry, AfterInvocationEvent
+from strands.models.openai import OpenAIModel
+from strands.session import FileSessionManager
+
+from holdfast.agents import register
+
+
+class Watching(HookProvider):
+    def register_hooks(self, registry: HookRegistry, **_) -> None:
+        registry.add_callback(AfterInvocationEvent, lambda event: self)
+
+
+MODEL = OpenAIModel(model_id="gpt-4o")
+register("managed", Agent(MODEL, session_manager=FileSessionManager("mine", storage_dir="sessions")))
+register("watched", Agent(MODEL, hooks=[Watching()]))
+of_factory = FileSessionManager("other", storage_dir="sessions")
+register("built", lambda: Agent(MODEL, session_manager=of_factory))
+"""
+
+
+async def test_a_check_says_that_a_session_manager_keeps_a_second_history(installed: Installed, tmp_path: Path) -> None:
+    """Of an agent, and of one that is made in each run by a variable of the module."""
+    of_agent, of_variable = (await checked(MANAGED, installed.python, tmp_path))["warnings"]
+    assert of_agent.startswith("the agent 'managed' has a session manager (FileSessionManager)")
+    assert of_variable.startswith("the variable 'of_factory' is a session manager (FileSessionManager)")
+    assert "Make the agent without it" in of_agent

@@ -270,6 +270,7 @@ async def test_a_check_says_everything_that_is_wrong_with_a_module(tmp_path: Pat
         "unfit starts a thread",
         "unfit opens a connection",
     ]
+    assert report["warnings"] == []
     shown = await holdfast("agents", "check", "unfit", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert "unfit: unfit starts a thread at its import (warm)" in shown.output
 

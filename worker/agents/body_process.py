@@ -98,12 +98,13 @@ class HostPlan(NamedTuple):
 class UnfitModule(InvalidRequest):
     """The module cannot be a host's."""
 
-    def __init__(self, reasons: list[str], agents: list[HostedAgent], trace: str) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
-        self.agents = agents
+    def __init__(self, said: Frame) -> None:
+        super().__init__("; ".join(said["reasons"]))
+        self.reasons: list[str] = said["reasons"]
+        self.warnings: list[str] = said["warnings"]
+        self.agents = _described(said)
         """Those that it has registered."""
-        self.trace = trace
+        self.trace: str = said["traceback"]
         """What it raised. Empty: nothing."""
 
 
@@ -128,6 +129,8 @@ class AgentHost:
     def __init__(self, plan: HostPlan, control: socket.socket) -> None:
         self.plan = plan
         self.agents: list[HostedAgent] = []
+        self.warnings: list[str] = []
+        """What of the module works otherwise than its framework's documents say."""
         self.is_gone = False
         self._control = control
         self._asked: deque[asyncio.Future[Any]] = deque()
@@ -207,8 +210,8 @@ class AgentHost:
         if said["t"] == "unfit":
             if said["traceback"]:
                 log.warning("agents_unfit", module=self.plan.module, traceback=said["traceback"])
-            raise UnfitModule(said["reasons"], _described(said), said["traceback"])
-        self.agents = _described(said)
+            raise UnfitModule(said)
+        self.agents, self.warnings = _described(said), said["warnings"]
 
     def _request(self, message: Frame, descriptors: list[int] | None = None) -> "asyncio.Future[Any]":
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -20,6 +20,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
@@ -84,6 +85,19 @@ def as_tool(graph: Any, name: str, description: str) -> BaseTool:
         return str(ended["messages"][-1].text)
 
     return with_options(StructuredTool.from_function(coroutine=ask, name=name, description=description), scope=True)
+
+
+def warning_of(name: str, value: Any) -> str | None:
+    """What `holdfast agents check` says of a graph with a checkpointer."""
+    saver = value.checkpointer if isinstance(value, Pregel) else None
+    if not isinstance(saver, BaseCheckpointSaver):
+        return None
+    return (
+        f"{name} is a graph with a checkpointer ({type(saver).__name__}), which no run reads or writes: a run's state "
+        "is its journal, so that a crash cannot leave two states. Read a run in its journal instead of get_state. "
+        "Because there is a checkpointer, the thread keeps the state beside `messages`; compile the graph without one "
+        "if it must not"
+    )
 
 
 def body_of(agent: Any, name: str) -> Body:

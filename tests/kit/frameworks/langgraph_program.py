@@ -56,7 +56,7 @@ def built() -> Any:
 EXPERT = graph_with([LOOK, needs_approval(tools.send)], tools.EXPERT)
 EXPERTS = [as_tool(EXPERT, name, "Asks one who knows everything.") for name in ("ask_expert", "ask_second")]
 
-register("support", support)
+register("support", support, version=tools.DEPLOYED)
 register("built", built)
 register("team", graph_with(EXPERTS))
 

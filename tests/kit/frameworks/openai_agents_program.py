@@ -80,7 +80,7 @@ WATCHED = Agent(
 )
 
 register("watched", WATCHED)
-register("support", support())
+register("support", support(), version=tools.DEPLOYED)
 register("built", built)
 register("team", TEAM)
 

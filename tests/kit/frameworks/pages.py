@@ -1,11 +1,13 @@
 """The program of a framework's page, run as its reader would run it."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -44,6 +46,26 @@ class PageServer:
                 process.kill()
                 await process.wait()
         assert process.returncode == 0, error.decode()[-3000:]
+
+
+async def checked(program: str, python: Path, folder: Path) -> dict[str, Any]:
+    """What `holdfast agents check --json` says of a program."""
+    return json.loads(await said_by_check(program, python, folder, "--json"))
+
+
+async def said_by_check(program: str, python: Path, folder: Path, *options: str) -> str:
+    """The same as a person sees it."""
+    (folder / "checked.py").write_text(program, encoding="utf-8")
+    process = await asyncio.create_subprocess_exec(
+        *(HOLDFAST, "agents", "check", "checked", "--agents-python", python, *options),
+        cwd=folder,
+        env=clean_environment(OPENAI_API_KEY="none"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output, error = await process.communicate()
+    assert process.returncode == 0, (output + error).decode()
+    return output.decode()
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ async def ask_expert(ctx: RunContext[Any], input: str) -> str:
     return (await expert.run(input, usage=ctx.usage)).output
 
 
-register("support", support())
+register("support", support(), version=tools.DEPLOYED)
 register("built", built)
 SCOPE = {"holdfast": {"scope": True}}
 ASKING: list[Tool[Any]] = [

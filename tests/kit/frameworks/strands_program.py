@@ -133,7 +133,7 @@ async def limited(run: Run) -> str:
     return await run_agent(run, support(), limits={"turns": 1})
 
 
-register("support", support())
+register("support", support(), version=tools.DEPLOYED)
 register("in-order", in_order)
 register("patient", patient)
 register("delegating", lambda: made(made(name="Expert").as_tool(name="ask_expert", delegate=True)))

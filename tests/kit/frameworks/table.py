@@ -1,4 +1,4 @@
-"""The frameworks of which tests run agents."""
+"""The frameworks of which tests run agents, and the plain function, which is no agent of any."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +26,11 @@ class Framework:
     def program(self) -> str:
         return f"tests.kit.frameworks.{self.name}_program"
 
+    @property
+    def keyless_program(self) -> str:
+        """Registers `keyless` alone, which asks the worker's models, and has the tool `look`."""
+        return f"tests.kit.frameworks.{self.name}_keyless_program"
+
     def requirements(self, version: str) -> Path:
         """The packages of the `newest` or `oldest` version that the adapter supports."""
         return REQUIREMENTS / f"{self.name.replace('_', '-')}-{version}.txt"
@@ -40,3 +45,6 @@ FRAMEWORKS = {
         Framework("strands"),
     )
 }  # fmt: skip
+
+FUNCTION = Framework("function", lacks=frozenset({"a_factory_is_called_once_in_each_run"}))
+"""A plain function, which has the Python of the tests and one version."""

@@ -18,6 +18,8 @@ from tests.kit.code_agents.places import at, block_at, reach
 
 INSTRUCTIONS = os.environ.get("HOLDFAST_AGENTS_INSTRUCTIONS", "Be brief.")
 EXPERT = "You know everything."
+DEPLOYED = os.environ.get("HOLDFAST_AGENTS_DEPLOYED")
+"""The version that `support` declares; None: it declares none."""
 LOOK = "look" if os.environ.get("HOLDFAST_AGENTS_VERSION", "1") == "1" else "look_up"
 
 os.register_at_fork(after_in_child=lambda: reach(f"pid {os.getpid()}"))

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.domain.events import TextChunk, decode
 from shared.domain.ids import Seq
@@ -25,6 +25,13 @@ from tests.kit.wait_until import wait_until
 from worker.agents.hosts import CodeAgents
 
 CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")
+
+
+class Installed(NamedTuple):
+    """One version of a framework, and the Python that has it."""
+
+    framework: Framework
+    python: Path
 
 
 @dataclass(frozen=True)
