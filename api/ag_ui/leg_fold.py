@@ -6,7 +6,7 @@ what is not open, or sends an event that they do not know. And their messages ar
 which is void must be taken away by a snapshot of all that are not (see `docs/ag-ui.md`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +39,14 @@ _APPROVAL: Event = {
 """JSON Schema of the answer to an interrupt."""
 
 
+_NOTHING: Event = {
+    "type": "MESSAGES_SNAPSHOT",
+    "messages": [{"id": "reasoning-none", "role": "reasoning", "content": ""}],
+}
+"""Lets a client drop all messages, so that the next snapshot decides their order. Without any reasoning in it the
+client would keep its own."""
+
+
 class Client(NamedTuple):
     """What is known of the reader's client."""
 
@@ -66,14 +74,15 @@ class _Message:
     whole: WireMessage | None = None
     """A message that came at once."""
 
-    def wire(self) -> WireMessage:
+    def wire(self, without: Container[str]) -> WireMessage:
         if self.whole is not None:
             return self.whole
         shown: WireMessage = {"id": self.id, "role": self.role}
         if self.pieces is not None:
             shown["content"] = "".join(self.pieces)
-        if self.calls:
-            shown["toolCalls"] = [wire_call(one, call.name, "".join(call.pieces)) for one, call in self.calls.items()]
+        calls = [wire_call(one, call.name, call.arguments) for one, call in self.calls.items() if one not in without]
+        if calls:
+            shown["toolCalls"] = calls
         return shown
 
 
@@ -83,12 +92,17 @@ class _Call:
     parent: str
     pieces: list[str] = field(default_factory=list[str])
 
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
 
 class LegFold:
     """The events of one run: version 1. `take` wants the log's entries in their order, from the first one on."""
 
-    def __init__(self, run: Run, client: Client, before: Iterable[WireMessage]) -> None:
-        """`before` are the messages that the client has when the run begins."""
+    def __init__(self, run: Run, client: Client, before: Iterable[WireMessage], *, joins: bool = False) -> None:
+        """`before` are the messages that the client has when the run begins. `joins`: it may have a part of the run as
+        well, and is sent a snapshot of those before the run."""
         self._run, self._client = run, client
         self._parts = parts.LegParts(run)
         self._before: list[msgspec.Raw] = []
@@ -103,11 +117,15 @@ class LegFold:
             if client.sent is not None:
                 self._known.add(str(message.get("id")))
                 self._answered |= {str(message["toolCallId"])} if "toolCallId" in message else set()
+        self._may_have_thoughts = joins and not self._thinks
+        """The client may have reasoning of the run, which that snapshot did not drop."""
         self._messages: dict[str, _Message] = {}
         """In the order of the client, but for results, which it puts behind their calls."""
         self._calls: dict[str, _Call] = {}
         self._open: dict[str, Event] = {}
         """The parts that are open, with the event that has opened each."""
+        self._doubled: set[str] = set()
+        """Messages that release 0.0.47 has twice: it hangs a call on its last message alone."""
         self._void: set[str] = set()
         self._ids = parts.CallIds()
 
@@ -155,21 +173,41 @@ class LegFold:
 
     def opened_again(self) -> list[Event]:
         """Opens again what is open, for a client that goes on in the middle: it appends to what it has."""
-        return [event for opening in self._open.values() for event in _opened_again(opening)]
+        told = [event for opening in self._open.values() for event in _opened_again(opening)]
+        if self._client.is_current:
+            return told
+        calls = {
+            one["toolCallId"]: self._calls[one["toolCallId"]] for one in self._open.values() if "toolCallId" in one
+        }
+        if not calls:
+            return told
+        # Release 0.0.47 takes a call that opens again for another one. So the client forgets it, and has it anew.
+        self._doubled |= {call.parent for call in calls.values()}
+        written = {one: {"type": "TOOL_CALL_ARGS", "toolCallId": one} for one in calls}
+        pieces = [{**written[one], "delta": delta} for one, call in calls.items() for delta in _deltas(call.arguments)]
+        return [*self.snapshots(without=calls), *told, *pieces]
 
-    def snapshot(self) -> Event:
-        """All messages that are not void."""
-        shown = self._in_order()
+    def snapshots(self, without: Container[str] = (), *, may_be_doubled: bool = False) -> list[Event]:
+        """All messages that are not void, for a client that may have others. They lack the calls `without`."""
+        whole = self.snapshot(without)
+        if self._client.is_current or not (self._doubled or may_be_doubled):
+            return [whole]
+        # Release 0.0.47 would replace each of its two messages by the whole one.
+        return [_NOTHING, whole]
+
+    def snapshot(self, without: Container[str] = ()) -> Event:
+        """The same, for a client that has nothing of the run yet."""
+        shown = self._in_order(without)
         if not self._thinks and not any(one["role"] == "reasoning" for one in shown):
             # Without any reasoning the client would keep that which is void.
             void = [one for one in self._void if one.startswith("reasoning-")]
             shown += [{"id": one, "role": "reasoning", "content": ""} for one in sorted(void)[-1:]]
         return {"type": "MESSAGES_SNAPSHOT", "messages": newest_within([*self._before, *shown])}
 
-    def _in_order(self) -> list[WireMessage]:
+    def _in_order(self, without: Container[str]) -> list[WireMessage]:
         shown: list[WireMessage] = []
         for message in self._messages.values():
-            wire = message.wire()
+            wire = message.wire(without)
             if "toolCallId" in wire:
                 shown.insert(_place_of_result(shown, wire["toolCallId"]), wire)
             else:
@@ -222,6 +260,9 @@ class LegFold:
 
     def _reasoning_opened(self, part: parts.ReasoningOpened) -> Iterator[Event]:
         self._messages[part.id] = _Message(part.id, "reasoning", [])
+        if self._may_have_thoughts:
+            self._may_have_thoughts = False
+            yield from [_NOTHING, self.snapshot()] if len(self._messages) > 1 else [self.snapshot()]
         yield {"type": "REASONING_START", "messageId": part.id}
         yield self._opening(part.id, "REASONING_MESSAGE_START", messageId=part.id, role="reasoning")
 
@@ -255,6 +296,8 @@ class LegFold:
         call = self._calls[call_id] = _Call(part.name, part.message_id)
         holder = self._messages.setdefault(part.message_id, _Message(part.message_id, "assistant"))
         holder.calls[call_id] = call
+        if next(reversed(self._messages)) != holder.id:
+            self._doubled.add(holder.id)
         opening = {"toolCallId": call_id, "toolCallName": part.name, "parentMessageId": part.message_id}
         yield self._opening(part.id, "TOOL_CALL_START", **opening)
 
@@ -268,10 +311,10 @@ class LegFold:
         del self._open[part.id]
         call_id = self._ids.of(part.id)
         call = self._calls[call_id]
-        if "".join(call.pieces) != part.arguments:
+        if call.arguments != part.arguments:
             # The model has corrected itself, and a client cannot be told to take a piece back.
             call.pieces = [part.arguments]
-            yield self.snapshot()
+            yield from self.snapshots()
         yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
 
     def _returned(self, part: parts.Returned) -> Iterator[Event]:
@@ -304,11 +347,11 @@ class LegFold:
                 self._messages[name].pieces = None
         for name in [one.id for one in self._messages.values() if not (one.calls or one.whole) and one.pieces is None]:
             del self._messages[name]
-        yield self.snapshot()
+        yield from self.snapshots()
 
     def _lost(self) -> Iterator[Event]:
         yield {"type": "CUSTOM", "name": "holdfast.gap", "value": {}}
-        yield self.snapshot()
+        yield from self.snapshots()
 
     def _compacting(self, part: parts.CompactionStart) -> Iterator[Event]:
         event = part.event

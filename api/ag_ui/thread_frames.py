@@ -23,6 +23,12 @@ from shared.domain.turns import Leg
 
 DELETED = {"message": "The run was deleted.", "code": "run_deleted"}
 
+_APPENDED = (
+    *("TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT"),
+    *("TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_RESULT"),
+)
+"""What clients have twice if they get it twice."""
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -41,12 +47,12 @@ class LegFrames:
         self._beginning, self._seen = beginning, seen
         # A run that ended before it began has no place in the conversation.
         self._has_place = leg.run.turn is not None
-        self._goes_on = seen > 0
+        self._goes_on = self._may_have_more = seen > 0
         self._last = 0
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
         """The frames of some entries. The end of a leg does not end the stream."""
-        sent = [self._sent(seq, self.fold.take(seq, decode(entry))) for seq, entry in entries]
+        sent = [self._sent(seq, self._taken(seq, entry)) for seq, entry in entries]
         if self.fold.is_contradicted:
             raise StreamBroken
         return b"".join(sent), False
@@ -81,6 +87,16 @@ class LegFrames:
         del last
         return b""
 
+    def _taken(self, seq: Seq, entry: bytes) -> Sequence[Event]:
+        if not self._may_have_more or seq <= self._seen:
+            return self.fold.take(seq, decode(entry))
+        # A connection may break between two frames of one entry. Then the client has a part of the first entry behind
+        # its cursor, and would append that part again.
+        until_now = self.fold.snapshots(may_be_doubled=True)
+        events = self.fold.take(seq, decode(entry))
+        self._may_have_more = not events
+        return [*until_now, *events] if any(one["type"] in _APPENDED for one in events[:-1]) else events
+
     def _sent(self, seq: Seq, events: Sequence[Event]) -> bytes:
         before = b""
         if self._goes_on and seq > self._seen:
@@ -95,7 +111,7 @@ class LegFrames:
         self._goes_on = False
         # A reader whose cursor is in no log has seen entries that were lost.
         lost = self._last != self._seen
-        events = [*self._beginning, *([self.fold.snapshot()] if lost else []), *self.fold.opened_again()]
+        events = [*self._beginning, *(self.fold.snapshots() if lost else []), *self.fold.opened_again()]
         return b"".join(map(_frame, events))
 
     def _frames(self, seq: Seq, events: Sequence[Event]) -> bytes:
@@ -144,7 +160,7 @@ class ThreadFrames:
         before = client.sent
         if before is None:
             before = [*wire_messages([*beginning.before, *beginning.given], takes_parts=client.is_current)]
-        fold = LegFold(leg.run, client, before)
+        fold = LegFold(leg.run, client, before, joins=self._shows_history)
         if self._shows_history:
             events = [fold.started(), fold.snapshot()]
         else:

@@ -37,6 +37,10 @@ def launch(target: str) -> str:
 
 
 ROLL_DICE = inspect.getsource(roll_dice)
+ROLL_SLOWLY = ROLL_DICE.replace("roll_dice", "roll_slowly").replace(
+    "    return", "    import time\n\n    time.sleep(0.5)\n    return"
+)
+"""The same tool, which takes half a second."""
 LAUNCH = inspect.getsource(launch)
 
 

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from api.ag_ui.leg_fold import Client
 from shared.domain import events
-from tests.kit.ag_ui import AgUiClient, ClientRefused, Page
+from tests.kit.ag_ui import AgUiClient, ClientRefused, OldestAgUiClient, Page
 from tests.kit.ag_ui.one_leg import RUN, OneLeg, log_of
 from tests.kit.clients import ClientProgram, client_program
 from tests.kit.model_server import Call, Turn
 from tests.kit.model_server.turn import Failure
 from tests.kit.product import Product
 from tests.kit.runs.random_logs import logs
-from tests.kit.tools import LAUNCH
+from tests.kit.tools import LAUNCH, ROLL_SLOWLY
 from tests.kit.wait_until import wait_until
 
 pytestmark = pytest.mark.shared_product
@@ -81,9 +81,11 @@ def knows_interrupts(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def can_be_given_streams(request: pytest.FixtureRequest) -> None:
+def in_python(request: pytest.FixtureRequest, is_current: bool) -> Callable[[], AgUiClient]:
+    """Makes the client in Python that does what the release does."""
     if "0.0.47" in request.node.callspec.params["program"]:
-        pytest.skip("0.0.47 takes no `fetch` of a page's own, and the verifier of these tests is that of newer ones")
+        return lambda: OldestAgUiClient(SAID)
+    return lambda: AgUiClient(SAID, is_current=is_current)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -199,12 +201,46 @@ async def test_a_run_is_stopped(product: Product, tab: Tab, is_current: bool) ->
 async def test_hanging_up_does_not_stop_a_run(product: Product, tab: Tab) -> None:
     resume = asyncio.Event()
     product.models.play(Turn(text=WORDS, silent_after=2, resume=resume))
-    said = [{"id": "u1", "role": "user", "content": "Hi"}]
-    await tab.program.told("abandoned", **tab.named, messages=said)
+    await tab.program.told("abandoned", **tab.named, messages=SAID, at="TEXT_MESSAGE_CONTENT")
     resume.set()
     reader = Tab(tab.program, product, tab.agent_id, "reader")
     await reader.tells("connect")
     assert reader.text == WORDS
+
+
+THINKS = {"text": WORDS, "reasoning": "Let me think."}
+ROLLS = {"text": "Up.", "calls": [Call("roll_slowly", {"num_sides": 6})]}
+
+
+@pytest.mark.parametrize(
+    ("at", "turn", "silent_after"),
+    [
+        ("REASONING_MESSAGE_CONTENT", THINKS, 1),
+        ("TEXT_MESSAGE_CONTENT", THINKS, 5),
+        ("TOOL_CALL_ARGS", ROLLS, 3),
+        ("TOOL_CALL_END", ROLLS, None),
+    ],
+    ids=["inside reasoning", "inside text", "inside the arguments of a call", "between a call and its result"],
+)
+async def test_a_page_that_joins_again_has_the_whole_answer_once_wherever_it_was_cut_off(
+    product: Product, program: ClientProgram, at: str, turn: dict[str, Any], silent_after: int | None
+) -> None:
+    program.calls(product)
+    tab = Tab(program, product, (await product.agent(tools=[await product.tool(ROLL_SLOWLY)])).id)
+    resume = asyncio.Event()
+    product.models.play(Turn(**turn, silent_after=silent_after, resume=resume), Turn(text="Done."))
+    await program.told("abandoned", **tab.named, messages=SAID, at=at)
+    joining = asyncio.ensure_future(tab.tells("connect"))
+    resume.set()
+    await joining
+    reloaded = Page(product.http, tab.agent_id, "desk")
+    await reloaded.connect()
+    assert by_id(tab.told["messages"]) == by_id(reloaded.client.messages)
+
+
+def by_id(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages in an order that does not depend on the release: 0.0.47 puts results at the end."""
+    return sorted(messages, key=lambda message: message["id"])
 
 
 async def test_a_failure_is_heard(product: Product, tab: Tab) -> None:
@@ -222,17 +258,16 @@ def streams_of(log: list[events.Event], *, is_current: bool) -> list[bytes]:
     return [whole, *(b"".join(frame + b"\n\n" for frame in one) for one in broken)]
 
 
-def verdict(body: bytes, *, is_current: bool) -> list[dict[str, Any]] | None:
+def verdict(body: bytes, client: AgUiClient) -> list[dict[str, Any]] | None:
     """What the client in Python has after a stream; None if it refuses it."""
     try:
-        return AgUiClient(SAID, is_current=is_current).read(body).messages
+        return client.read(body).messages
     except ClientRefused:
         return None
 
 
-@pytest.mark.usefixtures("can_be_given_streams")
 async def test_the_verifier_of_these_tests_refuses_what_the_clients_refuse(
-    product: Product, program: ClientProgram, is_current: bool
+    product: Product, program: ClientProgram, is_current: bool, in_python: Callable[[], AgUiClient]
 ) -> None:
     """Every stream of random logs, and each of them with a frame missing."""
     program.calls(product)
@@ -252,11 +287,11 @@ async def test_the_verifier_of_these_tests_refuses_what_the_clients_refuse(
 
     collect()
     told = await program.told("reads", streams=[{"messages": SAID, "body": body.decode()} for body in bodies])
-    ours = [verdict(body, is_current=is_current) for body in bodies]
+    ours = [verdict(body, in_python()) for body in bodies]
     accepted = [one["thrown"] is None for one in told]
     assert 15 < sum(accepted) < len(bodies) - 15
     for body, one, messages in zip(bodies, told, ours, strict=True):
         if messages is not None:
             assert (one["thrown"], one["messages"]) == (None, messages), body.decode()
-        elif is_current:  # the older one does not verify reasoning
+        elif is_current:  # the older ones do not verify reasoning
             assert one["thrown"] is not None, body.decode()

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.kit.clients import AI_SDKS, ClientProgram, client_program
 from tests.kit.model_server import Call, Failure, Turn
 from tests.kit.product import Product
-from tests.kit.tools import LAUNCH
+from tests.kit.tools import LAUNCH, ROLL_SLOWLY
 from tests.kit.wait_until import wait_until
 
 pytestmark = pytest.mark.shared_product
@@ -105,6 +105,46 @@ async def test_a_page_that_comes_back_in_the_middle_of_an_answer_sees_the_whole(
     assert [text_of(one) for one in told["messages"]] == ["Hi", WORDS], "nothing is there twice"
     assert told["messages"][-1]["id"] == left["messages"][-1]["id"]
     assert await page.listed() == plain(told["messages"])
+
+
+THINKS = {"text": WORDS, "reasoning": "Let me think."}
+ROLLS = {"text": "Up.", "calls": [Call("roll_slowly", {"num_sides": 6})]}
+
+
+@pytest.mark.parametrize(
+    ("at", "turn", "silent_after"),
+    [
+        ("reasoning", THINKS, 1),
+        ("text", THINKS, 5),
+        ("input-streaming", ROLLS, 3),
+        ("input-available", ROLLS, None),
+    ],
+    ids=["inside reasoning", "inside text", "inside the arguments of a call", "between a call and its result"],
+)
+@pytest.mark.parametrize("is_reloaded", [False, True], ids=["same page", "reloaded"])
+async def test_a_page_that_resumes_has_the_whole_answer_once_wherever_it_was_cut_off(
+    page: Page, at: str, turn: dict[str, Any], silent_after: int | None, is_reloaded: bool
+) -> None:
+    if page.sdk == 5 and not is_reloaded:
+        pytest.skip(
+            "version 5 puts a stream that is read again behind the parts that it has: its page makes a new chat"
+        )
+    agent = await page.product.agent(tools=[await page.product.tool(ROLL_SLOWLY)])
+    page = Page(page.program, page.product, page.sdk, agent.id)
+    resume = asyncio.Event()
+    page.product.models.play(Turn(**turn, silent_after=silent_after, resume=resume), Turn(text="Done."))
+    leaves = ["leaveAt", "Hi", at]
+    if is_reloaded:
+        await page.does(leaves)
+    async with page.doing(*([] if is_reloaded else [leaves]), ["resume"], loads=is_reloaded, tells=True) as reading:
+        await wait_until(lambda: "GET" in page.program.notes or reading.done(), description="the page to ask again")
+        resume.set()
+        told = await reading
+    if told["requests"][-1][:2] == ["GET", 204]:  # the answer has ended meanwhile
+        told = await page.does(loads=True)
+    assert told["errors"] == []
+    assert [one["role"] for one in told["messages"]] == ["user", "assistant"]
+    assert plain(told["messages"]) == await page.listed()
 
 
 async def test_hanging_up_stops_nothing_and_stopping_does(page: Page) -> None:

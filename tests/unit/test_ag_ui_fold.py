@@ -1,6 +1,6 @@
 """The log in AG-UI: each kind of entry with its events, and what holds of every log wherever its reader was cut off."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from shared.domain.messages import (
     ToolReturn,
     UserMessage,
 )
-from tests.kit.ag_ui import AgUiClient, ClientRefused, frames_in
+from tests.kit.ag_ui import AgUiClient, ClientRefused, OldestAgUiClient, frames_in
 from tests.kit.ag_ui.one_leg import CURRENT, OLDER, RUN, OneLeg, log_of
 from tests.kit.runs.random_logs import AT, MESSAGE, RUNNING, STEP, ended, logs, text
 
@@ -366,8 +366,93 @@ def test_a_head_and_its_tail_are_the_whole_wherever_the_reader_was_cut_off(log: 
                 continue
             client.connects()
             client.read(shown(entries, reader, after=int(client.cursor.split(".")[2])))
-            assert client.messages == whole.messages
+            assert not_void(client) == not_void(whole)
             assert client.outcomes == whole.outcomes
+
+
+def cut_between_frames(entries: Entries, sender: Client) -> Iterator[bytes]:
+    """The stream of a log, cut off behind each of its frames."""
+    frames = shown(entries, sender).split(b"\n\n")[:-1]
+    return (b"".join(one + b"\n\n" for one in frames[:number]) for number in range(1, len(frames)))
+
+
+def resumed(client: AgUiClient, entries: Entries, reader: Client) -> AgUiClient:
+    """The client after its page has asked for what is behind its cursor."""
+    assert client.cursor is not None
+    client.connects()
+    return client.read(shown(entries, reader, after=int(client.cursor.split(".")[2])))
+
+
+def not_void(client: AgUiClient) -> list[dict[str, Any]]:
+    """The messages without those of reasoning that is void, of which a client may keep an empty one."""
+    return [one for one in client.messages if one.get("content") != "" or "toolCalls" in one]
+
+
+def expect_whole_wherever_it_breaks(entries: Entries) -> None:
+    for sender, reader in ((SENDER, CURRENT), (OLD_SENDER, OLDER)):
+        whole = AgUiClient(SAID, is_current=sender.is_current).read(shown(entries, sender))
+        for head in cut_between_frames(entries, sender):
+            client = AgUiClient(SAID, is_current=sender.is_current).read(head)
+            if client.cursor is not None:
+                assert not_void(resumed(client, entries, reader)) == not_void(whole), head.decode()
+    oldest = OldestAgUiClient(SAID).read(shown(entries, OLD_SENDER))
+    for head in cut_between_frames(entries, OLD_SENDER):
+        client = OldestAgUiClient(SAID).read(head)
+        if client.cursor is not None:
+            resumed(client, entries, OLDER)
+            assert sorted(client.calls) == sorted(oldest.calls), head.decode()
+            assert sorted(client.texts) == sorted(oldest.texts), head.decode()
+
+
+@settings(max_examples=40, deadline=None)
+@given(logs())
+def test_a_page_that_was_cut_off_inside_reasoning_and_joined_again_had_it_twice(log: list[events.Event]) -> None:
+    """It asks without a cursor, so it is sent the run from its beginning. Newer clients keep reasoning that no snapshot
+    has, and append to it."""
+    entries = log_of(*log)
+    for sender, reader in ((SENDER, CURRENT), (OLD_SENDER, OLDER)):
+        whole = AgUiClient(SAID, is_current=sender.is_current).read(shown(entries, sender))
+        for head in cut_between_frames(entries, sender):
+            client = AgUiClient(SAID, is_current=sender.is_current).read(head)
+            client.connects()
+            assert not_void(client.read(shown(entries, reader))) == not_void(whole), head.decode()
+    oldest = OldestAgUiClient(SAID).read(shown(entries, OLD_SENDER))
+    for head in cut_between_frames(entries, OLD_SENDER):
+        client = OldestAgUiClient(SAID).read(head)
+        client.connects()
+        client.read(shown(entries, OLDER))
+        assert sorted(client.calls) == sorted(oldest.calls), head.decode()
+        assert sorted(client.texts) == sorted(oldest.texts), head.decode()
+
+
+@settings(max_examples=40, deadline=None)
+@given(logs())
+def test_a_connection_that_breaks_between_two_frames_loses_and_doubles_nothing(log: list[events.Event]) -> None:
+    expect_whole_wherever_it_breaks(log_of(*log))
+
+
+RESULT_TOO = ToolReturn("d", "look", "success", "43")
+WHOLE_CALL = events.AnsweredCall("c", "look", '{"at":1}', "worker")
+ASKS = events.ToolCallChunk(AT, STEP, MESSAGE, "c", "look", '{"at":', answered_by="worker")
+ASKS_MORE = events.ToolCallChunk(AT, STEP, MESSAGE, "d", "look", "{}", answered_by="worker")
+THINKS = events.ReasoningChunk(AT, STEP, MESSAGE, "Hm.")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        [events.InputDelivered(AT, MessageId("message-cc"), "Wait!", "u2")],
+        [ASKS, ASKS_MORE, events.ToolsReturned(AT, STEP, AGAIN, [RESULT, RESULT_TOO])],
+        [ASKS, events.Answered(AT, STEP, MESSAGE, "tool_calls", [WHOLE_CALL])],
+        [THINKS, ASKS, text("!")],
+        [ASKS, THINKS, ASKS_MORE, events.Gap(AT, Seq(6))],
+    ],
+    ids=["words of the user", "two results", "the rest of arguments", "the beginning of a call", "two calls"],
+)
+def test_a_connection_broke_inside_an_entry_and_the_client_had_its_part_twice(entry: list[events.Event]) -> None:
+    """The page goes on behind its cursor, which is before the entry. Release 0.0.47 showed a call twice as well when it
+    went on inside the arguments, and a text twice after a call that came behind other reasoning."""
+    expect_whole_wherever_it_breaks(log_of(text("Hel"), *entry, *ended()))
 
 
 @settings(max_examples=50, deadline=None)

@@ -115,6 +115,11 @@ class AgUiClient:
         return [one.get("content") for one in self.messages if one["role"] == role]
 
     @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The role and content of each message that has some."""
+        return [(one["role"], str(one["content"])) for one in self.messages if one.get("content")]
+
+    @property
     def calls(self) -> list[tuple[str, str, str]]:
         """The id, name and arguments of each call."""
         found = [call for one in self.messages for call in one.get("toolCalls", ())]
@@ -188,6 +193,7 @@ class AgUiClient:
                     self.messages.append({"id": event["messageId"], "role": event["role"], "content": ""})
             case "TEXT_MESSAGE_CONTENT" | "REASONING_MESSAGE_CONTENT":
                 message = self._message(event["messageId"])
+                self._hold(message is not None, "a message that is not there", event)
                 assert message is not None
                 message["content"] = message.get("content", "") + event["delta"]
             case "TOOL_CALL_RESULT":
@@ -241,6 +247,39 @@ class AgUiClient:
     def _call(self, call_id: str) -> dict[str, Any] | None:
         calls = (call for one in self.messages for call in one.get("toolCalls", ()))
         return next((call for call in calls if call["id"] == call_id), None)
+
+
+class OldestAgUiClient(AgUiClient):
+    """Release 0.0.47. It puts results at the end, hangs calls on the last message alone, opens no call again, keeps no
+    reasoning that a snapshot lacks, and does not verify reasoning."""
+
+    def __init__(self, messages: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(messages, is_current=False)
+
+    def _verify(self, event: dict[str, Any]) -> None:
+        if not event["type"].startswith("REASONING_"):
+            super()._verify(event)
+
+    def _apply_call(self, event: dict[str, Any]) -> None:
+        if event["type"] == "TOOL_CALL_START":
+            parent = event["parentMessageId"]
+            if not self.messages or self.messages[-1]["id"] != parent:
+                self.messages.append(dict[str, Any](id=parent, role="assistant"))
+            function = {"name": event["toolCallName"], "arguments": ""}
+            calls = self.messages[-1].setdefault("toolCalls", [])
+            calls.append({"id": event["toolCallId"], "type": "function", "function": function})
+            return
+        super()._apply_call(event)
+
+    def _put_result(self, event: dict[str, Any]) -> None:
+        fields = {name: event[name] for name in ("toolCallId", "content")}
+        self.messages.append({"id": event["messageId"], "role": "tool", **fields})
+
+    def _put_snapshot(self, given: list[dict[str, Any]]) -> None:
+        new = {one["id"]: copy.deepcopy(one) for one in given}
+        self.messages = [copy.deepcopy(new[one["id"]]) for one in self.messages if one["id"] in new]
+        known = {one["id"] for one in self.messages}
+        self.messages += [one for name, one in new.items() if name not in known]
 
 
 def _key(kind: tuple[str, str], event: dict[str, Any]) -> tuple[str, str]:

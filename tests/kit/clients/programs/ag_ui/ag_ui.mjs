@@ -71,24 +71,25 @@ async function connect(server, given) {
   return heard(page, (subscriber) => page.connectAgent({}, subscriber));
 }
 
-// Leaves the server's stream in the middle: the page of a user who closes the tab.
+// Leaves the server's stream at the first event of a type: the page of a user who closes the tab.
 async function abandoned(server, given) {
   const page = pageOf(server, given);
   for (const message of given.messages ?? []) page.addMessage(message);
-  return heard(page, (subscriber) =>
-    page.runAgent({}, { ...subscriber, onTextMessageContentEvent: () => void page.abortRun() }),
-  );
+  const onEvent = ({ event }) => void (event.type === given.at && page.abortRun());
+  return heard(page, (subscriber) => page.runAgent({}, { ...subscriber, onEvent }));
 }
 
 // What the client makes of streams that no server has sent.
 async function reads(_server, { streams }) {
   const told = [];
+  const { fetch } = globalThis; // 0.0.47 takes no other
   for (const { messages, body } of streams) {
-    const answer = () => new Response(body, { headers: { "content-type": "text/event-stream" } });
-    const page = new HttpAgent({ url: "http://nowhere", fetch: async () => answer(), initialMessages: messages });
+    globalThis.fetch = async () => new Response(body, { headers: { "content-type": "text/event-stream" } });
+    const page = new HttpAgent({ url: "http://nowhere", fetch: globalThis.fetch, initialMessages: messages });
     const { thrown, warnings } = await heard(page, (subscriber) => page.runAgent({}, subscriber));
     told.push({ thrown, warnings, messages: page.messages });
   }
+  globalThis.fetch = fetch;
   return told;
 }
 

@@ -50,6 +50,7 @@ function partsOf({ base, key, given }) {
       if (given.stream !== undefined) return new Response(given.stream);
       const answer = await fetch(url, init);
       seen.requests.push([init.method, answer.status, answer.headers.get("x-holdfast-error")]);
+      if (given.tells) say({ note: init.method });
       return answer;
     },
   });
@@ -106,6 +107,14 @@ const ACTS = {
   leave: async (chat, seen, text, behind) => {
     const said = chat.sendMessage({ text });
     while (seen.deltas < behind) await pause(5);
+    await chat.stop();
+    await said;
+  },
+  // Hangs up at the first part of a kind, or of a state.
+  leaveAt: async (chat, _, text, at) => {
+    const said = chat.sendMessage({ text });
+    const shown = (part) => part.type === at || part.state === at;
+    while (!chat.messages.at(-1)?.parts.some(shown)) await pause(5);
     await chat.stop();
     await said;
   },
