@@ -9,7 +9,7 @@ from api.ag_ui.thread_frames import ThreadFrames
 from api.ai_sdk.answer_chunks import NEWEST_SDK
 from api.ai_sdk.answer_stream import AnswerStream
 from api.letta.frames import FrameOptions, FrameStream
-from api.openai.responses_stream import ResponseStream
+from api.openai.responses_service import ResponseStream
 from api.runs.thread_projection import LegInput
 from bench.deployments import Deployment
 from bench.figures import Figure
