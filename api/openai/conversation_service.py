@@ -19,10 +19,10 @@ from api.openai.response_items_list import (
 from api.openai.response_threads import ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
 from shared.concurrency import Clock
-from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ConversationId, IdMaker, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, MessageBody, NewMessage, ToolReturns, UserMessage
+from shared.domain.threads import Conversation
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.messages import FIRST_TURN, MessageStore
 from shared.sql.runs.approvals import ApprovalStore

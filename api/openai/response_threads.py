@@ -19,7 +19,6 @@ from api.runs.command import AgentThreads, ReadDecisions
 from shared.concurrency import Clock
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval, ReopenedTurn
-from shared.domain.conversations import copy_of
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
@@ -27,6 +26,7 @@ from shared.domain.messages import Decision, Message, MessageBody, NewMessage, S
 from shared.domain.models import split_handle
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, open_calls
+from shared.domain.threads import copy_of
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore

@@ -17,7 +17,7 @@ from api.runs.streaming import StreamService
 from shared.concurrency import repeating
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import ACTIVE
-from shared.domain.turns import RunGlance, RunScope
+from shared.domain.threads import RunGlance, RunScope
 from shared.redis import keys
 from shared.redis.event_log import EventFeed
 from shared.sql.runs.turns import AT_ONCE, RunChangeStore

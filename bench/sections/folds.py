@@ -17,7 +17,7 @@ from shared.domain.events import RunCreated, TextChunk, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries
 from shared.domain.runs import Run, RunOptions
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 from tests.kit.runs.stored_runs import IDS, some_run
 
 TOKENS, TIMES = 5_000, 7

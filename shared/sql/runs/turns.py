@@ -9,7 +9,7 @@ from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run
-from shared.domain.turns import Leg, RunGlance, RunScope, has_begun, legs_of
+from shared.domain.threads import Leg, RunGlance, RunScope, has_begun, legs_of
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import message_of

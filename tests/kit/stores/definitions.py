@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from shared.domain.agents import ModelOptions
 from shared.domain.api_keys import SECRET_BYTES, ApiKey, new_secret
-from shared.domain.conversations import Conversation
 from shared.domain.groups import Group
 from shared.domain.ids import ProjectId
 from shared.domain.searches import Archive
+from shared.domain.threads import Conversation
 from shared.domain.tools import ToolLimits, ToolPackages
 from shared.domain.webhooks import MOST_ENDPOINTS
 from shared.mcp_tools import MOST_SERVERS
