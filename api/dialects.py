@@ -5,7 +5,6 @@ from typing import NamedTuple
 from api.ag_ui.service import AgUiService
 from api.ai_sdk.chats import UiChats
 from api.base_tools import BaseToolSeeder
-from api.code_agents import CodeAgentNames
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
@@ -13,7 +12,7 @@ from api.letta.model_settings import changed_by_settings
 from api.mcp.agent_tools import AgentTools
 from api.mcp.service import LateRules, McpService
 from api.mcp.tasks import TaskService
-from api.offered_models import OfferedModels
+from api.offered_models import CodeAgentNames, OfferedModels
 from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
 from api.openai.response_threads import ResponseThreads
@@ -42,8 +41,7 @@ from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing
-from shared.sql.runs.run_changes import RunChangeStore
-from shared.sql.runs.turns import TurnStore
+from shared.sql.runs.turns import RunChangeStore, TurnStore
 
 
 class DialectServices(NamedTuple):

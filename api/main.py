@@ -14,9 +14,8 @@ import structlog
 from fastapi import FastAPI
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
-from api.access.authentication import Access
+from api.access.authentication import Access, PageTokens
 from api.access.callers import ConfiguredKeys, networks_of, project_of_request
-from api.access.page_tokens import PageTokens
 from api.access.route_rules import AgentReach
 from api.admission import Admission, CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
@@ -26,22 +25,20 @@ from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
 from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
 from api.callbacks.signing import signing_key
-from api.code_agents import CodeAgentNames
 from api.dialects import dialect_services, input_limits_of
 from api.event_stream import ServerEnd
 from api.letta.runs import wire_callback
-from api.mcp_services import McpParts, mcp_parts, mcp_services
+from api.offered_models import CodeAgentNames
 from api.openai.response_object import DIALECT as RESPONSES
 from api.openai.response_object import own_id_of
 from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
-from api.plain_stores import plain_stores
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
 from api.runs.submission import QueuedRuns, SubmissionService, SubmissionTraces
-from api.services import Services
+from api.services import McpParts, Services, mcp_parts, mcp_services, plain_stores
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
@@ -49,9 +46,8 @@ from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments, package_environments
 from shared.process.context import ProcessContext
 from shared.process.importing import VERSION
-from shared.process.measurements import measured
 from shared.process.service_answers import Readiness, ServiceAnswers
-from shared.process.traces import traced
+from shared.process.telemetry import measured, traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.process_presence import ProcessPresence
@@ -60,7 +56,6 @@ from shared.runs.orphans import ApprovalService, OrphanedRuns
 from shared.runs.run_trees import RunTrees
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
-from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
@@ -81,7 +76,7 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore
-from shared.sql.runs.webhooks import WebhookDeliveryStore
+from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 
 # The part of the composition root that constructs the services for runs: reading, submitting, deciding, cancelling.
 

@@ -23,7 +23,7 @@ from shared.mcp.failures import SignInFailed, SignInRefused
 from shared.mcp.signed_in import AuthorizationServers, signed_in
 from shared.mcp.targets import grant_of, target_of, with_grant
 from shared.sql.access.audit import ASKER, Asker, asked_by
-from shared.sql.definitions.mcp_sign_ins import McpSignInStore
+from shared.sql.definitions.mcp_servers import McpSignInStore
 
 EXPIRES = timedelta(minutes=10)
 """The time limit for the person."""

@@ -1,8 +1,11 @@
-"""The services that routes use. `main.py` constructs them once and stores them in `app.state.services`."""
+"""The services that routes use. `main.py` constructs them once and stores them in `app.state.services`; the plain
+stores and the services for MCP servers among them are constructed here."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from secrets import token_hex
+from typing import Any, NamedTuple, get_type_hints
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
@@ -13,14 +16,13 @@ from api.ai_sdk.chats import UiChats
 from api.approvals import ApprovalDecisions
 from api.base_tools import BaseToolSeeder
 from api.callbacks.endpoints import WebhookEndpoints
-from api.code_agents import CodeAgentNames
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
 from api.mcp.service import McpService
 from api.mcp_servers import McpServers
 from api.mcp_sign_in import McpSignIns
-from api.offered_models import OfferedModels
+from api.offered_models import CodeAgentNames, OfferedModels
 from api.openai.chat_service import ChatService
 from api.openai.conversation_service import ConversationService
 from api.openai.responses_service import ResponseService
@@ -36,12 +38,18 @@ from api.runs.thread_streams import ThreadStreams
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
 from shared.domain.ids import IdMaker
+from shared.mcp.client import McpClient
+from shared.mcp.commands import AllowedCommands
+from shared.mcp.signed_in import AuthorizationServers, SignedIn
+from shared.network.checked_http import NetworkRules
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments
+from shared.process.context import ProcessContext
 from shared.process.service_answers import Readiness
 from shared.process.settings import Settings
 from shared.runs.started_runs import SleeptimeRuns
 from shared.secret_keys import SecretKeys
+from shared.sql.access.audit import AuditLog
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
@@ -50,7 +58,9 @@ from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.imported_agents import BroughtAgentStore
+from shared.sql.definitions.mcp_servers import McpServerStore, McpSignInStore
 from shared.sql.definitions.tools import ToolStore
+from shared.sql.engine import Database
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
@@ -134,3 +144,94 @@ class Services:
         """Each service by the type of its field. A route names the types that it uses."""
         declared = get_type_hints(type(self))
         return {declared[field.name]: getattr(self, field.name) for field in fields(self)}
+
+
+# The stores that routes use as they are, without a service around them.
+
+
+class PlainStores(NamedTuple):
+    """Stores by the names that they have among the services."""
+
+    blocks: BlockStore
+    tags: TagStore
+    archives: ArchiveStore
+    passages: PassageStore
+    message_lists: MessageLists
+    journals: JournalStore
+    steps: StepStore
+    inbox: InboxStore
+    effects: EffectStore
+
+
+def plain_stores(database: Database) -> PlainStores:
+    """Returns the stores on this database."""
+    return PlainStores(
+        blocks=BlockStore(database),
+        tags=TagStore(database),
+        archives=ArchiveStore(database),
+        passages=PassageStore(database),
+        message_lists=MessageLists(database),
+        journals=JournalStore(database),
+        steps=StepStore(database),
+        inbox=InboxStore(database),
+        effects=EffectStore(database),
+    )
+
+
+# Constructs the MCP clients of an API process, and the services that use them.
+
+
+class McpParts(NamedTuple):
+    """Clients of MCP servers and of their authorization servers."""
+
+    client: McpClient
+    authorization: AuthorizationServers
+    signed_in: SignedIn
+
+
+class McpServices(NamedTuple):
+    """Services for callers who use MCP servers."""
+
+    mcp_servers: McpServers
+    mcp_sign_ins: McpSignIns
+
+
+@asynccontextmanager
+async def mcp_parts(process: ProcessContext, network: NetworkRules) -> AsyncGenerator[McpParts]:
+    """Opens the clients for the block. `process` acts for callers."""
+    client = McpClient(network, AllowedCommands.parse(process.settings.mcp_commands))
+    authorization = AuthorizationServers(network)
+    methods = (McpServerStore.claim_renewal, McpServerStore.settle_renewal)
+    store = process.patience().applied_to(McpServerStore(process.database), *methods)
+    signed_in = SignedIn(store, authorization, process.secret_keys, process.clock, new_holder=lambda: token_hex(8))
+    async with AsyncExitStack() as stack:
+        for close in (client.aclose, authorization.aclose, signed_in.aclose):
+            stack.push_async_callback(close)
+        yield McpParts(client, authorization, signed_in)
+
+
+def mcp_services(process: ProcessContext, everybodys: ProcessContext, parts: McpParts) -> McpServices:
+    """Constructs the services. `process` acts for callers. `everybodys` is the same process for all projects: a browser
+    that returns from a sign-in names none."""
+    settings = process.settings
+    servers = McpServers(
+        store=McpServerStore(process.database),
+        tools=ToolStore(process.database),
+        client=parts.client,
+        signed_in=parts.signed_in,
+        secret_keys=process.secret_keys,
+        audit=AuditLog(process.database),
+        clock=process.clock,
+        ids=process.ids,
+        commands=AllowedCommands.parse(settings.mcp_commands),
+        asks_always=settings.mcp_always_ask,
+        call_s=settings.mcp_timeout,
+    )
+    sign_ins = McpSignIns(
+        servers=servers,
+        store=McpSignInStore(process.database),
+        everybodys=McpSignInStore(everybodys.database),
+        authorization=parts.authorization,
+        public_url=settings.public_url.rstrip("/"),
+    )
+    return McpServices(servers, sign_ins)

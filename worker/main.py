@@ -29,9 +29,8 @@ from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments, package_environments
 from shared.process.context import ProcessContext
 from shared.process.importing import VERSION, without_collections
-from shared.process.measurements import measured
 from shared.process.settings import Settings
-from shared.process.traces import traced
+from shared.process.telemetry import measured, traced
 from shared.redis.channel_listener import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
@@ -60,12 +59,11 @@ from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.context_window import compact_thread
 from worker.bodies.single_runs import generate, run_tool
 from worker.bodies.step_loop import run_steps
-from worker.health_port import health_port, health_sockets
+from worker.health_port import health_port, health_sockets, readable_secrets
 from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
 from worker.published_agents import PublishedAgents
 from worker.queue.queue_worker import QueueWorker
-from worker.readable_secrets import readable_secrets
 from worker.run.active_runs import ActiveRuns
 from worker.run.body import Bodies
 from worker.run.execute_run import RunExecutor

@@ -19,7 +19,7 @@ from shared.domain.events import FIRST_SEQ, decode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 
 DELETED = {"message": "The run was deleted.", "code": "run_deleted"}
 

@@ -13,7 +13,7 @@ from shared.domain.events import FIRST_SEQ, Ended, RunCreated, decode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 
 LONGEST_SILENCE_S = 15.0
 """Proxies and clients give up a stream after 20 to 60 seconds without a byte."""

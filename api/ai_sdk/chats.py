@@ -23,7 +23,7 @@ from shared.domain.ids import AgentId, ProjectId, ThreadId
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.messages import Message, UserMessage
 from shared.domain.runs import Run
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 from shared.sql.history.message_lists import MessageFilter, MessageLists
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing

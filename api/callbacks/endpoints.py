@@ -17,7 +17,7 @@ from shared.domain.webhooks import FORMER_SECRET, SECRET, SECRET_OVERLAP, RunEve
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, Unreachable
 from shared.secret_keys import SecretKeys
-from shared.sql.access.webhooks import WebhookEndpointStore
+from shared.sql.runs.webhooks import WebhookEndpointStore
 
 SECRET_BYTES = 32
 HINT_CHARACTERS = 4

@@ -17,7 +17,6 @@ from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_
 from shared.domain.errors import InvalidRequest
 from shared.domain.groups import MOST_TURNS
 from shared.domain.ids import IdMaker
-from shared.domain.imported_agents import BroughtHistory
 from shared.domain.mcp_servers import MCP_TYPE, SOURCE
 from shared.domain.messages import (
     ApprovalResponse,
@@ -34,6 +33,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.json_limits import flaw_of_document
+from shared.sql.definitions.imported_agents import BroughtHistory
 
 MAX_AGENTS = 100
 MAX_MESSAGES = 10_000

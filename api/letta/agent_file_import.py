@@ -18,9 +18,9 @@ from shared.domain.agents import Block
 from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.groups import ENABLED, SLEEPTIME, Group, with_group_flag
 from shared.domain.ids import AgentId, BlockId, IdMaker, ProjectId
-from shared.domain.imported_agents import BroughtAgent, BroughtTool, ImportedAgents
 from shared.domain.models import context_window_of, leaves_choice, split_handle
 from shared.domain.tools import CUSTOM, ToolPackages
+from shared.sql.definitions.imported_agents import BroughtAgent, BroughtTool, ImportedAgents
 
 COPY = "_copy"
 _KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")

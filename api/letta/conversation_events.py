@@ -21,7 +21,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run
-from shared.domain.turns import Leg, RunGlance
+from shared.domain.threads import Leg, RunGlance
 
 _SHOWN = FrameOptions(pings=False, compaction_messages=True)
 """No pings: readers do not count numbers here, because each frame has a cursor."""

@@ -27,12 +27,12 @@ from api.runs.streaming import StreamService, cursor_of
 from api.runs.submission import SubmissionService
 from shared.concurrency import Clock, beside
 from shared.domain.agents import Agent
-from shared.domain.conversations import Conversation
 from shared.domain.errors import ErrorCode, PendingApproval, Unavailable
 from shared.domain.groups import ENABLED
 from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, ProjectId, RunId, Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run, RunError, RunOptions
+from shared.domain.threads import Conversation
 from shared.sql.definitions.conversations import ConversationDetails
 from shared.sql.history.messages import MessageStore
 

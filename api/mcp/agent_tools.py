@@ -13,9 +13,9 @@ from api.mcp.messages import INVALID_PARAMS, Asked, RpcError
 from api.runs.command import AgentThread, AgentThreads
 from shared.concurrency import Clock
 from shared.domain.agents import Agent
-from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, IdMaker, is_id
+from shared.domain.threads import Conversation
 from shared.sql.definitions.agents import EVERY_SHOWN, AgentFilter
 from shared.sql.paging import Page
 

@@ -13,10 +13,10 @@ from api.openai.response_items_list import ItemsPage, wire_items, without_instru
 from api.openai.response_object import conversation_id_of, wire_conversation_id
 from api.openai.responses_input import MOST_ITEMS
 from api.openai.responses_request import Metadata
-from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel
 from shared.domain.ids import AgentId, ConversationId, ProjectId, is_id
 from shared.domain.models import split_handle
+from shared.domain.threads import Conversation
 from shared.network.server_models import ServerModels
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter

@@ -7,15 +7,22 @@ from typing import Any
 from msgspec.structs import replace
 
 from api.input_limits import InputLimits
-from api.openai.response_items_list import conversation_items, items_of
+from api.openai.response_items_list import (
+    MOST_WAITING,
+    Arranged,
+    answered,
+    arranged,
+    conversation_items,
+    items_of,
+    without,
+)
 from api.openai.response_threads import ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
-from api.openai.unanswered_items import MOST_WAITING, Arranged, answered, arranged, without
 from shared.concurrency import Clock
-from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ConversationId, IdMaker, ProjectId, RunId, ThreadId
 from shared.domain.messages import AssistantMessage, MessageBody, NewMessage, ToolReturns, UserMessage
+from shared.domain.threads import Conversation
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.messages import FIRST_TURN, MessageStore
 from shared.sql.runs.approvals import ApprovalStore

@@ -11,16 +11,14 @@ from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
 from api.openai.response_items import approval_item_id
-from api.openai.response_items_list import items_of
+from api.openai.response_items_list import first_open_call, items_of
 from api.openai.response_object import conversation_id_of, message_id_of, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on, reference_of
 from api.openai.responses_request import ResponseRequest
-from api.openai.unanswered_items import first_open_call
 from api.runs.command import AgentThreads, ReadDecisions
 from shared.concurrency import Clock
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval, ReopenedTurn
-from shared.domain.conversations import copy_of
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
@@ -28,6 +26,7 @@ from shared.domain.messages import Decision, Message, MessageBody, NewMessage, S
 from shared.domain.models import split_handle
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, open_calls
+from shared.domain.threads import copy_of
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore

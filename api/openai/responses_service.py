@@ -1,12 +1,14 @@
-"""Responses in OpenAI's dialect: submits runs and renders them as responses."""
+"""Responses in OpenAI's dialect: submits runs, and renders them as responses and as their events."""
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 import structlog
 from msgspec.json import encode
 from msgspec.structs import replace
@@ -14,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import Refused, model_error_answer
-from api.event_stream import ENDS_WITH_CLIENT, json_answer
+from api.event_stream import ENDS_WITH_CLIENT, StreamBroken, json_answer
 from api.input_limits import InputLimits
 from api.openai.response_fold import events_kept_of, fold_of
+from api.openai.response_items import Event as ResponseEvent
 from api.openai.response_items_list import items_of
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
 from api.openai.responses_request import ResponseCompactRequest, ResponseRequest, tool_choice_of
-from api.openai.responses_stream import BEFORE_ALL, ResponseStream
 from api.runs.cancel import Cancel, CancelService
 from api.runs.command import Command, Part, SubmissionHeaders, keys_of
 from api.runs.reader import RunReader, RunWaiter, elsewhere
@@ -44,6 +46,7 @@ from shared.domain.errors import (
 from shared.domain.events import FIRST_SEQ, Event, RunCreated, decode
 from shared.domain.ids import ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
+from shared.domain.log_writer import Entries
 from shared.domain.messages import (
     FILES,
     ApprovalResponse,
@@ -373,3 +376,59 @@ def _scope(project_id: ProjectId, keys: SubmissionKeys, sender: str) -> ThreadId
         "responses:"
         + hashlib.sha256("\n".join([project_id, *([sender] if sender else []), *named]).encode()).hexdigest()
     )
+
+
+# A run's stream as the events of a response.
+
+
+BEFORE_ALL = -1
+"""The cursor of a new reader: the first event has the number 0."""
+
+LONGEST_SILENCE_S = 15.0
+"""Proxies and clients give up a stream after 20 to 60 seconds without a byte."""
+
+DONE = b"data: [DONE]\n\n"
+"""Open Responses requires it, and OpenAI's SDKs skip it."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def event_bytes(event: ResponseEvent) -> bytes:
+    """One event, without an SSE `id`: clients resume by its `sequence_number`."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encoder.encode(event))
+
+
+class ResponseStream:
+    """A reader of a response, from the event after `starting_after`. The fold always begins with the log's first entry,
+    since the last events contain the whole text."""
+
+    shared_as = None
+    longest_silence_s = LONGEST_SILENCE_S
+    cut = None
+    """Clients take any clean end of a stream for its last event. They resume a broken connection."""
+
+    def __init__(self, run: Run, starting_after: int = BEFORE_ALL, kept: Sequence[Event] = ()) -> None:
+        """`kept` as in `ResponseFold`."""
+        self._fold = fold_of(run, kept)
+        self._after = starting_after
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """The events of some entries, and whether the last one ends the stream. Raises `StreamBroken`."""
+        told = [one for seq, entry in entries for one in self._fold.take(seq, decode(entry))]
+        shown = b"".join(event_bytes(one) for one in told if one["sequence_number"] > self._after)
+        if self._fold.is_contradicted:
+            raise StreamBroken
+        if self._fold.ended is None:
+            return shown, False
+        if told and told[-1]["sequence_number"] < self._after:
+            # The reader has not seen this end: its cursor is from events that were lost.
+            shown = event_bytes(told[-1])
+        return shown + DONE, True
+
+    def silence(self, _last: Seq, _now: datetime) -> bytes:
+        """No event: a comment keeps the stream alive, and these clients know no event for that."""
+        return b""
+
+    def end_of(self, _last: Seq) -> bytes:
+        """The end of a stream whose log has no end, as after the run was deleted."""
+        return b"".join(map(event_bytes, self._fold.lost_ending())) + DONE

@@ -6,8 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.access.accepted_keys import end_of_token
-from api.access.authentication import Access
-from api.access.page_tokens import MayDo, PageReach
+from api.access.authentication import Access, MayDo, PageReach
 from api.dependencies import AgentIdPath, CallerDep, OnlyThreadDep, served
 from api.direct_route import LateRoute
 from api.pages.threads import LONGEST_NAME, PageThreads

@@ -7,9 +7,9 @@ from api.runs.command import DEFAULT, AgentThread, AgentThreads
 from api.runs.thread_projection import Thread
 from shared.concurrency import Clock
 from shared.domain.agents import Agent
-from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId, is_id
+from shared.domain.threads import Conversation
 from shared.sql.definitions.conversations import ConversationStore, opening
 from shared.sql.runs.run_store import ANYWHERE, Place
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Response
 
-from api.code_agents import CodeAgentNames
 from api.dependencies import ProjectDep, RunIdPath, served
 from api.direct_route import LateRoute
 from api.every_answer import warn_if_pruned
 from api.letta.messages import wire_time
 from api.letta.runs import wire_code_agent
+from api.offered_models import CodeAgentNames
 from shared.concurrency import beside
 from shared.domain.body_input import calls_of, hello_of
 from shared.domain.errors import Conflict

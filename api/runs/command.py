@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval
-from shared.domain.conversations import Conversation
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, ConversationId, ProjectId, RunId, ThreadId, is_id
 from shared.domain.messages import Decision, UserMessage
@@ -28,6 +27,7 @@ from shared.domain.runs import (
     SubmissionKeys,
     key_of_otids,
 )
+from shared.domain.threads import Conversation
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.runs.run_store import ANYWHERE, Place

@@ -17,10 +17,10 @@ from api.runs.streaming import StreamService
 from shared.concurrency import repeating
 from shared.domain.ids import RunId
 from shared.domain.lifecycle import ACTIVE
-from shared.domain.turns import RunGlance, RunScope
+from shared.domain.threads import RunGlance, RunScope
 from shared.redis import keys
 from shared.redis.event_log import EventFeed
-from shared.sql.runs.run_changes import AT_ONCE, RunChangeStore
+from shared.sql.runs.turns import AT_ONCE, RunChangeStore
 
 LOOK_S = 5.0
 """Seconds between two looks for changes whose announcements were lost."""

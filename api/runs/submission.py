@@ -10,8 +10,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from api.admission import release_permit
-from api.code_agents import CodeAgentNames
 from api.input_limits import InputLimits
+from api.offered_models import CodeAgentNames
 from api.request_log import bind_trace, incoming_trace
 from api.runs.cancel import RunCanceller
 from api.runs.command import Command

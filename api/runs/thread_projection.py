@@ -9,7 +9,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidCursor
 from shared.domain.ids import MAX_SEQ, AgentId, ApprovalId, ProjectId, RunId, Seq, ThreadId
 from shared.domain.messages import Message, NewMessage
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 
 MAX_TURN = 2**31 - 1
 

@@ -23,7 +23,7 @@ from shared.domain.ids import MAX_SEQ, Seq
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
 from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
-from shared.domain.turns import Leg, has_begun
+from shared.domain.threads import Leg, has_begun
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.listing import RunListing

@@ -9,7 +9,7 @@ from api.ag_ui.thread_frames import ThreadFrames
 from api.ai_sdk.answer_chunks import NEWEST_SDK
 from api.ai_sdk.answer_stream import AnswerStream
 from api.letta.frames import FrameOptions, FrameStream
-from api.openai.responses_stream import ResponseStream
+from api.openai.responses_service import ResponseStream
 from api.runs.thread_projection import LegInput
 from bench.deployments import Deployment
 from bench.figures import Figure
@@ -17,7 +17,7 @@ from shared.domain.events import RunCreated, TextChunk, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries
 from shared.domain.runs import Run, RunOptions
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 from tests.kit.runs.stored_runs import IDS, some_run
 
 TOKENS, TIMES = 5_000, 7

@@ -15,9 +15,9 @@ from shared.domain.errors import InvalidRequest
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
 from shared.secret_keys import PLAIN, SecretKeys, key_id_of, new_key
-from shared.sql.access.webhooks import EndpointSecretStore
 from shared.sql.definitions.mcp_servers import ServerSecretStore
 from shared.sql.definitions.tools import StoredSecretStore
+from shared.sql.runs.webhooks import EndpointSecretStore
 
 BATCH = 100
 TRIES = 3

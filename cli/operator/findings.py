@@ -24,10 +24,10 @@ from shared.process.settings import Settings
 from shared.redis.connection import Redis
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import NO_KEYS, SecretKeys, can_read
-from shared.sql.access.webhooks import EndpointSecretStore
 from shared.sql.definitions.mcp_servers import ServerSecretStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database, database_url
+from shared.sql.runs.webhooks import EndpointSecretStore
 from worker.models.provider import ModelCall
 from worker.models.registry import Models
 

@@ -34,7 +34,7 @@ LAZY_PACKAGES = ("pydantic_ai", "openai", "google", "genai_prices", "tiktoken")
 
 LATE_MODULES = {
     # OpenTelemetry's SDK is an extra, and the settings ask for it.
-    "shared/process/traces.py": ("shared.telemetry.otlp",),
+    "shared/process/telemetry.py": ("shared.telemetry.otlp",),
     # A wrong setting is said before a server is imported, and each server is imported without the others.
     "cli/operator/servers.py": ("cli.operator.dev_server", "cli.operator.api_server", "cli.operator.worker_server"),
     # A wrong setting is said before anything that opens a database.
@@ -80,7 +80,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "redis": ("shared/redis/", "worker/queue/queue_worker.py"),
     "fakeredis": ("shared/redis/",),
     # The engine's names stand in four files: its client, its keys, its description of a job, and its worker.
-    "arq": ("shared/redis/connection.py", "shared/redis/keys.py", "shared/redis/queue.py", "worker/queue/arq_jobs.py"),
+    "arq": (
+        "shared/redis/connection.py",
+        "shared/redis/keys.py",
+        "shared/redis/queue.py",
+        "worker/queue/queue_worker.py",
+    ),
     "prometheus_client": ("shared/telemetry/",),
     "fastapi": ("api/", "cli/operator/api_server.py"),
     "starlette": ("api/",),

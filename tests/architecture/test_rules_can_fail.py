@@ -56,7 +56,7 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (strangers, "worker/bodies/step_loop.py", "import pydantic_ai"),
     (strangers, "worker/tools/x.py", "import pickle"),
     (strangers, "shared/redis/event_log.py", "from arq.connections import ArqRedis"),
-    (strangers, "worker/queue/queue_worker.py", "from arq.worker import Worker"),
+    (strangers, "worker/queue/leases.py", "from arq.worker import Worker"),
     (wire_names, "shared/domain/x.py", '"""Why, in the wire\'s words."""'),
     (wire_names, "worker/run/x.py", 'KIND = "letta_core"'),
     (walls_broken, "shared/sql/history/x.py", "from shared.sql.runs.run_store import RunStore"),

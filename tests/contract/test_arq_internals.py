@@ -14,7 +14,7 @@ from shared.domain.ids import RunId
 from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.queue import RunQueue, decode_job, encode_job
-from worker.queue.arq_jobs import ArqJobs, ReleaseJob
+from worker.queue.queue_worker import ArqJobs, ReleaseJob
 
 JOB = "run-1:7"
 

@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound, UnknownTools
 from shared.domain.ids import AgentId, IdMaker, ThreadId
 from shared.domain.messages import NewMessage, SystemMessage, UserMessage
+from shared.domain.threads import Conversation
 from shared.sql import tables
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockFilter, BlockStore

@@ -14,7 +14,7 @@ from tests.kit.raw_http import repeated
 from tests.kit.services.tcp_proxy import blackhole_address
 from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import after, wait_until
-from worker.models.server_transport import PoolLimits, ServerTransport
+from worker.models.connections import PoolLimits, ServerTransport
 
 ONE = PoolLimits(most=1)
 BIG = b"x" * 50_000_000

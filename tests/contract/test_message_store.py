@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from shared.domain.agents import CompactionOptions
-from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, StaleFence
 from shared.domain.ids import ConversationId, MessageId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import AssistantMessage, Message, Summary, SystemMessage, UserMessage
 from shared.domain.runs import Compaction, Run, RunOptions
+from shared.domain.threads import Conversation
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.message_lists import MessageFilter
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT

@@ -9,8 +9,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
-from shared.domain.conversations import Conversation
 from shared.domain.errors import Unusable
+from shared.domain.threads import Conversation
 from shared.sql import migrations
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.engine import Database

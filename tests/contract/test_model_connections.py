@@ -18,9 +18,8 @@ from tests.kit.free_ports import free_port
 from tests.kit.plain_answers import says, says_hello, serving
 from tests.kit.services.tcp_proxy import blackhole_address
 from tests.kit.wait_until import after
-from worker.models.connections import Connections
+from worker.models.connections import Connections, body_of
 from worker.models.server_connections import MOST_UNREAD
-from worker.models.server_transport import body_of
 
 
 @asynccontextmanager

@@ -15,9 +15,8 @@ from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.operations import percentiles
 from shared.domain.runs import RunOptions
-from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.run_tables import runs
-from shared.sql.runs.webhooks import WebhookDeliveryStore
+from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import api_client, running_product
 from tests.kit.runs.definitions import NOW, PROJECT

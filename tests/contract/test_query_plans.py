@@ -13,7 +13,6 @@ from shared.domain.ids import ConversationId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
-from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.paging import Page
@@ -33,7 +32,7 @@ from shared.sql.run_tables import (
 from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
-from shared.sql.runs.webhooks import WebhookDeliveryStore
+from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 from shared.sql.tables import conversations, messages
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.ended_runs import EARLIER, OURS, fill_with_ended_runs

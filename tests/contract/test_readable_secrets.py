@@ -16,7 +16,7 @@ from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, some_agent
 from tests.kit.services.databases import patient_database
-from worker.readable_secrets import ReadableSecrets
+from worker.health_port import ReadableSecrets
 
 OLD, NEW = SecretKeys({"old": b"o" * 32}), SecretKeys({"new": b"n" * 32})
 BOTH, TURNED = SecretKeys({"old": b"o" * 32, "new": b"n" * 32}), SecretKeys({"new": b"n" * 32, "old": b"o" * 32})

@@ -12,10 +12,10 @@ from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, RunId, ThreadId
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus, RunTrigger
 from shared.domain.runs import Run, RunOptions, Step, SubmissionKeys
-from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.paging import Page
 from shared.sql.run_tables import injected_messages, metadata
 from shared.sql.runs.listing import OF_A_RUN, QuietRun, RunFilter
+from shared.sql.runs.webhooks import WebhookEndpointStore
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import (

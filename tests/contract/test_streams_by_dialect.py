@@ -17,7 +17,7 @@ from api.letta.messages import STOP_REASONS, STORED_REASONS, wire_stop_reason
 from api.mcp.call_fold import CallStream
 from api.mcp.messages import Asked
 from api.openai.chat_answer import ChunkStream
-from api.openai.responses_stream import ResponseStream
+from api.openai.responses_service import ResponseStream
 from api.runs.streaming import Projection
 from shared.domain import events
 from shared.domain.ids import Seq

@@ -15,9 +15,8 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import RunOptions
 from shared.domain.settling import RunOutcome
 from shared.domain.webhooks import FORMER_SECRET, SECRET, WebhookEndpoint
-from shared.sql.access.webhooks import EndpointSecretStore, WebhookEndpointStore
 from shared.sql.runs.figures import RunFigureStore
-from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
+from shared.sql.runs.webhooks import EndpointSecretStore, WebhookDelivery, WebhookDeliveryStore, WebhookEndpointStore
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import Stores, approve, call, run_end, some_endpoint, stored_runs
 

@@ -25,8 +25,8 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries
 from shared.domain.messages import Message, UserMessage
 from shared.domain.runs import Run
+from shared.domain.threads import Leg
 from shared.domain.tools import ClientTool
-from shared.domain.turns import Leg
 from shared.sql.definitions.conversations import ConversationFilter
 from shared.sql.paging import Page
 from shared.sql.run_tables import approvals

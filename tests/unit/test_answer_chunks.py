@@ -19,8 +19,8 @@ from shared.domain.ids import AgentId, ApprovalId, MessageId, ProjectId, RunId, 
 from shared.domain.log_writer import Entries
 from shared.domain.messages import CompactionStats, ImageContent, TextContent, ToolReturn
 from shared.domain.runs import Run, RunOptions
+from shared.domain.threads import Leg
 from shared.domain.tools import ClientTool
-from shared.domain.turns import Leg
 from tests.kit.product.ui_messages import UiMessageReader
 from tests.kit.runs.random_logs import AT, MESSAGE, RUNNING, STEP, ended, logs, text
 

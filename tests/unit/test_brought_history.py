@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 from shared.domain.ids import IdMaker
-from shared.domain.imported_agents import BroughtHistory, without_missing
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -15,6 +14,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
+from shared.sql.definitions.imported_agents import BroughtHistory, without_missing
 from tests.kit.model_server.model_calls import returned
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

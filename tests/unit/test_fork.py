@@ -2,7 +2,6 @@
 
 import pytest
 
-from shared.domain.conversations import copies_of
 from shared.domain.errors import NotFound
 from shared.domain.ids import IdMaker, MessageId
 from shared.domain.messages import (
@@ -16,6 +15,7 @@ from shared.domain.messages import (
     ToolReturns,
     UserMessage,
 )
+from shared.domain.threads import copies_of
 from tests.kit.model_server.model_calls import history, returned
 
 ASKING = AssistantMessage(tool_calls=[ToolCall("c1", "add", "{}", needs_approval=True)])

@@ -4,8 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.code_agents import CodeAgentNames
-from api.offered_models import OfferedModels
+from api.offered_models import CodeAgentNames, OfferedModels
 from shared.domain.models import MODELS, PROVIDERS, context_window_of, family_of, split_handle
 from shared.network.server_models import FoundModels
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from api.openai.response_fold import MOST_EVENTS, USUAL_FOLD, WITH_COMPACTIONS, ResponseFold, fold_of
 from api.openai.response_items import approval_item_id, summary_in
 from api.openai.response_object import DIALECT
-from api.openai.responses_stream import DONE, ResponseStream
+from api.openai.responses_service import DONE, ResponseStream
 from shared.domain import events
 from shared.domain.ids import AgentId, IdMaker, MessageId, ProjectId, RunId, Seq, StepId, ThreadId
 from shared.domain.messages import CompactionStats, ToolCall, ToolReturn

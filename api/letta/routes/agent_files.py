@@ -28,7 +28,6 @@ from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId
-from shared.domain.imported_agents import ImportedAgents, ImportReport
 from shared.domain.mcp_servers import MCP_TYPE, McpServer, tool_source
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
@@ -38,7 +37,7 @@ from shared.process.settings import Settings
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.definitions.imported_agents import BroughtAgentStore
+from shared.sql.definitions.imported_agents import BroughtAgentStore, ImportedAgents, ImportReport
 from shared.sql.history.messages import MessageStore
 
 AccessDep = Annotated[Access, served(Access)]

@@ -52,11 +52,11 @@ from api.runs.thread_projection import Thread, thread_cursor_of
 from api.runs.thread_streams import ThreadStreams
 from shared.concurrency import Clock, beside
 from shared.domain.agents import characters_of_memory, render_system
-from shared.domain.conversations import Conversation, copies_of
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, ProjectId, RunId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
+from shared.domain.threads import Conversation, copies_of
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder, ConversationStore

@@ -9,7 +9,7 @@ from api.direct_route import LateRoute
 from api.letta.conversation_events import RunChangeFrames
 from api.runs.run_changes import RunChanges
 from shared.concurrency import Clock
-from shared.domain.turns import RunScope
+from shared.domain.threads import RunScope
 from shared.sql.definitions.agent_changes import AgentEditor
 
 AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]

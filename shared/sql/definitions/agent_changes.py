@@ -16,11 +16,11 @@ from shared.domain.agents import (
     with_approval_override,
     with_default_approvals,
 )
-from shared.domain.conversations import Conversation
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.groups import ENABLED, SLEEPTIME_AGENT, Group, Sleeper, with_group_flag
 from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
+from shared.domain.threads import Conversation
 from shared.domain.tools import refuse_foreign_rules
 from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record

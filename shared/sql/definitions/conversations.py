@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from sqlalchemy import RowMapping
 
 from shared.domain.agents import Agent
-from shared.domain.conversations import Conversation
 from shared.domain.errors import NotFound
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, ThreadId
 from shared.domain.messages import NewMessage
+from shared.domain.threads import Conversation
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import begin_history, system_message

@@ -1,18 +1,33 @@
-"""Imported agents. One transaction stores all of them with their tools, blocks and histories, or nothing."""
+"""Imported agents, before they are stored and while they are. One transaction stores all of them with their tools,
+blocks and histories, or nothing."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.agents import with_default_approvals
-from shared.domain.ids import ProjectId
-from shared.domain.imported_agents import BroughtAgent, ImportedAgents, ImportReport, without_missing
+from shared.domain.agents import Agent, Block, with_default_approvals
+from shared.domain.groups import Group
+from shared.domain.ids import IdMaker, MessageId, ProjectId
 from shared.domain.mcp_servers import MCP_TYPE
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    ImportedMessage,
+    MessageBody,
+    NewMessage,
+    Summary,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+from shared.domain.settling import OpenCalls, close_calls
 from shared.domain.tool_catalog import is_base_tool
-from shared.domain.tools import Tool
+from shared.domain.tools import Rule, Tool
 from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
@@ -23,6 +38,201 @@ from shared.sql.engine import Database
 from shared.sql.history.messages import insert_brought_history
 from shared.sql.paging import made_of
 from shared.sql.tables import agents, blocks, tools
+
+# Imported agents with their tools, memory and history, before they are stored.
+
+
+class BroughtTool(msgspec.Struct, frozen=True):
+    """A tool of the file, for the project that imports the agents."""
+
+    new: Tool
+    """The tool to store if the project has none of this name."""
+    change: Callable[[Tool], Tool]
+    """The change to the project's own tool of this name. Quick and pure."""
+
+    def in_place_of(self, own: Tool) -> Tool:
+        """Returns the changed tool of the project. Its calls still require approval if they did before: a file may make
+        a project more careful, but not less."""
+        changed = self.change(own)
+        return replace(changed, default_requires_approval=True) if own.default_requires_approval else changed
+
+    def opens(self, own: Tool) -> bool:
+        """Whether the file would let calls run without the approval that this project requires."""
+        return bool(own.default_requires_approval) and not self.change(own).default_requires_approval
+
+
+class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that is to be stored, without tools."""
+
+    agent: Agent
+    tool_names: list[str]
+    """The names of its tools. Tools that the project does not have are left out."""
+    system_message_id: MessageId
+    history: list[ImportedMessage]
+
+
+class ImportedAgents(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of an import that one transaction stores."""
+
+    agents: list[BroughtAgent]
+    groups: list[Group] = []
+    """Sleep-time groups of these agents."""
+    blocks: list[Block]
+    tools: list[BroughtTool]
+    replace_tools: bool
+    """Whether a tool replaces a different one of its name."""
+
+
+class ImportReport(msgspec.Struct, frozen=True):
+    """The outcome for each tool, by name."""
+
+    replaced: list[str]
+    guarded: list[str]
+    """Tools whose calls still require approval in the project, although the file says otherwise."""
+    kept: list[str]
+    """Tools of the project that stayed although the file's differ."""
+    missing: list[str]
+
+
+NOT_DECIDED = "the agent was copied while this call waited for a decision"
+
+
+class BroughtHistory:
+    """Turns messages that this server did not write into a history that every provider accepts.
+
+    Every call gets a result: its own, or one that says that the outcome is unknown. A call that waits for a person is
+    denied, because no run waits for the decision here. Results and decisions that belong to no call are left out.
+    """
+
+    def __init__(self, ids: IdMaker) -> None:
+        self._ids = ids
+        self._placed: list[ImportedMessage] = []
+        self._turn = 0
+        self._in_context = True
+        self._asking: AssistantMessage | None = None
+        self._asked_at: datetime | None = None
+        self._decided: ApprovalResponse | None = None
+        self._results: dict[str, ToolReturn] = {}
+        self.undecided = 0
+        """Calls that waited for a person."""
+
+    def add(self, body: MessageBody, created_at: datetime, *, in_context: bool = True) -> None:
+        """Takes the next message."""
+        if in_context != self._in_context:
+            self._close()
+            self._in_context = in_context
+        match body:
+            case ToolReturns(returns=returns):
+                self._results.update((result.tool_call_id, result) for result in returns)
+                self._asked_at = created_at
+            case ApprovalResponse():
+                self._decide(body, created_at)
+            case AssistantMessage():
+                self._answer(body, created_at)
+            case _:
+                self._close()
+                self._place(body, created_at)
+
+    def finish(self) -> list[ImportedMessage]:
+        """The whole history."""
+        self._close()
+        return self._placed
+
+    def _answer(self, body: AssistantMessage, created_at: datetime) -> None:
+        first_half = self._first_half_of(body)
+        if first_half is not None:
+            last = self._placed.pop()
+            self._asking = replace(
+                first_half,
+                tool_calls=[*first_half.tool_calls, *body.tool_calls],
+                sibling_id=self._ids.message(),
+                sibling_holds="approvals",
+            )
+            self._placed.append(replace(last, message=replace(last.message, body=self._asking)))
+            return
+        self._close()
+        self._place(body, created_at)
+        if body.tool_calls:
+            self._asking, self._asked_at = body, created_at
+
+    def _first_half_of(self, body: AssistantMessage) -> AssistantMessage | None:
+        """The earlier part of this answer. An answer with some waiting calls is shown as two messages."""
+        asking = self._asking
+        if asking is None or self._placed[-1].message.body is not asking or body.text or body.reasoning is not None:
+            return None
+        waits = bool(body.tool_calls) and all(call.needs_approval for call in body.tool_calls)
+        return asking if waits and not any(call.needs_approval for call in asking.tool_calls) else None
+
+    def _decide(self, body: ApprovalResponse, created_at: datetime) -> None:
+        if self._asking is None or self._decided is not None:
+            return
+        waiting = {call.id for call in self._asking.tool_calls if call.needs_approval}
+        decisions = [decision for decision in body.decisions if decision.tool_call_id in waiting]
+        if decisions:
+            self._decided = ApprovalResponse(decisions)
+            self._place(self._decided, created_at)
+
+    def _close(self) -> None:
+        """Gives every call of the last answer its result, in the order of the calls."""
+        asking, decided, results, at = self._asking, self._decided, self._results, self._asked_at
+        self._asking, self._decided, self._results = None, None, {}
+        if asking is None or at is None:
+            return
+        calls = asking.tool_calls
+        if all(call.id in results for call in calls):
+            self._place(ToolReturns([results[call.id] for call in calls]), at)
+            return
+        waiting = [call for call in calls if call.needs_approval]
+        self.undecided += 0 if decided else len(waiting)
+        open_ = OpenCalls(
+            step_id=None,
+            calls=calls,
+            decided=decided is not None or not waiting,
+            decisions=decided.decisions if decided else [],
+        )
+        started = {call.id for call in calls}
+        closing = close_calls(
+            open_, known=results, started=started, why="error", reason=NOT_DECIDED, ids=self._ids, now=at
+        )
+        for message in closing:
+            self._place(message.body, message.created_at)
+
+    def _place(self, body: MessageBody, created_at: datetime) -> None:
+        if isinstance(body, UserMessage):
+            # Messages of one submission share its turn.
+            follows_user = bool(self._placed) and isinstance(self._placed[-1].message.body, UserMessage)
+            self._turn += 0 if follows_user and self._placed[-1].in_context == self._in_context else 1
+        leads = isinstance(body, Summary) and not any(one.turn and one.in_context for one in self._placed)
+        turn = 0 if leads and self._in_context else max(self._turn, 1)
+        self._turn = max(self._turn, turn)
+        message = NewMessage(id=self._ids.message(), created_at=created_at, body=body)
+        self._placed.append(ImportedMessage(turn, message, self._in_context))
+
+
+def without_missing(rules: Iterable[Rule], names: Container[str]) -> list[Rule]:
+    """Returns the rules without the tools that the agent does not get: such a rule could leave it no tool to call.
+
+    A rule that a call waits for a person stays: it can only make the agent more careful.
+    """
+    kept = (_without_missing(rule, names) for rule in rules)
+    return [rule for rule in kept if rule is not None]
+
+
+def _without_missing(rule: Rule, names: Container[str]) -> Rule | None:
+    if rule["tool_name"] not in names:
+        return rule if rule["type"] == "requires_approval" else None
+    children: list[str] = rule.get("children") or []
+    cases: dict[str, str] = rule.get("child_output_mapping") or {}
+    default: str | None = rule.get("default_child")
+    known: dict[str, Any] = {
+        "children": [name for name in children if name in names],
+        "child_output_mapping": {case: name for case, name in cases.items() if name in names},
+        "default_child": default if default is not None and default in names else None,
+    }
+    if (children or cases) and not (known["children"] or known["child_output_mapping"]):
+        return None
+    return {key: known.get(key, value) for key, value in rule.items()}
+
 
 TOOLS_AT_ONCE = 100
 """The limit for one statement, in rows: a tool's source may be long."""

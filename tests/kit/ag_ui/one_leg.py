@@ -16,8 +16,8 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries
 from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import Run, RunOptions
+from shared.domain.threads import Leg
 from shared.domain.tools import ClientTool
-from shared.domain.turns import Leg
 
 RUN = Run(
     id=RunId("run-00000000-0000-4000-8000-000000000002"),

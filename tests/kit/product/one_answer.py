@@ -12,7 +12,7 @@ from shared.domain import events
 from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries
 from shared.domain.runs import Run
-from shared.domain.turns import Leg
+from shared.domain.threads import Leg
 
 
 class OneAnswer:

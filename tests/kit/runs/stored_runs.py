@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from shared.domain.approvals import Approval, hash_of
-from shared.domain.conversations import Conversation
 from shared.domain.effects import SettledEffect
 from shared.domain.ids import ConversationId, IdMaker, Seq, ThreadId
 from shared.domain.journal import JournalEntry
@@ -26,6 +25,7 @@ from shared.domain.messages import (
 )
 from shared.domain.runs import CancelRequest, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd, RunOutcome
+from shared.domain.threads import Conversation
 from shared.domain.webhooks import WebhookEndpoint
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore

@@ -9,15 +9,14 @@ from msgspec.structs import replace
 
 from shared.domain.agents import ModelOptions
 from shared.domain.api_keys import SECRET_BYTES, ApiKey, new_secret
-from shared.domain.conversations import Conversation
 from shared.domain.groups import Group
 from shared.domain.ids import ProjectId
 from shared.domain.searches import Archive
+from shared.domain.threads import Conversation
 from shared.domain.tools import ToolLimits, ToolPackages
 from shared.domain.webhooks import MOST_ENDPOINTS
 from shared.mcp_tools import MOST_SERVERS
 from shared.sql.access.api_keys import ApiKeyStore
-from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.archival.archives import ArchiveFilter, ArchiveStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter
@@ -28,6 +27,7 @@ from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.paging import Page
 from shared.sql.run_tables import runs
+from shared.sql.runs.webhooks import WebhookEndpointStore
 from shared.sql.tables import (
     agent_groups,
     agents,

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 from api.openai.response_object import DIALECT
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.runs import RunOptions
-from shared.sql.access.webhooks import WebhookEndpointStore
 from shared.sql.paging import Page
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
+from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore, WebhookEndpointStore
 from tests.kit.runs.stored_runs import Stores, some_endpoint
 
 URL = "http://127.0.0.1/called"
