@@ -44,6 +44,16 @@ async def steps(run: Run) -> str:
     return json.dumps(report)
 
 
+@agent("tools")
+async def tools(run: Run) -> str:
+    """Calls a tool that does nothing, which clients see."""
+    report: dict[str, float] = {}
+    with _measured(report):
+        for _ in range(_count(run)):
+            await run.tool("one", _nothing)
+    return json.dumps(report)
+
+
 @agent("replays")
 async def replays(run: Run) -> str:
     """Takes steps that do nothing, dies some times, and measures how long the same steps take when the journal has

@@ -1,4 +1,8 @@
-"""Measures agents in code: what their processes, their journal and their frames cost beside what they do."""
+"""Measures agents in code: what their processes, their journal and their frames cost beside what they do.
+
+The floor is the least that an agent with a journal can be (`bench.bare_agents`). Its figures have the names of the
+product's, so that the table has them side by side.
+"""
 
 import asyncio
 import json
@@ -7,39 +11,59 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from bench.bare_agents import measured as measured_floor
 from bench.client import Client, Refused
 from bench.code_agents import DEATHS
 from bench.deployments import Deployment
 from bench.figures import Figure, quantile
+from worker.agents.body_process import AgentHost
+from worker.agents.hosts import plans
 
 PROGRAM = "bench.code_agents"
-EMPTY, STEPS, TOKENS, FRAMES = 30, 300, 20_000, 2_000
+EMPTY, STEPS, TOOLS, TOKENS, FRAMES = 30, 300, 100, 20_000, 2_000
 WAITING = (16, 50)
 SHARED_BY = 8
+MEMORY = "memory of a running agent in code"
 KNOWN_WITHIN_S = 30.0
 LOOKS_EVERY_S = 0.2
 
 
+HELLO: dict[str, Any] = {
+    "t": "hello",
+    "id": "run-1",
+    "journal": "run-1",
+    "attempt": 1,
+    "at": 0.0,
+    "text": "",
+    "input": [],
+    "history": [],
+    "client_tools": [],
+    "state": {},
+    "models": {"socket": "", "token": ""},
+}
+"""The first frame of a run that has nothing."""
+
+
 async def code_agents(deployment: Deployment) -> list[Figure]:
-    """Starts a deployment with agents of a module, and measures them one after the other."""
-    assert deployment.fresh is not None
+    """Starts a deployment with agents of a module, and measures them one after the other. Measures the floor where the
+    product does not run."""
+    if deployment.fresh is None:
+        return await _floor()
     async with deployment.fresh(PROGRAM) as (client, pids):
         bench = _Bench(client, [psutil.Process(pid) for pid in pids.values()])
         figures = [
             Figure("run of one token of a model → its end", await bench.short_runs("openai/bench", tokens=1), "ms"),
+            Figure("run of builtin/echo → its end", await bench.short_runs("builtin/echo"), "ms"),
             Figure("empty run of an agent in code → its end", await bench.short_runs("code/empty"), "ms"),
+            *_of_processes(await _empty_processes()),
         ]
         floor = await bench.run("floor", FRAMES)
         figures.append(Figure("a frame and its answer, asyncio alone: CPU of both sides", floor.agent_us, "us"))
         steps, replays = await bench.run("steps", STEPS), await bench.run("replays", STEPS)
-        tokens = await bench.run("tokens", TOKENS)
+        tools, tokens = await bench.run("tools", TOOLS), await bench.run("tokens", TOKENS)
         # Before its replays, that run has taken the steps.
         replayed = replays._replace(server_us=(replays.server_us - steps.server_us) / DEATHS)
-        for title, measured in (("step", steps), ("replayed step", replayed), ("token", tokens)):
-            figures.append(Figure(f"{title} of an agent in code: CPU of the agent", measured.agent_us, "us"))
-            figures.append(Figure(f"{title} of an agent in code: CPU of the server", measured.server_us, "us"))
-        figures.append(Figure("step of an agent in code", steps.took_us / 1000, "ms"))
-        figures.append(Figure("replayed step of an agent in code", replays.took_us / 1000, "ms"))
+        figures += _of_work(step=steps, tool=tools, replayed_step=replayed, token=tokens)
         figures += await bench.memory(own=True)
     async with deployment.fresh(PROGRAM, per_process=SHARED_BY) as (client, pids):
         bench = _Bench(client, [psutil.Process(pid) for pid in pids.values()])
@@ -53,6 +77,51 @@ class _Measured(NamedTuple):
     agent_us: float
     """Processor time of the agent's process."""
     server_us: float
+
+
+async def _floor() -> list[Figure]:
+    bare = await measured_floor()
+    step, tool, replayed, token = (_Measured(*one) for one in (bare.step, bare.tool, bare.replayed, bare.token))
+    return [
+        *_of_processes(bare.empty_s),
+        *_of_work(step=step, tool=tool, replayed_step=replayed, token=token),
+        Figure(MEMORY, bare.memory_mb, "MB"),
+    ]
+
+
+def _of_work(**measured: _Measured) -> list[Figure]:
+    """The figures of an agent's work, by its names."""
+    titled = [(f"{name.replace('_', ' ')} of an agent in code", one) for name, one in measured.items()]
+    return [
+        *(Figure(f"{title}: CPU of the agent", one.agent_us, "us") for title, one in titled),
+        *(Figure(f"{title}: CPU of the server", one.server_us, "us") for title, one in titled),
+        *(Figure(title, one.took_us / 1000, "ms") for title, one in titled if not title.startswith("token")),
+    ]
+
+
+def _of_processes(times: list[float]) -> list[Figure]:
+    """`times`: seconds."""
+    title = "process of an empty run: fork, first frame, end"
+    return [
+        Figure(f"{title}, best", min(times) * 1000, "ms"),
+        Figure(f"{title}, p50", quantile(times, 0.5) * 1000, "ms"),
+    ]
+
+
+async def _empty_processes() -> list[float]:
+    """The seconds from the request for a process to its end, for runs that do nothing: what an agent in code adds to a
+    run. The product's own host, without a server around it."""
+    times = list[float]()
+    async with AgentHost.running(plans([PROGRAM], "", "")[0]) as host:
+        for _ in range(EMPTY):
+            began = time.monotonic()
+            process = await host.fork("empty")
+            process.send(HELLO)
+            ended = await process.receive()
+            assert ended is not None and ended["t"] == "returned", f"an empty agent said {ended}"
+            await process.kill()
+            times.append(time.monotonic() - began)
+    return times
 
 
 class _Bench:
@@ -96,7 +165,7 @@ class _Bench:
             infos = [process.memory_full_info() for process in [*self._hosts(), *processes]]
             if own and number == WAITING[0]:
                 alone = [info.uss / 1e6 for info in infos[-number:]]
-                figures.append(Figure("memory of a running agent in code", quantile(alone, 0.5), "MB"))
+                figures.append(Figure(MEMORY, quantile(alone, 0.5), "MB"))
             together = sum(info.pss for info in infos) / 1e6
             figures.append(Figure(f"memory of {number} running agents in code{shared}", together, "MB"))
         return figures

@@ -63,6 +63,6 @@ SECTIONS = {
     "tool": Section(waiting.tool_call, PRODUCT, is_repeated=False),
     "hand-over": Section(recovery.hand_over, PRODUCT, is_repeated=False),
     "crash": Section(recovery.crash, PRODUCT, is_repeated=False),
-    "code-agents": Section(code_agents.code_agents, PRODUCT, is_repeated=False),
+    "code-agents": Section(code_agents.code_agents, WITH_RELAY, is_repeated=False),
     "age": Section(age.age, PRODUCT, is_repeated=False, is_default=False),
 }

@@ -10,9 +10,13 @@ LONGEST_FRAME = 64_000_000
 """Bytes."""
 
 
+FRAMES = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+"""Made once: `json.dumps` makes another one for each frame."""
+
+
 def packed(frame: Frame) -> bytes:
     """The frame as bytes. Raises `TypeError` or `ValueError` for what JSON cannot say."""
-    data = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
+    data = FRAMES.encode(frame).encode()
     return len(data).to_bytes(4, "big") + data
 
 

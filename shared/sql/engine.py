@@ -216,6 +216,14 @@ class Database:
             yield connection
 
     @asynccontextmanager
+    async def single(self, crash_point: CrashPoint) -> AsyncGenerator[Connection]:
+        """A connection for one statement that writes. It is a transaction by itself, so it costs one round trip."""
+        async with self.read() as connection:
+            reach(crash_point, "before")
+            yield connection
+        reach(crash_point, "after")
+
+    @asynccontextmanager
     async def write(self, crash_point: CrashPoint | None = None, *locks: Filled) -> AsyncGenerator[Connection]:
         """A transaction. Commits at the end of the block, and rolls back if the block raises. It begins with these
         locks; on SQLite the write lock makes them unnecessary."""

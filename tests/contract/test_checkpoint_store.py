@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from shared.domain.errors import CancelRequested, IllegalTransition, StaleFence
 from shared.domain.events import decode
 from shared.domain.ids import Seq
+from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import AssistantMessage, Message, NewMessage, Summary, UserMessage
@@ -32,9 +34,11 @@ from tests.kit.runs.stored_runs import (
     request_of,
     results,
     said,
+    some_entry,
     stored_runs,
     texts_of,
 )
+from tests.kit.services.sent_statements import sent_statements
 
 ENTRY = b'{"type":"status","at":1,"status":"running"}'
 
@@ -196,12 +200,19 @@ async def test_a_run_that_is_to_be_cancelled_does_not_park(stores: Stores) -> No
     assert await stores.asked(run) == []
 
 
+async def record_entries(stores: Stores, run: Run, *entries: JournalEntry) -> None:
+    """Stores entries of a journal between which nothing was shown."""
+    await stores.checkpoints.record_journal(run, entries, LogTail(Seq(2), []), NOW)
+
+
 Write = Callable[[Stores, Run], Awaitable[object]]
 WRITES: dict[str, Write] = {
     "record": lambda stores, run: stores.recorded(run, answer("from the dead"), starting=[call("a")]),
     "record_intents": lambda stores, run: stores.checkpoints.record_intents(run, [call("a")], NOW),
     "record_results": lambda stores, run: stores.checkpoints.record_results(run, [found("a")]),
     "record_events": lambda stores, run: stores.checkpoints.record_events(run, LogTail(Seq(2), [ENTRY]), NOW),
+    "record_journal": lambda stores, run: record_entries(stores, run, some_entry(1), some_entry(2)),
+    "record_journal of one entry": lambda stores, run: record_entries(stores, run, some_entry(1)),
     "park": lambda stores, run: stores.park(run, call("a", needs_approval=True)),
     "settle": lambda stores, run: stores.settle(run, RunTrigger.CANCEL, messages=[answer("from the dead")]),
     "hand_over": lambda stores, run: stores.checkpoints.hand_over(run, LogTail(Seq(2), [ENTRY]), NOW),
@@ -223,7 +234,44 @@ async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None
     assert texts_of(await stores.messages.context(PROJECT, THREAD)) == ["hi"]
     assert await stores.events.read(old.id, Seq(1)) == []
     assert await stores.checkpoints.intents(old.id) == {}
+    assert await stores.checkpoints.journal(old) == []
     assert await stores.asked(old) == []
+
+
+async def test_an_entry_alone_is_stored_in_one_statement_as_it_is_among_others(stores: Stores) -> None:
+    """A step of a body, between which nothing is shown, cost a worker four statements and their round trips."""
+    run = await stores.claimed()
+    begun = [some_entry(number, state="started", result=None, ended_at=None) for number in (1, 2)]
+    ended = some_entry(2, result=b'{"a": "1"}', attempt=2, started_at=NOW, ended_at=NOW + timedelta(seconds=1))
+    await record_entries(stores, run, *begun)
+    with sent_statements() as statements:
+        await record_entries(stores, run, ended)
+        await record_entries(stores, run, some_entry(3, kind="tool", branch="a/", result=None))
+
+    assert await stores.checkpoints.journal(run) == [
+        begun[0],
+        ended,
+        some_entry(3, kind="tool", branch="a/", result=None),
+    ]
+    locks = [one.text for one in statements if one.text.startswith("SELECT")]
+    assert len(locks) == (1 if stores.database.is_sqlite else 0)
+    stored = await stores.runs.look_up(run.id)
+    assert (stored.last_seq, stored.attempts_without_progress) == (run.last_seq, 0)
+
+
+async def test_a_write_of_a_long_turn_read_all_messages_of_the_turn(stores: Stores) -> None:
+    """Each of 800 tool calls of one turn took longer than the one before: ten milliseconds at the end."""
+    run = await stores.claimed()
+    written = [answer(f"part {number}") for number in range(300)]
+    await stores.recorded(run, *written)
+    with sent_statements() as statements:
+        await stores.checkpoints.record(run, checkpoint(run, written[-1], answer("the last")))
+
+    [reads] = [one for one in statements if one.text.startswith("SELECT") and "FROM messages" in one.text]
+    async with stores.database.read() as connection:
+        found = (await connection.exec_driver_sql(reads.text, tuple(reads.parameters))).all()
+    assert len(found) == 3  # the last one, and those that are to be stored, which are there now
+    assert texts_of(await stores.messages.context(PROJECT, THREAD))[-2:] == ["part 299", "the last"]
 
 
 ENDS_AGAIN = {"settle", "park"}

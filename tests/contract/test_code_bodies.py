@@ -42,6 +42,13 @@ async def test_it_does_its_work_and_ends(world: World) -> None:
     assert await world.shown_text(run) == "look 0|say 1look 2|done"
 
 
+async def test_frames_come_in_order_whether_a_read_has_many_of_them_or_a_part_of_one(world: World) -> None:
+    run = await world.done(await world.submitted("floods"))
+    said = "".join(f"{number} " for number in range(3000)) + "x" * 300_000 + " and the end"
+    assert run.status is RunStatus.COMPLETED
+    assert (await world.texts())[-1] == said
+
+
 IN_THE_CONTINUATION = ("4", "5", "6", "in second")
 PLACES = ("0", "1", "2", "3", "in first", *IN_THE_CONTINUATION)
 

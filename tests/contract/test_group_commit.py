@@ -22,7 +22,7 @@ from shared.redis.embedded import connect_embedded
 from shared.redis.event_log import EventLog
 from shared.sql.group_commit import COMMITS_PER_CHECKPOINT, GroupCommit
 from shared.sql.runs.checkpoints import CheckpointStore
-from tests.kit.runs.stored_runs import IDS, NOW, Stores, stored_runs
+from tests.kit.runs.stored_runs import IDS, NOW, Stores, some_entry, stored_runs
 from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.databases import statements
 from tests.kit.wait_until import after, wait_until
@@ -101,6 +101,39 @@ async def test_a_stale_fence_fails_its_own_events_only(stores: Stores, checkpoin
     assert [type(outcome) for outcome in outcomes] == [type(None), StaleFence, IllegalTransition, type(None)]
     assert [await stored(stores, run) for run in (first, taken, last)] == [[2, 3], [], [2, 3]]
     assert (await stores.runs.look_up(first.id)).last_seq == 3
+
+
+async def test_a_stale_fence_fails_its_own_entry_of_a_journal_only(
+    stores: Stores, checkpoints: CheckpointStore
+) -> None:
+    first, taken, ended, last = await claimed(stores, 4)
+    await stores.runs.take_over(taken, IDS.claim(), NOW)
+    await stores.settle(ended)
+    nothing, begun = LogTail(Seq(2), []), some_entry(1, state="started", result=None, ended_at=None)
+    for entry in (begun, some_entry(1)):
+        outcomes = await asyncio.gather(
+            *(checkpoints.record_journal(run, [entry], nothing, NOW) for run in (first, taken, ended, last)),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [type(None), StaleFence, IllegalTransition, type(None)]
+        journals = [await checkpoints.journal(run) for run in (first, taken, ended, last)]
+        assert journals == [[entry], [], [], [entry]]
+    stored = await stores.runs.look_up(first.id)
+    assert (stored.last_seq, stored.attempts_without_progress) == (first.last_seq, 0)
+
+
+async def test_an_entry_of_a_journal_whose_answer_was_lost_is_stored_once(
+    stores: Stores, checkpoints: CheckpointStore
+) -> None:
+    (run,) = await claimed(stores, 1)
+    crash_points.arm(f"{CrashPoint.JOURNAL}:lost")
+    try:
+        with pytest.raises(Unavailable):
+            await checkpoints.record_journal(run, [some_entry(1)], LogTail(Seq(2), []), NOW)
+        await checkpoints.record_journal(run, [some_entry(1)], LogTail(Seq(2), []), NOW)
+    finally:
+        crash_points.arm("")
+    assert await checkpoints.journal(run) == [some_entry(1)]
 
 
 async def test_events_whose_answer_was_lost_are_stored_once(stores: Stores, checkpoints: CheckpointStore) -> None:

@@ -146,6 +146,11 @@ async def entries_of_a_journal(stores: Stores) -> Write:
     return lambda: stores.checkpoints.record_journal(run, [some_entry(1), some_entry(2)], LogTail(Seq(2), [ENTRY]), NOW)
 
 
+async def an_entry_of_a_journal_alone(stores: Stores) -> Write:
+    run = await stores.claimed()
+    return lambda: stores.checkpoints.record_journal(run, [some_entry(1)], LogTail(Seq(2), []), NOW)
+
+
 async def answer_of_a_model_in_a_journal(stores: Stores) -> Write:
     run, accounts = await stores.claimed(), [Account("project", PROJECT, Limit(tokens=100))]
     spent = Spent(some_step(run), Usage(prompt_tokens=9), 1, accounts)
@@ -372,6 +377,7 @@ RECOGNISED: dict[str, list[Callable[[Stores], Awaitable[Write]]]] = {
     "CheckpointStore.record_intents": [intents, intents_behind_a_result, a_second_start],
     "CheckpointStore.record_journal": [
         entries_of_a_journal,
+        an_entry_of_a_journal_alone,
         answer_of_a_model_in_a_journal,
         a_journal_that_begins_anew,
     ],

@@ -27,6 +27,12 @@ Frame = dict[str, Any]
 LONGEST_FRAME = 64_000_000
 """Bytes, as in `holdfast.agents.frames`."""
 
+FRAMES = json.JSONEncoder(separators=(",", ":"))
+"""Made once: `json.dumps` makes another one for each frame."""
+
+LENGTH_BYTES = 4
+READ_AT_ONCE = 65_536
+
 START_S = 120.0
 """Seconds for a module to be imported."""
 
@@ -347,6 +353,9 @@ class BodyProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._buffer = bytearray()
+        self._taken = 0
+        """Bytes of the buffer whose frames were taken."""
         self._heard_at = time.monotonic()
         self.has_ended = False
         """Whether the body has said its last."""
@@ -373,8 +382,8 @@ class BodyProcess:
         """Sends a frame. A process that is gone does not get it."""
         if self._writer.is_closing():
             return
-        data = json.dumps(frame, separators=(",", ":")).encode()
-        self._writer.write(len(data).to_bytes(4, "big") + data)
+        data = FRAMES.encode(frame).encode()
+        self._writer.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
 
     async def receive(self) -> Frame | None:
         """Returns the next frame. None if the process has ended, or sends what is no frame."""
@@ -383,18 +392,33 @@ class BodyProcess:
             if frame["t"] == "left":
                 self.goes_on = frame["goes_on"]
                 frame = await self._received()
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+        except (EOFError, ConnectionError, ValueError):
             return None
         self.has_ended = frame["t"] in LAST_FRAMES
         return frame
 
     async def _received(self) -> Frame:
-        length = int.from_bytes(await self._reader.readexactly(4), "big")
-        if length > LONGEST_FRAME:
-            raise ValueError(f"a frame has {length} bytes")
-        data = await self._reader.readexactly(length)
-        self._heard_at = time.monotonic()
+        while (data := self._next_in_buffer()) is None:
+            # As much as has come: a body that emits tokens sends many frames at once.
+            more = await self._reader.read(READ_AT_ONCE)
+            if not more:
+                raise EOFError
+            self._buffer += more
+            self._heard_at = time.monotonic()
         return json.loads(data)
+
+    def _next_in_buffer(self) -> bytearray | None:
+        """Takes the next frame's JSON. None: not all of it has come. Raises `ValueError` if it is too long."""
+        buffer, start = self._buffer, self._taken + LENGTH_BYTES
+        end = start + int.from_bytes(buffer[self._taken : start], "big")
+        if end - start > LONGEST_FRAME:
+            raise ValueError(f"a frame has {end - start} bytes")
+        if len(buffer) < end:
+            del buffer[: self._taken]
+            self._taken = 0
+            return None
+        self._taken = end
+        return buffer[start:end]
 
     async def leave(self) -> None:
         """Leaves the process to its other runs. It ends if there are none. It takes no further runs if something of

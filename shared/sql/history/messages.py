@@ -46,17 +46,21 @@ SYSTEM_POSITION = 1
 """The position of a history's system message, in the turn before the first run's."""
 
 
-_PLACES = sa.select(messages.c.id, messages.c.position).where(
-    messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn")
-)
+_IN_TURN = (messages.c.thread_id == sa.bindparam("of_thread"), messages.c.turn == sa.bindparam("of_turn"))
+_LAST = sa.select(sa.func.max(messages.c.position)).where(*_IN_TURN).scalar_subquery()
+_PLACES = sa.select(messages.c.id, messages.c.position)
+_LAST_AND_KNOWN = sa.union_all(
+    _PLACES.where(*_IN_TURN, messages.c.position == _LAST),
+    _PLACES.where(messages.c.id.in_(sa.bindparam("of_ids", expanding=True))),
+)  # No write reads a whole turn, which may have thousands of messages.
 
 
 async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
     """Appends messages to the run's turn, deferred. Messages that the turn already has stay as they are."""
     if not new or run.turn is None:
         return
-    places = await connection.execute(_PLACES, {"of_thread": run.thread_id, "of_turn": run.turn})
-    known = {row.id: row.position for row in places}
+    given = {"of_thread": run.thread_id, "of_turn": run.turn, "of_ids": [message.id for message in new]}
+    known = {row.id: row.position for row in await connection.execute(_LAST_AND_KNOWN, given)}
     fresh = [message for message in new if message.id not in known]
     insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
 

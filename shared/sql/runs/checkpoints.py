@@ -7,9 +7,9 @@ start.
 """
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,7 +32,14 @@ from shared.sql.history.messages import insert_messages, replace_by_summary
 from shared.sql.run_tables import runs, tool_intents
 from shared.sql.runs.budgets import charge_unreserved, count_usage
 from shared.sql.runs.effects import store_settled_effect
-from shared.sql.runs.journal import FORGET_JOURNAL, entries_of, state_of_thread, store_entries
+from shared.sql.runs.journal import (
+    FORGET_JOURNAL,
+    add_entry,
+    entries_of,
+    state_of_thread,
+    store_entries,
+    store_entry_alone,
+)
 from shared.sql.runs.rows import LockedRun, input_of, lock_owned, lock_run, update_owned
 from shared.sql.runs.steps import first_token, insert_events, packed_blocks, upsert_step
 from shared.sql.tables import from_json, microseconds, to_json
@@ -57,7 +64,6 @@ class FinishedEdit(msgspec.Struct, frozen=True):
 # call's result if a worker stored it with the call's effect, or before other calls of the same answer had ended.
 
 
-_INSERT_INTENT = sa.insert(tool_intents)
 _INSERT_RESULT = (
     sa.update(tool_intents)
     .where(
@@ -77,7 +83,17 @@ _ATTEMPT = sa.select(tool_intents.c.attempt).where(
 )
 
 
-async def insert_intents(
+@cache
+def _start_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    """Some model servers number the calls of each answer from the start, so an earlier answer may have had a call with
+    the same id."""
+    stored = insert(tool_intents)
+    renewed = {name: stored.excluded[name] for name in ("tool_name", "state", "started_at", "attempt", "result")}
+    key = [tool_intents.c.run_id, tool_intents.c.tool_call_id]
+    return stored.on_conflict_do_update(index_elements=key, set_=renewed)
+
+
+def store_intents(
     connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime, attempt: int = 1
 ) -> None:
     """Stores that the tools of these calls are about to start, for the `attempt`th time. The writes are deferred. The
@@ -90,12 +106,12 @@ async def insert_intents(
             "state": "started",
             "started_at": now,
             "attempt": attempt,
+            "result": None,
         }
         for call in calls
     }
-    await forget_intents(connection, run_id, rows)
     if rows:
-        connection.defer(_INSERT_INTENT, *rows.values())
+        connection.defer(_start_of(connection.insert), *rows.values())
 
 
 def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
@@ -109,8 +125,7 @@ def insert_results(connection: Connection, run_id: RunId, results: Sequence[Tool
 
 
 async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
-    """Deletes the intents and results of calls with these ids. Some model servers number the calls of each answer from
-    the start, so an earlier answer may have had a call with the same id."""
+    """Deletes the intents and results of calls of earlier answers that have the same ids as these."""
     if call_ids:
         await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
 
@@ -207,8 +222,7 @@ class CheckpointStore:
         """Stores a checkpoint, and that the tools of the calls `starting` are about to start."""
         async with self._database.write(CrashPoint.CHECKPOINT) as connection:
             locked, last_seq = await lock_and_store(connection, run, checkpoint.tail)
-            await store_step(connection, run, checkpoint)
-            await insert_intents(connection, run.id, starting, checkpoint.now)
+            await store_step(connection, run, checkpoint, starting)
             await count_usage(connection, run.id, locked, checkpoint.usage)
             update_owned(connection, run.id, checkpoint.now, checkpoint.columns(run.id, last_seq))
 
@@ -241,7 +255,8 @@ class CheckpointStore:
         async with self._database.write(CrashPoint.INTENT) as connection:
             await lock_owned(connection, run.id, run.fence)
             insert_results(connection, run.id, results)
-            await insert_intents(connection, run.id, calls, now, attempt)
+            await connection.flush()
+            store_intents(connection, run.id, calls, now, attempt)
 
     async def attempt(self, run: Run, call_id: str) -> int:
         """How often the tool of this call was started; 0 if it was not."""
@@ -276,6 +291,10 @@ class CheckpointStore:
         """Stores entries of the turn's journal with the events up to there, and with what a call of a model has spent.
         The step in which they are goes on: the next owner of the run shows its text again. `anew`: the journal has
         these entries and no others."""
+        is_alone = len(entries) == 1 and not (tail.entries or spent or anew)
+        if is_alone and await self._has_recorded(run, entries[0], now):
+            return
+        # The slow path: it stores more than an entry, and raises the reason for a refusal.
         async with self._database.write(CrashPoint.JOURNAL) as connection:
             locked, last_seq = await lock_and_store(connection, run, tail)
             if anew:
@@ -287,6 +306,15 @@ class CheckpointStore:
                 await charge_unreserved(connection, run, locked, spent.usage, spent.accounts, now)
                 values |= {"usage": to_json(spent.usage), "step_count": spent.step_count}
             update_owned(connection, run.id, now, values)
+
+    async def _has_recorded(self, run: Run, entry: JournalEntry, now: datetime) -> bool:
+        if self._together is not None:
+            with crash_point(CrashPoint.JOURNAL):
+                return await self._together.write(partial(add_entry, run, entry, now))
+        if self._database.is_sqlite:
+            return False
+        async with self._database.single(CrashPoint.JOURNAL) as connection:
+            return await store_entry_alone(connection, run, entry, now)
 
     async def journal(self, run: Run) -> list[JournalEntry]:
         """The journal of the run's turn, in order."""
@@ -423,9 +451,14 @@ async def lock_and_store(connection: Connection, run: Run, tail: LogTail) -> tup
     return locked, max(locked.last_seq, tail.last) if tail.entries else locked.last_seq
 
 
-async def store_step(connection: Connection, run: Run, checkpoint: Checkpoint) -> None:
-    """Stores all of a checkpoint except its events. The caller has locked the run's row."""
-    await forget_intents(connection, run.id, _called_in(checkpoint.messages))
+async def store_step(
+    connection: Connection, run: Run, checkpoint: Checkpoint, starting: Sequence[ToolCall] = ()
+) -> None:
+    """Stores all of a checkpoint except its events, and that the tools of the calls `starting` are about to start. The
+    caller has locked the run's row."""
+    begun = {call.id for call in starting}
+    await forget_intents(connection, run.id, [one for one in _called_in(checkpoint.messages) if one not in begun])
+    store_intents(connection, run.id, starting, checkpoint.now)
     await insert_messages(connection, run, checkpoint.messages)
     if checkpoint.step is not None:
         upsert_step(connection, run, checkpoint.step)

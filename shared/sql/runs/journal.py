@@ -1,12 +1,15 @@
 """The rows of journals. They belong to the newest run of their turn, so that they live as long as it."""
 
+import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import RunStatus
@@ -14,6 +17,7 @@ from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import run_steps, runs
+from shared.sql.tables import microseconds
 
 _CHANGES = ("run_id", "hash", "settings_hash", "state", "result", "attempt", "fence", "ended_at")
 """Columns of an entry that change with its state."""
@@ -62,7 +66,10 @@ async def state_of_thread(connection: Connection, run: Run) -> bytes | None:
 
 @cache
 def _upsert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
-    stored = insert(run_steps)
+    return _with_new_state(insert(run_steps))
+
+
+def _with_new_state(stored: Any) -> sa.Executable:
     changed = {name: stored.excluded[name] for name in _CHANGES}
     return stored.on_conflict_do_update(index_elements=[run_steps.c.journal, run_steps.c.slot], set_=changed)
 
@@ -71,6 +78,58 @@ def store_entries(connection: Connection, run: Run, entries: Sequence[JournalEnt
     """Stores entries of the journal of the run's turn, or their new state; deferred. The run's row is locked."""
     if entries:
         connection.defer(_upsert_of(connection.insert), *(_row_of(run, entry) for entry in entries))
+
+
+# Most calls of a body are steps between which it shows nothing. Such an entry is stored with the check of its fence in
+# one statement on Postgres, and with the writes of other runs on SQLite: a transaction that first locks the run, and
+# then reads all that other writes need of it, costs a worker twice as much.
+
+
+_TAKES_PLACE = (
+    sa.update(runs)
+    .where(
+        runs.c.id == sa.bindparam("of_run"),
+        runs.c.fence == sa.bindparam("of_fence"),
+        runs.c.status == sa.bindparam("running"),
+    )
+    .values(attempts_without_progress=sa.literal_column("0"), updated_at=sa.bindparam("at"))
+)
+"""Changes a row if the run is its owner's."""
+
+
+@cache
+def _entry_if_owned() -> sa.Executable:
+    """Postgres looks at the condition again if it had to wait for a claim of the run, which then has another fence."""
+    owned = _TAKES_PLACE.returning(runs.c.id).cte("owned")
+    values = [sa.bindparam(f"entry_{column.name}", type_=column.type) for column in run_steps.c]
+    stored = postgresql.insert(run_steps).from_select(run_steps.c.keys(), sa.select(*values).select_from(owned))
+    return _with_new_state(stored)
+
+
+async def store_entry_alone(connection: Connection, run: Run, entry: JournalEntry, now: datetime) -> bool:
+    """Stores an entry of the journal of the run's turn, or its new state, in one statement of Postgres. False if the
+    caller does not own the run: then nothing is stored."""
+    row = {f"entry_{name}": value for name, value in _row_of(run, entry).items()}
+    given = {**row, "of_run": run.id, "of_fence": run.fence, "running": RunStatus.RUNNING.value, "at": now}
+    return (await connection.execute(_entry_if_owned(), given)).rowcount == 1
+
+
+@cache
+def _texts_for_sqlite() -> tuple[str, str]:
+    dialect, upsert = sqlite.dialect(paramstyle="named"), cast("sa.ClauseElement", _upsert_of(sqlite.insert))
+    return str(_TAKES_PLACE.compile(dialect=dialect)), str(upsert.compile(dialect=dialect))
+
+
+def add_entry(run: Run, entry: JournalEntry, now: datetime, connection: sqlite3.Connection) -> bool:
+    """Does the same in a transaction of SQLite that has writes of other runs, too."""
+    update, insert = _texts_for_sqlite()
+    given = {"of_run": run.id, "of_fence": run.fence, "running": RunStatus.RUNNING.value, "at": microseconds(now)}
+    is_ours = connection.execute(update, given).rowcount == 1
+    if is_ours:
+        ended_at = None if entry.ended_at is None else microseconds(entry.ended_at)
+        times = {"started_at": microseconds(entry.started_at), "ended_at": ended_at}
+        connection.execute(insert, {**_row_of(run, entry), **times})
+    return is_ours
 
 
 async def entries_of(connection: Connection, run: Run) -> list[JournalEntry]:

@@ -48,6 +48,16 @@ async def words(run: Run) -> str:
     return "done"
 
 
+@agent("floods", description="Says more at once than a read of its worker takes")
+async def floods(run: Run) -> str:
+    for number in range(3000):
+        run.emit_text(f"{number} ")
+    run.emit_text("x" * 300_000)
+    await run.step("behind", at, "behind")
+    run.emit_text(" and the end")
+    return ""
+
+
 async def _look(number: int) -> str:
     await at(f"tool {number}")
     return "found"
