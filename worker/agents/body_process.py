@@ -365,6 +365,11 @@ class BodyProcess:
         return self._process.runs_begun > 1
 
     @property
+    def has_others(self) -> bool:
+        """Whether it has other runs now."""
+        return self._process.runs > 1
+
+    @property
     def silent_s(self) -> float:
         """Seconds since it has said something."""
         return time.monotonic() - self._heard_at
@@ -395,6 +400,17 @@ class BodyProcess:
         data = await self._reader.readexactly(length)
         self._heard_at = time.monotonic()
         return json.loads(data)
+
+    async def freeze(self) -> bool:
+        """Asks the process to execute nothing of this run any more, and waits for its answer. Returns whether nothing
+        of it goes on: a thread and a process that the run has started do."""
+        self.send({"t": "leave"})
+        try:
+            while (frame := await self._received())["t"] != "left":
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            return False
+        return not frame["goes_on"]
 
     async def leave(self) -> None:
         """Leaves the process to its other runs. It ends if there are none. It takes no further runs if something of
