@@ -67,8 +67,10 @@ class WorkerConnection:
         self._writer.close()
 
     async def listen(self, body: "asyncio.Task[Any]") -> None:
-        """Takes what the worker sends until it hangs up. The body has begun."""
+        """Takes what the worker sends until it hangs up, or leaves the body where it is. The body has begun."""
         while (frame := await read_frame(self._reader)) is not None:
+            if frame["t"] == "leave":
+                return
             if frame["t"] == "cancel":
                 if self.run is not None:
                     self.run.cancelled, self.run.cancel_reason = True, frame["reason"]

@@ -2,7 +2,9 @@
 else's process.
 
 Each run has a socket of its own and says what it says in a process of its own. When a body has ended, its process says
-whether something of it goes on, because that could only be ended together with the other runs.
+whether something of it goes on, because that could only be ended together with the other runs. A body that waits for
+what comes in another process is frozen where it is: the loop calls nothing of it any more, so its code does nothing,
+not even what stands in `finally`.
 """
 
 import asyncio
@@ -38,6 +40,8 @@ class _Work:
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.jobs: set[Future[Any]] = set()
         """Of the loop's threads."""
+        self.is_frozen = False
+        """The loop calls nothing of it any more."""
         self._before = set(threading.enumerate())
 
     async def end(self) -> None:
@@ -51,7 +55,7 @@ class _Work:
         """Whether something of it may go on. Nobody knows whose a thread is that a library has started meanwhile, or a
         process, so any counts."""
         return (
-            any(not task.done() for task in self.tasks)
+            any(not task.done() for task in self.tasks if not self.is_frozen)
             or bool(self.jobs)
             or any(one.name != FORWARDER for one in set(threading.enumerate()) - self._before - ours)
             or _has_children()
@@ -59,6 +63,32 @@ class _Work:
 
 
 _WORK: contextvars.ContextVar[_Work | None] = contextvars.ContextVar("holdfast_work", default=None)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop that stops to call what belongs to a frozen body: its tasks, its timers and its callbacks."""
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return super().call_soon(_unless_frozen(callback, context), *args, context=context)
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return super().call_soon_threadsafe(_unless_frozen(callback, context), *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return super().call_at(when, _unless_frozen(callback, context), *args, context=context)
+
+
+def _unless_frozen(callback: Any, context: contextvars.Context | None) -> Any:
+    """The callback, which does nothing when the body is frozen that it belongs to."""
+    work = _WORK.get() if context is None else context.get(_WORK)
+    if work is None:
+        return callback
+
+    def called(*args: Any) -> None:
+        if not work.is_frozen:
+            callback(*args)
+
+    return called
 
 
 class _Threads(ThreadPoolExecutor):
@@ -81,7 +111,7 @@ def execute_several(control: socket.socket) -> None:
     begin_sharing()
     try:
         # No `asyncio.run`: at its end it cancels what is left, which would execute what bodies do in `finally`.
-        asyncio.new_event_loop().run_until_complete(_Bodies(control).execute())
+        _Loop().run_until_complete(_Bodies(control).execute())
     except BaseException:  # noqa: BLE001 - as of a body that calls `sys.exit`
         traceback.print_exc()
         _exit(1)
@@ -146,7 +176,9 @@ class _Bodies:
         if not body.done():
             # The worker has left the body where it waits, and the journal goes on elsewhere. Ending the body here would
             # execute what it does in `finally`, as no killed process does.
+            work.is_frozen = True
             self._kept |= {body, *work.tasks}
+            worker.tell({"t": "left", "goes_on": work.goes_on(self._threads.all)})
             await asyncio.Event().wait()
         ended = body.result()
         await work.end()

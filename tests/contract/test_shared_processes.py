@@ -154,6 +154,48 @@ async def test_a_run_that_waits_for_a_person_is_not_ended_where_it_waits(world: 
     await _is_gone(_pids(world, "bob")[0])
 
 
+async def _left_while_another_works(world: World, way: str) -> Run:
+    """A run that has left its worker, beside one that has worked on for a while and notices nothing of it."""
+    [bob, (ada, worker)] = await _begun(world, "bob works", f"ada {way}")
+    assert _pids(world, "ada") == _pids(world, "bob")
+    assert await worker.ended() is None
+    reached = [one for one in world.stage.reached if one.startswith("ada ")]
+    [ended] = await _ended(world, [bob])
+    assert ended.status is RunStatus.COMPLETED
+    assert len(_pids(world, "bob")) == 1, "it was replayed"
+    assert [one for one in world.stage.reached if one.startswith("ada ")] == reached, "something of the run went on"
+    await _is_gone(_pids(world, "bob")[0])
+    return ada
+
+
+async def test_a_run_that_waited_in_a_scope_cost_the_others_a_replay(world: World) -> None:
+    """Neither a task nor a timer of it goes on where it waits."""
+    ada = await _left_while_another_works(world, "asks-in-a-scope")
+    assert {"ada ticks", "ada tocks"} <= {*world.stage.reached}
+    assert "ada cleans up" not in world.stage.reached
+    after = await world.done(await world.approved(ada))
+    assert after.status is RunStatus.COMPLETED, after.error
+    assert [world.stage.reached.count(f"ada {what}") for what in ("cleans up", "first")] == [1, 1]
+
+
+async def test_a_run_that_slept_cost_the_others_a_replay(world: World) -> None:
+    await _left_while_another_works(world, "sleeps")
+    assert "ada cleans up" not in world.stage.reached
+
+
+async def test_a_thread_of_a_run_that_waits_for_a_person_does_not_outlive_it(world: World) -> None:
+    """Nobody can end it alone, so the others are replayed."""
+    [bob, (ada, worker)] = await _begun(world, "bob stands", "ada asks-beside-a-thread")
+    await world.stage.is_reached("ada")
+    assert await worker.ended() is None
+    await _is_gone(_pids(world, "ada")[0])
+    [ended] = await _ended(world, [bob])
+    assert (ended.status, len(_pids(world, "bob"))) == (RunStatus.COMPLETED, 2)
+    assert world.stage.reached.count("bob first") == 1, "nothing is done twice"
+    after = await world.done(await world.approved(ada))
+    assert after.status is RunStatus.COMPLETED, after.error
+
+
 async def test_a_process_that_grows_fails_its_run_once(narrow: World) -> None:
     [begun] = await _begun(narrow, "ada grows")
     [run] = await _ended(narrow, [begun])

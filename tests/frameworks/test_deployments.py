@@ -34,8 +34,7 @@ from tests.kit.project.documents import ROOT, blocks
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.executing import Workers
 from tests.kit.wait_until import wait_until
-from worker.agents.body_process import OF_AGENTS
-from worker.agents.hosts import CodeAgents
+from worker.agents.hosts import OF_AGENTS, CodeAgents
 
 INCOMPATIBLE = {"HOLDFAST_AGENTS_VERSION": "2"}
 

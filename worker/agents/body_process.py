@@ -53,18 +53,6 @@ main()
 """
 """The first code of a host. It finds `holdfast.agents` in the folder that the worker names, and nothing else of it."""
 
-OF_AGENTS = "HOLDFAST_AGENTS"
-
-
-def environment_of_agents(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """The environment of agents: the worker's, without the deployment's own settings, and what a file has added."""
-    own = {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith("HOLDFAST_") or name.startswith(OF_AGENTS)
-    }
-    return {**own, **added}
-
 
 def package_folder() -> Path:
     """The folder of the package `holdfast`, in a checkout and in an installation."""
@@ -374,6 +362,11 @@ class BodyProcess:
         return self._process.runs_begun > 1
 
     @property
+    def has_others(self) -> bool:
+        """Whether it has other runs now."""
+        return self._process.runs > 1
+
+    @property
     def silent_s(self) -> float:
         """Seconds since it has said something."""
         return time.monotonic() - self._heard_at
@@ -419,6 +412,17 @@ class BodyProcess:
             return None
         self._taken = end
         return buffer[start:end]
+
+    async def freeze(self) -> bool:
+        """Asks the process to execute nothing of this run any more, and waits for its answer. Returns whether nothing
+        of it goes on: a thread and a process that the run has started do."""
+        self.send({"t": "leave"})
+        try:
+            while (frame := await self._received())["t"] != "left":
+                pass
+        except (EOFError, ConnectionError, ValueError):
+            return False
+        return not frame["goes_on"]
 
     async def leave(self) -> None:
         """Leaves the process to its other runs. It ends if there are none. It takes no further runs if something of

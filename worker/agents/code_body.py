@@ -10,7 +10,7 @@ import signal
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -33,6 +33,8 @@ from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
 from worker.run.settle import failed_by_defect
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
 
 QUIET_S = 3.0
 
@@ -152,8 +154,11 @@ class CodeBody(Body):
                 await _at_most(self.grace_s, _clean_up(process))
             if process.has_ended:
                 may_stay = error is None or not process.goes_on
-            else:
-                may_stay = error is None and not attempt.in_hand  # it waits for an answer that never comes
+            elif error is None:
+                # It waits for an answer that never comes. In a scope, or beside a sleep, more than that may go on.
+                may_stay = not attempt.in_hand or (
+                    process.has_others and bool(await _at_most(self.grace_s, process.freeze()))
+                )
         finally:
             await (process.leave() if may_stay else process.kill())
 
@@ -165,10 +170,12 @@ async def _clean_up(process: BodyProcess) -> None:
             return
 
 
-async def _at_most(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+async def _at_most(seconds: float, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What the work returns. None: it takes longer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await work
+            return await work
+    return None
 
 
 def _raised(error: BodyRaised) -> Outcome:

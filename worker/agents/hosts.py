@@ -13,17 +13,17 @@ from shared.domain.code_agents import ShownAgent
 from shared.domain.errors import InvalidRequest
 from shared.domain.models import PROVIDERS
 from worker.agents.body_process import (
-    OF_AGENTS,
     AgentHost,
     BodyProcess,
     HostedAgent,
     HostGone,
     HostPlan,
-    environment_of_agents,
 )
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+
+OF_AGENTS = "HOLDFAST_AGENTS"
 
 OF_PROVIDERS = frozenset(
     name
@@ -32,6 +32,16 @@ OF_PROVIDERS = frozenset(
     for name in (address.url_variable, *address.key_variables)
 )
 """Variables with keys, and with addresses, which may have some."""
+
+
+def environment_of_agents(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """The environment of agents: the worker's, without the deployment's own settings, and what a file has added."""
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("HOLDFAST_") or name.startswith(OF_AGENTS)
+    }
+    return {**own, **added}
 
 
 def plans(

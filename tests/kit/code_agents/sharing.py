@@ -6,9 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
 
 from holdfast.agents import Denied, Run, agent
 from tests.kit.code_agents.places import at, block_at, reach
+from tests.kit.wait_until import wait_until
 
 BALLAST = bytearray(b"x") * 100_000_000
 """Memory of the host, which no process has for itself."""
@@ -91,6 +94,40 @@ async def _asks(run: Run, name: str) -> None:
         reach(f"{name} cleans up")
 
 
+async def _asks_in_a_scope(run: Run, name: str) -> None:
+    """With code beside it that would go on by itself: a task, a timer, and what ends the scope."""
+    loop, expert = asyncio.get_running_loop(), asyncio.create_task(run.scope("expert", partial(_asks, run), name))
+
+    def tick() -> None:
+        reach(f"{name} ticks")
+        loop.call_later(0.001, tick)
+
+    tick()
+    beside = asyncio.create_task(wait_until(lambda: reach(f"{name} tocks"), description="the end of the run"))
+    try:
+        await expert
+    finally:
+        beside.cancel()
+
+
+async def _asks_beside_a_thread(run: Run, name: str) -> None:
+    await asyncio.gather(run.scope("thread", block_at, name), run.approval("publish", {"name": name}))
+
+
+async def _sleeps(run: Run, name: str) -> None:
+    try:
+        await run.sleep(3600)
+    finally:
+        reach(f"{name} cleans up")
+
+
+async def _works(_run: Run, name: str) -> None:
+    """For a while, when its test lets it."""
+    await at(name)
+    looks = count()
+    await wait_until(lambda: next(looks) == 30, description="a while to be over")
+
+
 async def _changes(run: Run, name: str) -> None:
     await run.step(os.environ.get("HOLDFAST_AGENTS_VERSION", "1"), at, name)
 
@@ -127,6 +164,10 @@ WAYS: dict[str, Callable[[Run, str], Awaitable[None]]] = {
     "leaves-task": _leaves_task,
     "leaves-thread": _leaves_thread,
     "asks": _asks,
+    "asks-in-a-scope": _asks_in_a_scope,
+    "asks-beside-a-thread": _asks_beside_a_thread,
+    "sleeps": _sleeps,
+    "works": _works,
     "changes": _changes,
     "grows": _grows,
     "grows-in-a-step": _grows_in_a_step,
