@@ -170,6 +170,55 @@ async def test_the_server_is_killed_and_started_again(tmp_path: Path, browser: B
             viewer.forgive(LOST)
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_a_newcomer_starts_the_page_before_the_server(tmp_path: Path, browser: Browser, name: str) -> None:
+    """With `npm run dev`, and loads it again before there is anything to connect to."""
+    port = free_port()
+    holdfast = f"http://127.0.0.1:{port}"
+    async with (
+        processes_in(tmp_path, {}) as processes,
+        served_example(name, holdfast, is_built=False) as url,
+        viewer_of(browser, url) as viewer,
+    ):
+        await viewer.page.goto(url)
+        tab = ChatTab(viewer.page)
+        await expect(tab.status).to_have_text("Connecting")
+        await tab.page.reload()
+        await expect(tab.status).to_have_text("Connecting")
+        await processes.dev(port)
+        await tab.say(scripted("Hello", {"text": "Hello."}))
+        await tab.shows("Hello", "Hello.")
+        viewer.forgive(LOST)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_a_question_waits_while_the_server_is_killed(tmp_path: Path, browser: Browser, name: str) -> None:
+    """It is there once in both tabs afterwards, and the call is made once."""
+    port = free_port()
+    async with processes_in(tmp_path, {}) as processes, served_example(name, f"http://127.0.0.1:{port}") as url:
+        server = await processes.dev(port)
+        async with viewer_of(browser, url) as viewer:
+            await viewer.page.goto(url)
+            tab = ChatTab(viewer.page)
+            await tab.say(PAY)
+            await expect(tab.button("Approve")).to_be_visible()
+            second = await tab.beside()
+            await expect(second.button("Approve")).to_be_visible()
+            await server.kill()
+            for one in (tab, second):
+                await expect(one.status).to_have_text("Connecting")
+            await processes.dev(port)
+            for one in (tab, second):
+                await expect(one.status).to_have_text("Waits for you")
+                await expect(one.button("Approve")).to_have_count(1)
+            await second.button("Approve").click()
+            for one in (tab, second):
+                await one.shows("Pay", "One moment.", "That is settled.")
+                await expect(one.calls).to_have_count(1)
+                await expect(one.calls).to_contain_text("Sent 20 euros to Ada.")
+            viewer.forgive(LOST)
+
+
 @pytest.mark.services
 @pytest.mark.parametrize("name", EXAMPLES)
 async def test_the_api_is_killed_while_the_worker_goes_on(

@@ -21,13 +21,15 @@ from tests.kit.wait_until import HANGS_S, wait_until
 
 
 @asynccontextmanager
-async def served_example(name: str, holdfast_url: str, key: str = "none") -> AsyncGenerator[str]:
+async def served_example(
+    name: str, holdfast_url: str, key: str = "none", *, is_built: bool = True
+) -> AsyncGenerator[str]:
     """The address of the page `examples/NAME` for the block, with its own proxy, and its own token endpoint, which has
-    the key."""
+    the key. A page that is not built is served as `npm run dev` does."""
     node = need_node().executable
     folder = await asyncio.to_thread(built_example, name)
     port = free_port()
-    command = ["preview", "--host", "127.0.0.1", "--port", str(port), "--strictPort"]
+    command = [*(["preview"] if is_built else []), "--host", "127.0.0.1", "--port", str(port), "--strictPort"]
     environment = {**os.environ, "HOLDFAST_URL": holdfast_url, "HOLDFAST_API_KEY": key}
     process = await asyncio.create_subprocess_exec(
         node, folder / "node_modules/vite/bin/vite.js", *command, cwd=folder, env=environment, stdout=DEVNULL
