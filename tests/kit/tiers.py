@@ -6,7 +6,7 @@
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +23,10 @@ SERVICES = {
 
 ON_BOTH = frozenset({"test_submit.py", "test_streams.py", "test_wire.py", "test_approvals.py", "test_recall.py"})
 """Stories that `make test` runs on both set-ups: one for each behaviour in which the set-ups could differ."""
+
+MIXED = frozenset({("sqlite", "server"), ("postgres", "embedded")})
+"""Pairs of a database and a Redis of different set-ups. Tests of the one or the other alone run on both of it; what
+needs the two runs in `make test` as the set-ups have them."""
 
 API_OF_THE_KIT = frozenset({"api_app", "api_client"})
 """A test that imports one of these calls the whole API."""
@@ -61,8 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent.name == "architecture":
             item.add_marker(pytest.mark.lint)
-        if os.environ[FOUND] == "yes" and isinstance(item, pytest.Function) and _is_told_twice(item):
-            item.add_marker(pytest.mark.exhaustive)
+        if os.environ[FOUND] == "yes" and isinstance(item, pytest.Function):
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if (params.get("database_url"), params.get("redis_service")) in MIXED or _is_told_twice(item, params):
+                item.add_marker(pytest.mark.exhaustive)
     functions = [item for item in items if isinstance(item, pytest.Function)]
     mark_further_cases(functions)
     config.stash[IN_ALL_ALONE] = _in_all_alone(functions)
@@ -76,18 +82,15 @@ def _in_all_alone(items: Iterable[pytest.Function]) -> dict[str, bool]:
     return found
 
 
-def _is_told_twice(item: pytest.Function) -> bool:
+def _is_told_twice(item: pytest.Function, params: Mapping[str, object]) -> bool:
     """A story on embedded parts is told again on the services, and a request to the API over SQLite is sent again over
     Postgres: with the services there, `make test` runs the latter. The stores' tests always run on both."""
-    callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return False
     if item.path.parent.name == "contract":
         asks_the_api = not API_OF_THE_KIT.isdisjoint(vars(item.module))
-        return asks_the_api and callspec.params.get("database_url") == "sqlite"
+        return asks_the_api and params.get("database_url") == "sqlite"
     if item.path.parent.name != "story" or item.path.name in ON_BOTH:
         return False
-    return callspec.params.get("backends") == "embedded" or callspec.params.get("database") == "sqlite_url"
+    return params.get("backends") == "embedded" or params.get("database") == "sqlite_url"
 
 
 class FailureLines:
