@@ -77,6 +77,9 @@ class CodeAgentNames:
             self.known = await self._store.known()
 
 
+# The models that a request may name.
+
+
 @dataclass(frozen=True)
 class OfferedModels:
     """The models that this process offers, and the model for a request that leaves the choice open."""

@@ -86,6 +86,9 @@ async def readable_secrets(process: ProcessContext) -> AsyncGenerator[ReadableSe
         yield found
 
 
+# The port and its answers.
+
+
 CONNECTIONS = 32
 """Concurrent connections. More wait in the kernel's queue."""
 

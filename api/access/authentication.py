@@ -133,6 +133,9 @@ _STREAM = re.compile(r"/v1/runs/([^/]+)/stream")
 _ADMIN = "/v1/admin/"
 
 
+# Authenticates a request, and remembers who asks.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """The services that decide about a request."""

@@ -1,4 +1,5 @@
-"""Starts runs without a client's request: a run that another run's tool call starts, or one that the server starts."""
+"""Starts runs without a client's request: a run that another run's tool call starts, or one that the server starts, as
+those of sleep-time agents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from shared.redis.queue import RunQueue
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore, Submitted
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 STARTED = "started:"
 """The prefix of submission keys that the server makes."""
@@ -77,8 +80,6 @@ class StartedRuns:
 # A worker does so once a second, for all groups. An API process does so for one agent before it sends that agent's
 # answer, so that the answer can name the runs. Both may do so at once, because each run has a key.
 
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
 GROUPS_AT_ONCE = 100

@@ -216,6 +216,9 @@ def _result_converter(kind: sa.types.TypeEngine[Any], dialect: Dialect) -> Conve
     return kind.dialect_impl(dialect).result_processor(dialect, None)
 
 
+# Connections pass these statements to the driver.
+
+
 Result = TypeVar("Result")
 Columns = TypeVarTuple("Columns")
 

@@ -339,6 +339,9 @@ class WorkerMetrics:
         return Histogram(f"holdfast_{name}", meaning, labels, buckets=buckets, registry=self._registry)
 
 
+# The metrics of one process: of its part of the API or of a worker, and those that every process has.
+
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

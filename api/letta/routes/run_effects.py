@@ -57,6 +57,9 @@ def wire_effect(effect: Effect) -> dict[str, Any]:
     }
 
 
+# The routes.
+
+
 ClockDep = Annotated[Clock, served(Clock)]
 EffectStoreDep = Annotated[EffectStore, served(EffectStore)]
 MessageStoreDep = Annotated[MessageStore, served(MessageStore)]

@@ -234,6 +234,9 @@ def _without_missing(rule: Rule, names: Container[str]) -> Rule | None:
     return {key: known.get(key, value) for key, value in rule.items()}
 
 
+# One transaction stores all of them.
+
+
 TOOLS_AT_ONCE = 100
 """The limit for one statement, in rows: a tool's source may be long."""
 
