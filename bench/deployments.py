@@ -29,6 +29,7 @@ from tests.kit.services.redis_servers import PrivateRedis
 
 SETTINGS = {
     "HOLDFAST_LOG_LEVEL": "WARNING",
+    "HOLDFAST_BUILTIN_MODELS": "true",
     # Limits above the defaults, so that the machine is the limit.
     "HOLDFAST_MAX_RUNS": "300",
     "HOLDFAST_READERS": "20000",

@@ -28,6 +28,9 @@ KNOWN_WITHIN_S = 30.0
 LOOKS_EVERY_S = 0.2
 
 
+SCRIPT = {"turns": [{"text": "word"}]}
+"""A model that answers in this process and at once: `builtin/echo` makes pauses."""
+
 HELLO: dict[str, Any] = {
     "t": "hello",
     "id": "run-1",
@@ -53,7 +56,11 @@ async def code_agents(deployment: Deployment) -> list[Figure]:
         bench = _Bench(client, [psutil.Process(pid) for pid in pids.values()])
         figures = [
             Figure("run of one token of a model → its end", await bench.short_runs("openai/bench", tokens=1), "ms"),
-            Figure("run of builtin/echo → its end", await bench.short_runs("builtin/echo"), "ms"),
+            Figure(
+                "run of one word of builtin/scripted → its end",
+                await bench.short_runs("builtin/scripted", **SCRIPT),
+                "ms",
+            ),
             Figure("empty run of an agent in code → its end", await bench.short_runs("code/empty"), "ms"),
             *_of_processes(await _empty_processes()),
         ]
