@@ -311,10 +311,17 @@ class Run:
         )
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any] | None = None, *, returns: Callable[[str], Any] | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        returns: Callable[[Any], Any] | None = None,
+        parts: bool = False,
     ) -> Any:
         """Calls a tool that is attached to the agent, at most once, and returns its result as a text, or what `returns`
-        makes of that (`json.loads`).
+        makes of that (`json.loads`). With `parts` the result is a list, as the `content` of a message of the history:
+        `{"type": "text", "text": …}`, and `{"type": "image", "data": …, "media_type": …}` with base64. The text has a
+        note where an image is.
 
         The worker calls the tool, as it does for its own agents: with the same walls, limits, secrets and probes. If
         the tool needs an approval, a person decides first, and may change the arguments. Raises `StepFailed` if the
@@ -326,7 +333,7 @@ class Run:
         )
         if answer["t"] == "go":
             answer = self._checked(name, await made_by_worker(self._worker, answer["call"], lambda: self.cancelled))
-        return restored(answer["value"], returns)
+        return restored(_parts_of(answer["value"]) if parts else _text_of(answer["value"]), returns)
 
     async def approval(
         self, name: str, arguments: Any, expires_s: float | None = None, on_expiry: OnExpiry = "keep"
@@ -461,6 +468,15 @@ class Run:
             self._worker.tell(frame)
         else:
             self._loop.call_soon_threadsafe(self._worker.tell, frame)
+
+
+def _text_of(result: Any) -> str:
+    """The text of an attached tool's result. If it has more than a text, the worker has sent an object."""
+    return result if isinstance(result, str) else result["text"]
+
+
+def _parts_of(result: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": result}] if isinstance(result, str) else result["holdfast_parts"]
 
 
 async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

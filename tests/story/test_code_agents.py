@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import signal
 import sys
+from ast import literal_eval
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from arq.connections import ArqRedis
 
 from shared.sql.engine import Database
 from tests.kit.code_agents.stage import FileStage
+from tests.kit.mcp.official import PIXEL, official_server
+from tests.kit.mcp.taken_over import taken_over
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
 from tests.kit.project.documents import ROOT
@@ -329,6 +333,40 @@ async def test_code_asks_another_agent_by_a_tool(database: Database, redis: ArqR
         replay = await holdfast("agents", "replay", run_id, *against, **settings)
         report = json.loads(replay.output)
         assert (report["end"], report["replayed"], report["recorded"]) == ("returned", 1, 1), report
+
+
+async def test_code_gets_the_images_of_a_tool(database: Database, redis: ArqRedis, tmp_path: Path) -> None:
+    """It got a text that said that there were some. A process that was killed behind the call has them again, and the
+    history has them once."""
+    module, stage = "tests.kit.code_agents.attached_program", FileStage(tmp_path)
+    async with (
+        _product(database, redis, tmp_path, agents=module, reachable_networks="127.0.0.0/8") as product,
+        official_server("json") as server,
+    ):
+        await wait_until(lambda: product.services.code_agents.known, description="the agents to be known", every=0.05)
+        [tool_id] = await taken_over(product, server.target, ["show"])
+        agent = await product.agent(model="code/calls", tools=[tool_id])
+        stage.stop_at("called")
+        call: dict[str, Any] = {"tool": "show", "arguments": {}}
+        calls = [{**call, "parts": with_parts} for with_parts in (True, False)]
+        run = await product.client.agents.messages.create_async(agent.id, input=json.dumps(calls))
+        await stage.is_reached("called")
+        os.kill(int((await stage.begins("pid ")).split()[1]), signal.SIGKILL)
+        await wait_until(lambda: stage.reached.count("called") == 2, description="the replay")
+        stage.go_on()
+        assert (await product.ended(run.id))["status"] == "completed"
+        assert server.methods.count("tools/call") == 2, "nothing is called again"
+        history = await product.history(agent.id)
+        journal = await _json(product, f"/v1/runs/{run.id}/journal", results=True)
+    said = next(one["content"] for one in history if one["message_type"] == "assistant_message" and one["content"])
+    parts, text = said.split("|")
+    image = {"type": "image", "url": None, "data": PIXEL, "media_type": "image/png"}
+    first, *others = literal_eval(parts)
+    assert (first["type"], first["text"].startswith("From the roof:"), others) == ("text", True, [image])
+    assert literal_eval(text).endswith("[Image omitted]"), "the text alone, as before"
+    returned = [one["tool_returns"] for one in history if one["message_type"] == "tool_return_message"]
+    assert json.dumps(returned).count(PIXEL) == 2, "once for each call"
+    assert json.dumps(journal).count(PIXEL) == 2
 
 
 def stage_count(folder: Path, beginning: str) -> int:

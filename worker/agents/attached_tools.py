@@ -20,7 +20,7 @@ from shared.domain.tool_catalog import CALLS_AGENTS, is_base_tool
 from shared.domain.tools import Tool
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.agents.body_process import BodyProcess, Frame
-from worker.agents.frames import TOOL_ERROR
+from worker.agents.frames import TOOL_ERROR, value_of_result
 from worker.agents.shown_turn import failure_of
 from worker.bodies.agent_context import AgentContext, AgentServices, load_context
 from worker.bodies.probes import result_of_lost_call
@@ -71,7 +71,7 @@ class CallEnd:
         if result.is_unknown:
             return cls("unknown", None, result)
         if result.status == "success":
-            return cls("done", result.text, result)
+            return cls("done", value_of_result(result), result)
         return cls("failed", {"type": TOOL_ERROR, "text": result.text}, result)
 
     def shown(self, call: ToolCall) -> ToolReturn:

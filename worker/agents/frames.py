@@ -2,11 +2,14 @@
 
 import json
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+import msgspec
 
 from shared.domain.effects import SettledEffect
 from shared.domain.journal import JournalEntry
 from shared.domain.messages import (
+    ContentPart,
     Decision,
     ToolCall,
     ToolReturn,
@@ -18,6 +21,9 @@ from worker.agents.shown_turn import failure_of, result_of
 
 TOOL_ERROR = "ToolError"
 """The type of an error that is the text of a tool's result."""
+
+PARTS = "holdfast_parts"
+"""The key of the parts in the value of an attached tool. The code has it too (`holdfast.agents.run`)."""
 
 LONG_SLEEP = timedelta(seconds=30)
 """A body that sleeps longer needs no process meanwhile: it costs less to fork another one than to keep it."""
@@ -49,6 +55,23 @@ def value_of(entry: JournalEntry) -> Any:
     return None if entry.result is None else json.loads(entry.result)
 
 
+def value_of_result(result: ToolReturn) -> Any:
+    """The result of an attached tool as the journal has it: its text, or an object with its parts as well, if one of
+    them is no text."""
+    if result.parts is None:
+        return result.text
+    return {"text": result.text, PARTS: msgspec.to_builtins(result.parts)}
+
+
+def _attached_result(call: ToolCall, value: Any) -> ToolReturn | None:
+    """The result that has this value. None: it is that of another tool."""
+    fields: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if {*fields} != {"text", PARTS}:
+        return None
+    parts = msgspec.convert(fields[PARTS], list[ContentPart])
+    return ToolReturn(call.id, call.name, "success", fields["text"], parts=parts)
+
+
 def recorded_answer(entry: JournalEntry) -> Frame:
     """What the body gets of a call that is over."""
     at = seconds(entry.ended_at or entry.started_at)
@@ -71,7 +94,7 @@ def recorded_result(entry: JournalEntry, call: ToolCall, value: Any) -> ToolRetu
         case "unknown":
             return unknown_return(call)
         case _:
-            return result_of(call, value)
+            return _attached_result(call, value) or result_of(call, value)
 
 
 def call_of(entry: JournalEntry, frame: Frame) -> ToolCall:

@@ -23,7 +23,8 @@ async def _end(run: Run, asked: dict[str, Any]) -> str:
     try:
         if asked.get("inside"):
             return await run.step("inside", run.call_tool, asked["tool"], asked["arguments"], key=asked)
-        made = run.call_tool(asked["tool"], asked["arguments"], returns=json.loads if asked.get("json") else None)
+        returns = json.loads if asked.get("json") else None
+        made = run.call_tool(asked["tool"], asked["arguments"], returns=returns, parts=asked.get("parts", False))
         return repr(await asyncio.wait_for(made, asked.get("within_s")))
     except StepFailed as failed:
         return f"{failed.error_type}: {failed.text}"
