@@ -198,7 +198,7 @@ async def test_an_answer_is_announced_when_it_is_whole_and_not_word_by_word(view
     await page.keyboard.press("Enter")
     await expect(page.locator(".answer .said")).to_contain_text("One two")
     announced = page.locator(".talk > .for-readers[role=status]")
-    await expect(announced).to_have_text("The agent is at work.")
+    await expect(announced).to_have_text("The agent answers.")
     assert await page.locator(".answer [role=status], .answer[aria-live]").count() == 0
     resume.set()
     await expect(announced).to_have_text("The agent has answered: One two three.")

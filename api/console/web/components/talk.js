@@ -15,7 +15,6 @@ import { Transcript } from "./transcript.js";
 /** Nearer to the end than a line is at the end. */
 const END_PX = 16;
 const QUEUED = "The run has not begun yet.";
-const AT_WORK = "The agent is at work.";
 
 /** @param {{agentId: string, conversationId: string | null}} props */
 export function Talk({ agentId, conversationId }) {
@@ -54,7 +53,7 @@ function Announced({ entries }) {
   const turn = last?.kind === "live" ? last.turn : undefined;
   const isAtWork = turn !== undefined && !turn.transcript.hasEnded;
   hasWorked.current = hasWorked.current || isAtWork;
-  const words = isAtWork ? AT_WORK : turn && hasWorked.current ? endWords(turn) : "";
+  const words = isAtWork ? "The agent answers." : turn && hasWorked.current ? endWords(turn) : "";
   return html`<p class="for-readers" role="status">${words}</p>`;
 }
 
@@ -141,7 +140,7 @@ function Answering({ turn: { transcript, runIds, isWaiting }, agentId }) {
     <${Transcript} transcript=${transcript} agentId=${agentId} isOver=${isOver} onDecide=${() => undefined} />
     ${transcript.hasEnded
       ? html`<${End} reason=${transcript.stopReason} />`
-      : html`<p class="note">${AT_WORK}</p>`}
+      : html`<p class="note">The agent is at work.</p>`}
   </li>`;
 }
 
