@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.agents.frames import Frame
+from holdfast.agents.probes import Verdict, cannot_tell
 
 
 class Worker(Protocol):
@@ -25,6 +26,11 @@ def given_up(call: str) -> Frame:
     return {"t": "end", "call": call, "error": error}
 
 
+def settled(call: str, verdict: Verdict, *, may_repeat: bool = False) -> Frame:
+    """What became of a lost call. `may_repeat`: it is started again if nobody can tell."""
+    return {"t": "probed", "call": call, "kind": verdict.kind, "value": verdict.value, "may_repeat": may_repeat}
+
+
 async def begun(worker: Worker, frame: Frame, is_ending: Callable[[], bool]) -> Frame:
     """Asks how a call begins. If the body gives it up before the answer, the call ends where it would have begun.
     `is_ending`: the whole run is being cancelled, and nobody waits for its calls."""
@@ -37,7 +43,7 @@ async def begun(worker: Worker, frame: Frame, is_ending: Callable[[], bool]) -> 
             if answer["t"] == "go":
                 await worker.ask(given_up(answer["call"]))
             elif answer["t"] == "probe":
-                await worker.ask({"t": "probed", "call": answer["call"], "kind": "cannot_tell", "value": None})
+                await worker.ask(settled(answer["call"], cannot_tell()))
         raise
 
 

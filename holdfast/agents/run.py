@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
-from holdfast.agents.asking import Worker, begun, given_up, made_by_worker
+from holdfast.agents.asking import Worker, begun, given_up, made_by_worker, settled
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed
 from holdfast.agents.frames import Frame
 from holdfast.agents.info import AgentInfo, agent_of
 from holdfast.agents.models import Models
-from holdfast.agents.probes import Verdict
+from holdfast.agents.probes import cannot_tell, verdict_of
 from holdfast.agents.values import content_hash, plain, restored, shown_arguments
 
 Result = TypeVar("Result")
@@ -276,11 +276,19 @@ class Run:
         )
         given = (answer["arguments"] if "arguments" in answer else plain(arguments),)
         if answer["t"] == "probe" and probe is not None:
-            verdict: Verdict = await _called(probe, (answer["key"],), {})
-            answer = await self._worker.ask(
-                {"t": "probed", "call": answer["call"], "kind": verdict.kind, "value": plain(verdict.value)}
-            )
+            answer = await self._probed(answer, probe, idempotent=idempotent)
         return await self._performed(name, answer, function or _nothing, given, {}, is_scope=scope)
+
+    async def _probed(self, answer: Frame, probe: Function, *, idempotent: bool) -> Frame:
+        """Tells the worker what became of a lost call, also if the body gives the call up meanwhile."""
+        verdict = cannot_tell()
+        try:
+            verdict = await verdict_of(lambda: _called(probe, (answer["key"],), {}))
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                await self._worker.ask(settled(answer["call"], verdict))
+            raise
+        return await self._worker.ask(settled(answer["call"], verdict, may_repeat=idempotent))
 
     async def scope(
         self,

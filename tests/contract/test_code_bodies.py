@@ -1,5 +1,6 @@
 """A function of an operator's own as the body of runs: what holds for it when anything of it ends at any moment."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -232,6 +233,32 @@ async def test_a_probe_says_what_became_of_a_lost_call(world: World, happened: b
     assert f"asked {effect.idempotency_key}" in world.stage.reached
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("odd probe", "true"),
+        ("odd probe", "object"),
+        ("odd probe", "cannot_tell"),
+        ("idempotent with an odd probe", "true"),
+    ],
+)
+async def test_a_probe_that_raised_failed_the_run_or_left_its_call_open(world: World, text: str, says: str) -> None:
+    """So did one that returned no verdict, or one that is no JSON. And a tool that may start twice did not."""
+    (world.stage.folder / "probe says").write_text(says)
+    run = await world.submitted("tools", text)
+    await (await world.begun(run, "send 0 1")).die()
+    world.stage.go_on()
+    run = await world.done(run)
+    assert run.status is RunStatus.COMPLETED, run.error
+    may_repeat = text != "odd probe"
+    assert await world.results() == ["sent 0" if may_repeat else OUTCOME_UNKNOWN]
+    asked = [one for one in world.stage.reached if one.startswith("asked ")]
+    assert (len(asked), len(set(asked))) == (2, 1)
+    assert await world.is_valid()
+    [effect] = await EffectStore(world.stores.database).of_run(run, ())
+    assert (effect.state, effect.attempt) == (("done", 2) if may_repeat else ("unknown", 1))
+
+
 async def test_the_code_is_told_of_a_call_whose_outcome_is_unknown(world: World) -> None:
     run = await world.submitted("tools", "unknown")
     await (await world.begun(run, "send 0 1")).die()
@@ -384,6 +411,17 @@ async def test_a_host_that_was_lost_is_started_again(world: World) -> None:
     world.stage.go_on()
     assert await worker.ended() is None
     await _assert_the_story_is_whole(world, await _to_its_end(world, run), "2")
+
+
+async def test_a_lost_host_was_started_once_for_each_of_its_runs(world: World) -> None:
+    """A host has imported a framework, so as many of them as a worker has runs may need all memory there is."""
+    lost = await world.agents.fork("story")
+    os.kill(int(_parents(lost.pid)[0]), signal.SIGKILL)
+    assert await lost.kill() is None
+    processes = await asyncio.gather(*(world.agents.fork("story") for _ in range(4)))
+    assert len({_parents(one.pid)[0] for one in processes}) == 1
+    for one in processes:
+        await one.kill()
 
 
 def _environment_of(pid: int) -> str:

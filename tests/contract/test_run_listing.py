@@ -157,6 +157,19 @@ async def test_every_way_to_a_page_finds_the_same_runs_in_the_same_order(stores:
             assert await stores.listing.page(PROJECT, wanted, before) == expected[1:3]
 
 
+async def test_runs_of_a_time_were_not_listed_when_clocks_differed(stores: Stores) -> None:
+    """The number of the first run of the time was the lowest that was looked for: one of the same time, or of a
+    machine whose clock is a little ahead, may have a lower number."""
+    ahead = await stores.ended(created_at=NOW + timedelta(minutes=12), thread_id=ThreadId("conv-1"))
+    behind = await stores.ended(created_at=NOW + timedelta(minutes=3), thread_id=ThreadId("conv-2"))
+    for wanted, expected in (
+        (RunFilter(created_after=NOW + timedelta(minutes=11)), [ahead]),
+        (RunFilter(created_before=NOW + timedelta(minutes=4)), [behind]),
+        (RunFilter(created_after=NOW, created_before=NOW + timedelta(minutes=13)), [ahead, behind]),
+    ):
+        assert await stores.listing.page(PROJECT, wanted, Page(limit=10, ascending=True)) == expected
+
+
 async def test_active_runs_are_those_that_have_not_ended(stores: Stores) -> None:
     await stores.ended()
     parked = await stores.parked(WAITS)

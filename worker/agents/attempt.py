@@ -376,10 +376,9 @@ class Attempt:
     async def _probed(self, entry: JournalEntry, frame: Frame) -> Frame:
         """Goes on as the probe of a lost call says."""
         call = self._calls.get(entry.slot)
-        if frame["kind"] == "cannot_tell":
-            return await self._unknown(entry)
-        if frame["kind"] == "did_not_happen":
-            return await self._started(entry, call, is_known=True)
+        if frame["kind"] != "happened":
+            may_start = frame["kind"] == "did_not_happen" or frame.get("may_repeat")
+            return await (self._started(entry, call, is_known=True) if may_start else self._unknown(entry))
         value = frame["value"]
         settlement = settled_by_probe(entry, value, self._handle.clock.now())
         record = self._handle.services.checkpoints.record_settled_effect

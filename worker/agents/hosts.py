@@ -1,5 +1,6 @@
 """The agents of a worker, over all modules that it was started with."""
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -70,6 +71,7 @@ class CodeAgents:
         self._per_process = per_process
         self._hosts: dict[str, AgentHost] = {}
         self._described: dict[str, HostedAgent] = {}
+        self._starting = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
@@ -117,15 +119,19 @@ class CodeAgents:
         return await (await self._host_of(agent)).join(agent, self._per_process)
 
     async def _host_of(self, agent: str) -> AgentHost:
-        host = self._hosts[agent]
-        if host.is_gone:
-            log.warning("agents_started_again", module=host.plan.module)
-            try:
-                host = await self._stack.enter_async_context(AgentHost.running(host.plan))
-            except InvalidRequest as error:
-                raise HostGone(error.message) from error
-            self._hosts.update({name: host for name, old in self._hosts.items() if old.plan == host.plan})
-        return host
+        if not self._hosts[agent].is_gone:
+            return self._hosts[agent]
+        # Every run of a lost host comes here at once: the first one starts it for all of them.
+        async with self._starting:
+            host = self._hosts[agent]
+            if host.is_gone:
+                log.warning("agents_started_again", module=host.plan.module)
+                try:
+                    host = await self._stack.enter_async_context(AgentHost.running(host.plan))
+                except InvalidRequest as error:
+                    raise HostGone(error.message) from error
+                self._hosts.update({name: host for name, old in self._hosts.items() if old.plan == host.plan})
+            return host
 
     async def add(self, plan: HostPlan) -> None:
         """Starts a host. Raises `InvalidRequest` as `running`."""

@@ -70,8 +70,6 @@ class RunListing:
         found: dict[int, RowMapping] = {}
         async with self._database.read() as connection:
             times = await _times(connection, project_id, wanted)
-            if times is None:
-                return []
             for owner, conditions in _ways(project_id, wanted):
                 rows = await rows_of_page(
                     connection, runs, project_id, page, *conditions, *times, columns=RUN_COLUMNS, owner=owner
@@ -270,29 +268,29 @@ def _conditions(wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
     return conditions
 
 
-async def _times(
-    connection: Connection, project_id: ProjectId, wanted: RunFilter
-) -> list[sa.ColumnElement[bool]] | None:
+async def _times(connection: Connection, project_id: ProjectId, wanted: RunFilter) -> list[sa.ColumnElement[bool]]:
     """Returns conditions for the times of submission, and for the range of numbers that these runs can have. Lists are
-    ordered by number, and must not read a million runs to reach a time. None: no run was submitted then."""
+    ordered by number, and must not read a million runs to reach a time.
+
+    A run that is older than `created_after` by more than `OUT_OF_ORDER` has a lower number than every run of the list,
+    and one that is so much younger than `created_before` has a higher one. The nearest such run bounds the range.
+    """
     created = (runs.c.project_id, runs.c.created_at)
     numbers = sa.select(runs.c.number).where(runs.c.project_id == project_id).limit(1)
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.created_after is not None:
-        since = _moved(wanted.created_after, -OUT_OF_ORDER)
-        found = await connection.execute(numbers.where(runs.c.created_at >= since).order_by(*created))
-        first = found.scalar_one_or_none()
-        if first is None:
-            return None
-        conditions += [runs.c.created_at > wanted.created_after, runs.c.number >= first]
-    if wanted.created_before is not None:
-        until = _moved(wanted.created_before, OUT_OF_ORDER)
+        conditions.append(runs.c.created_at > wanted.created_after)
+        is_older = runs.c.created_at < _moved(wanted.created_after, -OUT_OF_ORDER)
         newest_first = [column.desc() for column in created]
-        found = await connection.execute(numbers.where(runs.c.created_at <= until).order_by(*newest_first))
-        last = found.scalar_one_or_none()
-        if last is None:
-            return None
-        conditions += [runs.c.created_at < wanted.created_before, runs.c.number <= last]
+        older = await connection.execute(numbers.where(is_older).order_by(*newest_first))
+        if (number := older.scalar_one_or_none()) is not None:
+            conditions.append(runs.c.number > number)
+    if wanted.created_before is not None:
+        conditions.append(runs.c.created_at < wanted.created_before)
+        is_younger = runs.c.created_at > _moved(wanted.created_before, OUT_OF_ORDER)
+        younger = await connection.execute(numbers.where(is_younger).order_by(*created))
+        if (number := younger.scalar_one_or_none()) is not None:
+            conditions.append(runs.c.number < number)
     return conditions
 
 

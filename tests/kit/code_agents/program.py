@@ -18,6 +18,7 @@ from holdfast.agents import (
     Verdict,
     agent,
     call,
+    cannot_tell,
     did_not_happen,
     happened,
 )
@@ -106,6 +107,11 @@ async def tools(run: Run) -> str:
             return await run.tool("send", _send, idempotent=True)
         case "probe":
             return await run.tool("send", _send, probe=_was_it_sent)
+        case "odd probe" | "idempotent with an odd probe":
+            try:
+                return await run.tool("send", _send, probe=_odd_probe, idempotent=run.text != "odd probe")
+            except OutcomeUnknown:
+                return "unknown"
         case "beside":
             reach(f"pid {os.getpid()}")
             both = await asyncio.gather(run.tool("left", _send, 1), run.tool("right", _send, 2))
@@ -125,6 +131,21 @@ async def _send(number: int = 0) -> str:
 async def _was_it_sent(key: str) -> Verdict:
     reach(f"asked {key}")
     return happened("it was sent") if (STAGE / "was sent").exists() else did_not_happen()
+
+
+async def _odd_probe(key: str) -> Any:
+    """Raises at first, and then says what the folder has for it."""
+    reach(f"asked {key}")
+    if not (STAGE / "asked").exists():
+        (STAGE / "asked").touch()
+        raise ConnectionError("the service is away")
+    match (STAGE / "probe says").read_text():
+        case "true":
+            return True
+        case "object":
+            return happened(object())
+        case _:
+            return cannot_tell()
 
 
 @agent("ends")
