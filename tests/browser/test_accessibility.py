@@ -34,8 +34,8 @@ FOCUSED = """() => {
   const box = one.getBoundingClientRect();
   const isSeen = box.width > 0 && box.height > 0 && box.bottom > 0 && box.top < innerHeight;
   const hasOwn = one.matches("[type=date], [type=datetime-local], [type=time]"); // the browser shows which part has it
-  const hasRing = hasOwn || (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0);
-  return { stop: window.tabStops.indexOf(one), isSeen, hasRing, html: one.outerHTML.slice(0, 120) };
+  const hasOutline = hasOwn || (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0);
+  return { stop: window.tabStops.indexOf(one), isSeen, hasOutline, html: one.outerHTML.slice(0, 120) };
 }"""
 
 UNNAMED = ("button", "checkbox", "combobox", "link", "listbox", "radio", "searchbox", "spinbutton", "switch", "textbox")
@@ -75,7 +75,7 @@ async def flaws_on_the_way(page: Page) -> list[str]:
             break
         reached.append(at["stop"])
         found += [] if at["isSeen"] else [f"has the focus and is not seen: {at['html']}"]
-        found += [] if at["hasRing"] else [f"has the focus and does not show it: {at['html']}"]
+        found += [] if at["hasOutline"] else [f"has the focus and does not show it: {at['html']}"]
     found += [f"is not reached: {stops[number]}" for number in range(len(stops)) if number not in reached]
     return [*found, *(["the order is not the page's"] if reached != sorted(reached) else [])]
 
