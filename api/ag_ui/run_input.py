@@ -101,9 +101,12 @@ class RunAgentInput(_Body):
 
     def said(self) -> list[UserMessage]:
         """The users' messages after the last answer, oldest first. Raises `InvalidRequest`."""
-        return [
-            _user_message(number, one) for number, one in _after_answer(self.messages or ()) if one["role"] == "user"
-        ]
+        given = self.messages or ()
+        return [_user_message(number, given[number]) for number in self.said_at()]
+
+    def said_at(self) -> list[int]:
+        """The places of those messages."""
+        return [number for number, one in _after_answer(self.messages or ()) if one["role"] == "user"]
 
     def answers(self) -> list[PageAnswer]:
         """The answers to interrupts, and the results of calls that the page has run. Raises `InvalidRequest`, and
@@ -171,6 +174,9 @@ def _new_results(messages: Sequence[Message]) -> Iterator[Placed]:
 def _user_message(number: int, message: Message) -> UserMessage:
     place = f"messages[{number}]"
     content = read_content(message.get("content"), f"{place}.content")
+    if not content:
+        field = f"{place}.content"
+        raise InvalidRequest(f"{field} is empty: send a text, or a part with one, an image or a file", field=field)
     if isinstance(content, list) and all(isinstance(one, TextContent) and one.file is None for one in content):
         content = text_with_notes(content)
     return UserMessage(content=content, otid=_id(message, "id", place))

@@ -93,6 +93,7 @@ class AgUiService:
             thread=thread,
             dialect=DIALECT,
             said=said,
+            said_at=body.said_at(),
             answers=answers,
             headers=headers,
             client_tools=body.client_tools(),

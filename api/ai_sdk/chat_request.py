@@ -76,6 +76,10 @@ class UiChatRequest(BaseModel):
         first = self._answered
         return [_user_message(one, f"messages[{first + place}]") for place, one in enumerate(self.messages[first:])]
 
+    def said_at(self) -> range:
+        """The places of those messages."""
+        return range(self._answered, len(self.messages))
+
     def answers(self) -> list[PageAnswer]:
         """The decisions and the results in the last answer's last step. Raises `InvalidRequest`."""
         return [answer for part in self._last_step() if (answer := _answer_in(part)) is not None]

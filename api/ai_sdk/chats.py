@@ -72,6 +72,7 @@ class UiChats:
             thread=thread,
             dialect=DIALECT,
             said=said,
+            said_at=request.said_at(),
             answers=await self._open(thread, answers) if said else answers,
             headers=headers,
             client_tools=request.tools(),

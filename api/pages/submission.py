@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec.json import encode
@@ -19,6 +19,7 @@ from shared.domain.errors import (
     AlreadyDecided,
     DecidedOtherwise,
     ErrorCode,
+    InvalidRequest,
     NameTaken,
     NoPendingApproval,
     NothingToCancel,
@@ -57,6 +58,8 @@ class PageSubmission:
     """The dialect's name, as `RunOptions.dialect` stores it."""
     said: Sequence[UserMessage] = ()
     """All users' messages at the end of the request, oldest first, each with the client's id for it as its otid."""
+    said_at: Sequence[int]
+    """The places of those messages in the request, for refusals."""
     answers: Sequence[PageAnswer] = ()
     headers: SubmissionHeaders
     client_tools: Sequence[ClientTool] = ()
@@ -97,6 +100,7 @@ class PageService:
         message; `Busy`; `LimitReached`.
         """
         self._refuse_long(submission)
+        submission = replace(submission, said=_each_once(submission))
         await self._refuse_foreign(submission)
         if submission.answers:
             return await self._decided(submission)
@@ -248,9 +252,9 @@ class PageService:
         )
 
     def _refuse_long(self, submission: PageSubmission) -> None:
-        said = [text_of(message.content) for message in submission.said]
+        said = dict(zip(submission.said_at, map(_text_of_message, submission.said), strict=True))
         results = [one.result for one in submission.answers if one.result is not None]
-        self.input_limits.refuse_long_messages(said)
+        self.input_limits.refuse_long_messages([said.get(place, "") for place in range(max(said, default=-1) + 1)])
         self.input_limits.refuse_long_messages([text_of(one) for one in results], "results")
         if submission.added_system is not None:
             self.input_limits.refuse_long_text(submission.added_system, "context")
@@ -273,6 +277,22 @@ class PageService:
         if flaw is not None:
             said = f"FORBIDDEN: {flaw} needs a key of the project; this key may only talk with the agent as it is"
             raise Refused(403, ErrorCode.FORBIDDEN, said)
+
+
+def _text_of_message(message: UserMessage) -> str:
+    return text_of(message.content)
+
+
+def _each_once(submission: PageSubmission) -> list[UserMessage]:
+    """The messages, of which a page may have sent one twice. Raises `InvalidRequest` for two that share an id."""
+    first: dict[str | None, tuple[int, UserMessage]] = {}
+    for place, message in zip(submission.said_at, submission.said, strict=True):
+        known_at, known = first.setdefault(message.otid, (place, message))
+        if known.content != message.content:
+            field = f"messages[{place}].id"
+            said = f"{field} is the id of messages[{known_at}] as well, and their texts differ"
+            raise InvalidRequest(f"{said}: give each message an id of its own", field=field)
+    return [message for _, message in first.values()]
 
 
 def _keys_of(headers: SubmissionHeaders, new: Sequence[UserMessage]) -> SubmissionKeys:

@@ -66,7 +66,9 @@ class Visitor:
         messages = [UserMessage(content=text, otid=otid) for otid, text in said]
         given: dict[str, Any] = {"headers": SubmissionHeaders(), **self.fields, **fields}
         with acting_for(self.product.project_id):
-            return await self.pages.submit(PageSubmission(thread=thread, dialect="pages", said=messages, **given))
+            places = range(len(messages))
+            submission = PageSubmission(thread=thread, dialect="pages", said=messages, said_at=places, **given)
+            return await self.pages.submit(submission)
 
     async def answer(self, *answers: PageAnswer, said: Sequence[tuple[str, str]] = (), **fields: Any) -> Submitted:
         return await self.send(*said, answers=answers, **fields)

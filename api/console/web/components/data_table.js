@@ -21,6 +21,7 @@ export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd, onSight 
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
   const [seen, setSeen] = useState({ top: 0, height: 600 });
   const [chosen, setChosen] = useState(/** @type {string | null} */ (null));
+  const [said, setSaid] = useState("");
   const first = Math.max(0, Math.floor(seen.top / ROW_PX) - SPARE);
   const last = Math.min(rows.length, Math.ceil((seen.top + seen.height) / ROW_PX) + SPARE);
 
@@ -39,6 +40,11 @@ export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd, onSight 
   useEffect(() => {
     onSight?.(first, last);
   }, [first, last]);
+  // The focus stays on the table, so readers of screens would hear nothing of the row that the arrows choose.
+  useEffect(() => {
+    const cells = box.current?.querySelectorAll("tr[aria-current] td") ?? [];
+    setSaid(Array.from(cells, (cell) => /** @type {HTMLElement} */ (cell).innerText.trim()).filter(Boolean).join(", "));
+  }, [chosen]);
 
   /** @param {number} index */
   const choose = (index) => {
@@ -86,5 +92,6 @@ export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd, onSight 
         </tbody>
       </table>
     </div>
+    <span class="for-readers" role="status">${said}</span>
   `;
 }

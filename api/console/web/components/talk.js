@@ -35,10 +35,33 @@ export function Talk({ agentId, conversationId }) {
         )}
       </ol>
     </div>
+    <${Announced} entries=${talk.entries} />
     ${talk.lost && html`<p class="note" role="status">${talk.lost.message} Trying again.</p>`}
     <${Failure} error=${talk.error} retry=${talk.reload} />
     <${SayBox} talk=${talk} onSaid=${toEnd} />
   </section>`;
+}
+
+/**
+ * Tells readers of screens what happens: that the agent works, and its answer once it is whole, not word by word. What was
+ * there when the page opened is not news.
+ * @param {{entries: Entry[]}} props
+ */
+function Announced({ entries }) {
+  const hasWorked = useRef(false);
+  const last = entries.at(-1);
+  const turn = last?.kind === "live" ? last.turn : undefined;
+  const isAtWork = turn !== undefined && !turn.transcript.hasEnded;
+  hasWorked.current = hasWorked.current || isAtWork;
+  const words = isAtWork ? "The agent answers." : turn && hasWorked.current ? endWords(turn) : "";
+  return html`<p class="for-readers" role="status">${words}</p>`;
+}
+
+/** @param {import("../lib/conversation.js").Turn} turn */
+function endWords({ isWaiting, transcript }) {
+  if (isWaiting) return "The agent waits for a person to decide.";
+  const text = transcript.items.findLast((item) => item.kind === "text" && !item.isVoid)?.text;
+  return text ? `The agent has answered: ${text}` : "The agent has ended without an answer.";
 }
 
 /** @param {{older: TalkState["older"]}} props */
@@ -117,7 +140,7 @@ function Answering({ turn: { transcript, runIds, isWaiting }, agentId }) {
     <${Transcript} transcript=${transcript} agentId=${agentId} isOver=${isOver} onDecide=${() => undefined} />
     ${transcript.hasEnded
       ? html`<${End} reason=${transcript.stopReason} />`
-      : html`<p class="note" role="status">The agent is at work.</p>`}
+      : html`<p class="note">The agent is at work.</p>`}
   </li>`;
 }
 
