@@ -7,9 +7,9 @@ start.
 """
 
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import insert_messages, replace_by_summary
 from shared.sql.run_tables import runs, tool_intents
 from shared.sql.runs.budgets import charge_unreserved, count_usage
-from shared.sql.runs.effects import store_settled_effect
+from shared.sql.runs.effects import ATTEMPT, forget_intents, insert_results, store_intents, store_settled_effect
 from shared.sql.runs.journal import (
     FORGET_JOURNAL,
     add_entry,
@@ -58,76 +58,6 @@ class FinishedEdit(msgspec.Struct, frozen=True):
 
     result: ToolReturn
     edited: Sequence[EditedBlock] = ()
-
-
-# The state of a run's tool calls before their results enter the history. A row has the intent to start a tool, and the
-# call's result if a worker stored it with the call's effect, or before other calls of the same answer had ended.
-
-
-_INSERT_RESULT = (
-    sa.update(tool_intents)
-    .where(
-        tool_intents.c.run_id == sa.bindparam("of_run"),
-        tool_intents.c.tool_call_id == sa.bindparam("call_id"),
-        tool_intents.c.result.is_(None),
-    )
-    .values(result=sa.bindparam("returned"), state="finished")
-)
-_FORGET_INTENTS = sa.delete(tool_intents).where(
-    tool_intents.c.run_id == sa.bindparam("of_run"),
-    tool_intents.c.tool_call_id.in_(sa.bindparam("call_ids", expanding=True)),
-)
-
-_ATTEMPT = sa.select(tool_intents.c.attempt).where(
-    tool_intents.c.run_id == sa.bindparam("of_run"), tool_intents.c.tool_call_id == sa.bindparam("call_id")
-)
-
-
-@cache
-def _start_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
-    """Some model servers number the calls of each answer from the start, so an earlier answer may have had a call with
-    the same id."""
-    stored = insert(tool_intents)
-    renewed = {name: stored.excluded[name] for name in ("tool_name", "state", "started_at", "attempt", "result")}
-    key = [tool_intents.c.run_id, tool_intents.c.tool_call_id]
-    return stored.on_conflict_do_update(index_elements=key, set_=renewed)
-
-
-def store_intents(
-    connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime, attempt: int = 1
-) -> None:
-    """Stores that the tools of these calls are about to start, for the `attempt`th time. The writes are deferred. The
-    caller has locked the run's row."""
-    rows = {
-        call.id: {
-            "run_id": run_id,
-            "tool_call_id": call.id,
-            "tool_name": call.name,
-            "state": "started",
-            "started_at": now,
-            "attempt": attempt,
-            "result": None,
-        }
-        for call in calls
-    }
-    if rows:
-        connection.defer(_start_of(connection.insert), *rows.values())
-
-
-def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
-    """Stores the results of calls whose intents are stored. The writes are deferred. The caller has locked the run's
-    row."""
-    if results:
-        connection.defer(
-            _INSERT_RESULT,
-            *({"of_run": run_id, "call_id": one.tool_call_id, "returned": to_json(one)} for one in results),
-        )
-
-
-async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
-    """Deletes the intents and results of calls of earlier answers that have the same ids as these."""
-    if call_ids:
-        await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
 
 
 class _StoredResult(ToolReturn, frozen=True):
@@ -261,7 +191,7 @@ class CheckpointStore:
     async def attempt(self, run: Run, call_id: str) -> int:
         """How often the tool of this call was started; 0 if it was not."""
         async with self._database.read() as connection:
-            found = await connection.execute(_ATTEMPT, {"of_run": run.id, "call_id": call_id})
+            found = await connection.execute(ATTEMPT, {"of_run": run.id, "call_id": call_id})
             return found.scalar_one_or_none() or 0
 
     async def record_settled_effect(self, run: Run, said: SettledEffect, results: Sequence[ToolReturn] = ()) -> None:

@@ -1,6 +1,7 @@
 """The rows that make a run's effects: the starts of tools, and what was found out about lost calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -9,14 +10,15 @@ import sqlalchemy as sa
 from shared.crash_points import CrashPoint
 from shared.domain.effects import Effect, Intent, SettledEffect, effects_of_journal, effects_of_messages, settled
 from shared.domain.errors import Conflict
-from shared.domain.messages import Message, ToolReturn
+from shared.domain.ids import RunId
+from shared.domain.messages import Message, ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import settled_effects, tool_intents
 from shared.sql.runs.journal import entries_of
-from shared.sql.tables import from_json
+from shared.sql.tables import from_json, to_json
 
 _INTENTS = (
     sa.select(tool_intents).where(tool_intents.c.run_id == sa.bindparam("of_run")).order_by(tool_intents.c.started_at)
@@ -102,3 +104,73 @@ def _intent_of(row: Any) -> Intent:
         attempt=row.attempt,
         result=None if row.result is None else from_json(row.result, ToolReturn),
     )
+
+
+# The state of a run's tool calls before their results enter the history. A row has the intent to start a tool, and the
+# call's result if a worker stored it with the call's effect, or before other calls of the same answer had ended.
+
+
+_INSERT_RESULT = (
+    sa.update(tool_intents)
+    .where(
+        tool_intents.c.run_id == sa.bindparam("of_run"),
+        tool_intents.c.tool_call_id == sa.bindparam("call_id"),
+        tool_intents.c.result.is_(None),
+    )
+    .values(result=sa.bindparam("returned"), state="finished")
+)
+_FORGET_INTENTS = sa.delete(tool_intents).where(
+    tool_intents.c.run_id == sa.bindparam("of_run"),
+    tool_intents.c.tool_call_id.in_(sa.bindparam("call_ids", expanding=True)),
+)
+
+ATTEMPT = sa.select(tool_intents.c.attempt).where(
+    tool_intents.c.run_id == sa.bindparam("of_run"), tool_intents.c.tool_call_id == sa.bindparam("call_id")
+)
+
+
+@cache
+def _start_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
+    """Some model servers number the calls of each answer from the start, so an earlier answer may have had a call with
+    the same id."""
+    stored = insert(tool_intents)
+    renewed = {name: stored.excluded[name] for name in ("tool_name", "state", "started_at", "attempt", "result")}
+    key = [tool_intents.c.run_id, tool_intents.c.tool_call_id]
+    return stored.on_conflict_do_update(index_elements=key, set_=renewed)
+
+
+def store_intents(
+    connection: Connection, run_id: RunId, calls: Sequence[ToolCall], now: datetime, attempt: int = 1
+) -> None:
+    """Stores that the tools of these calls are about to start, for the `attempt`th time. The writes are deferred. The
+    caller has locked the run's row."""
+    rows = {
+        call.id: {
+            "run_id": run_id,
+            "tool_call_id": call.id,
+            "tool_name": call.name,
+            "state": "started",
+            "started_at": now,
+            "attempt": attempt,
+            "result": None,
+        }
+        for call in calls
+    }
+    if rows:
+        connection.defer(_start_of(connection.insert), *rows.values())
+
+
+def insert_results(connection: Connection, run_id: RunId, results: Sequence[ToolReturn]) -> None:
+    """Stores the results of calls whose intents are stored. The writes are deferred. The caller has locked the run's
+    row."""
+    if results:
+        connection.defer(
+            _INSERT_RESULT,
+            *({"of_run": run_id, "call_id": one.tool_call_id, "returned": to_json(one)} for one in results),
+        )
+
+
+async def forget_intents(connection: Connection, run_id: RunId, call_ids: Collection[str]) -> None:
+    """Deletes the intents and results of calls of earlier answers that have the same ids as these."""
+    if call_ids:
+        await connection.execute(_FORGET_INTENTS, {"of_run": run_id, "call_ids": list(call_ids)})
