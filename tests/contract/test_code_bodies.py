@@ -431,6 +431,16 @@ async def test_a_lost_host_was_started_once_for_each_of_its_runs(world: World) -
         await one.kill()
 
 
+async def test_what_a_body_had_started_survived_the_end_of_its_host(world: World) -> None:
+    run = await world.submitted("ends", "child")
+    worker = await world.workers().begin(run.id)
+    child = int((await world.stage.begins("child ")).split()[1])
+    [body] = _parents(child)
+    os.kill(int(_parents(int(body))[0]), signal.SIGKILL)
+    await wait_until(lambda: not _lives(child), description="the body's own process to be gone")
+    await worker.die()
+
+
 def _environment_of(pid: int) -> str:
     return Path(f"/proc/{pid}/environ").read_bytes().decode()
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import time
 from collections import deque
@@ -103,7 +104,7 @@ class UnfitModule(InvalidRequest):
 
 
 class HostGone(Unavailable):
-    """The host has ended: its processes are gone with it, and another one can be started."""
+    """The host has ended, and its processes with it; another one can be started. Or it can take no more requests."""
 
 
 class ProcessEnd(NamedTuple):
@@ -142,8 +143,12 @@ class AgentHost:
         """Starts a host for the block. Raises `InvalidRequest` with one sentence if the module cannot be used."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
-            process = await _started(plan, theirs.fileno())
+        try:
+            with theirs:
+                process = await _started(plan, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
         host = cls(plan, ours)
         async with task_group() as group:
             for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
@@ -179,8 +184,12 @@ class AgentHost:
     async def _forked(self, agent: str, kind: socket.SocketKind) -> "tuple[ForkedProcess, socket.socket]":
         """A new process, and the other end of its socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        with theirs:
-            asked = self._request({"t": "fork", "agent": agent}, [theirs.fileno()])
+        try:
+            with theirs:
+                asked = self._request({"t": "fork", "agent": agent}, [theirs.fileno()])
+        except HostGone:
+            ours.close()
+            raise
         try:
             return ForkedProcess(self, *await asyncio.shield(asked)), ours
         except BaseException:
@@ -213,7 +222,10 @@ class AgentHost:
             if self.is_gone:
                 raise BrokenPipeError
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors or [])
+        except BlockingIOError as error:
+            raise HostGone(f"the host of {self.plan.module} has more requests than its socket holds") from error
         except OSError as error:
+            self._lose()
             raise HostGone(f"the host of {self.plan.module} is gone") from error
         self._asked.append(answer)
         return answer
@@ -276,6 +288,7 @@ class ForkedProcess:
         self._pidfd = pidfd
         self._control: socket.socket | None = None
         self._buried: asyncio.Future[ProcessEnd] | None = None
+        self._is_dead = asyncio.Event()
         asyncio.get_running_loop().add_reader(pidfd, self._died)
 
     def open_for(self, control: socket.socket) -> None:
@@ -305,6 +318,10 @@ class ForkedProcess:
         try:
             return await asyncio.shield(self._bury())
         except HostGone:
+            # The end of its host kills the process, but nothing that the process has started.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self._is_dead.wait()
             return None
         finally:
             self._close()
@@ -318,6 +335,7 @@ class ForkedProcess:
         """A process that it has started may still hold its socket open: the end of its group closes that."""
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self.is_open = False
+        self._is_dead.set()
         with contextlib.suppress(HostGone):
             self._bury()
 
@@ -326,6 +344,7 @@ class ForkedProcess:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+            self._is_dead.set()  # whoever waits for it as well must not wait for ever
         if self._control is not None:
             self._control.close()
             self._control = None
