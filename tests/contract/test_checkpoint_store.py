@@ -238,6 +238,17 @@ async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None
     assert await stores.asked(old) == []
 
 
+async def test_text_before_the_state_of_a_body_was_shown_twice_when_its_worker_died_before_the_end(
+    stores: Stores,
+) -> None:
+    """The state was a checkpoint, so the next owner took the text for a part of the history and did not take it back."""
+    run = await stores.claimed()
+    await stores.checkpoints.record_journal(run, [], LogTail(Seq(2), [ENTRY]), NOW, state=b'{"count": 1}')
+    stored = await stores.runs.look_up(run.id)
+    assert (stored.last_seq, stored.checkpoint_seq) == (2, run.checkpoint_seq)
+    assert await stores.checkpoints.body_state(run) == b'{"count": 1}'
+
+
 async def test_an_entry_alone_is_stored_in_one_statement_as_it_is_among_others(stores: Stores) -> None:
     """A step of a body, between which nothing is shown, cost a worker four statements and their round trips."""
     run = await stores.claimed()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,8 +56,21 @@ async def _assert_nothing_was_lost(product: Product, agent_id: str, stage: FileS
         assert result.startswith(effect) or "outcome unknown" in result
     said = [one["content"] for one in history if one["message_type"] == "assistant_message" and one["content"]]
     assert said == ["One. ", "Two. Three. ", "Done. "]
-    for run in await all_ended(product.http, agent_id, runs=2):
-        (await read_whole(product.http, run["id"])).assert_complete()
+    for run, text in zip(await all_ended(product.http, agent_id, runs=2), ("One. Two. Three. ", "Done. "), strict=True):
+        reader = await read_whole(product.http, run["id"])
+        reader.assert_complete()
+        assert _shown_text(reader.frames) == text, "readers have a text that is in no history, or lack one"
+
+
+def _shown_text(frames: list[dict[str, Any]]) -> str:
+    """The text that a reader has at the end."""
+    shown: dict[str, str] = {}
+    for frame in frames:
+        for gone in frame.get("event_data", {}).get("void_message_ids", ()):
+            shown.pop(gone, None)
+        if frame["message_type"] == "assistant_message":
+            shown[frame["id"]] = shown.get(frame["id"], "") + frame["content"]
+    return "".join(shown.values())
 
 
 @pytest.mark.parametrize("side", each_write_once(DIES))

@@ -474,7 +474,8 @@ class Attempt:
         if not self._shown.has_spoken and frame["text"]:
             self._shown.say(frame["text"])
         if frame["state"] != self._hello["state"] or frame["state"]:
-            await self._handle.checkpoint(state=json.dumps(frame["state"]).encode(), journal=self._unstored)
+            # No checkpoint: the answer enters the history with the run's end, and until then it has to be taken back.
+            await self._handle.record_journal(self._unstored, state=json.dumps(frame["state"]).encode())
         return self._completed(StopReason.ANSWERED)
 
     def _completed(self, reason: StopReason) -> Outcome:

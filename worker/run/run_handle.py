@@ -270,14 +270,14 @@ class RunHandle:
         return await self.whole(lambda: self.services.checkpoints.journal(self.run))
 
     async def record_journal(
-        self, entries: Sequence[JournalEntry], *, step: Step | None = None, anew: bool = False
+        self, entries: Sequence[JournalEntry], *, step: Step | None = None, anew: bool = False, state: bytes = b""
     ) -> None:
-        """Stores entries in the middle of a step, and a model call; `anew`: deletes the others. Raises as `compact`."""
+        """Stores entries in the middle of a step, a model call and a state; `anew`: deletes others. As `compact`."""
         record, now, used = self.services.checkpoints.record_journal, self.clock.now(), self.progress
         spent = step and Spent(step, used.usage, used.step_count, self.services.budgets.accounts_of(self.run))
         with self.interruption.shielded():
             async with self.publisher.storing() as tail:
-                await self.whole(lambda: record(self.run, entries, tail, now, spent=spent, anew=anew))
+                await self.whole(lambda: record(self.run, entries, tail, now, spent=spent, anew=anew, state=state))
 
     async def compact(self, compaction: Compaction, *events: Event) -> None:
         """Replaces old messages of the history by a summary, and stores the events that show it. The next owner

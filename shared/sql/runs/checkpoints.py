@@ -217,11 +217,12 @@ class CheckpointStore:
         *,
         spent: Spent | None = None,
         anew: bool = False,
+        state: bytes = b"",
     ) -> None:
         """Stores entries of the turn's journal with the events up to there, and with what a call of a model has spent.
         The step in which they are goes on: the next owner of the run shows its text again. `anew`: the journal has
-        these entries and no others."""
-        is_alone = len(entries) == 1 and not (tail.entries or spent or anew)
+        these entries and no others. `state`: the body's; empty: as before."""
+        is_alone = len(entries) == 1 and not (tail.entries or spent or anew or state)
         if is_alone and await self._has_recorded(run, entries[0], now):
             return
         # The slow path: it stores more than an entry, and raises the reason for a refusal.
@@ -231,6 +232,8 @@ class CheckpointStore:
                 await connection.execute(FORGET_JOURNAL, {"of_journal": run.journal})
             store_entries(connection, run, entries)
             values: dict[str, Any] = {"last_seq": last_seq, "attempts_without_progress": 0}
+            if state:
+                values["body_state"] = state
             if spent is not None:
                 upsert_step(connection, run, spent.step)
                 await charge_unreserved(connection, run, locked, spent.usage, spent.accounts, now)
