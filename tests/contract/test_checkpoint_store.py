@@ -241,7 +241,7 @@ async def test_an_old_owner_writes_nothing(stores: Stores, write: Write) -> None
 async def test_text_before_the_state_of_a_body_was_shown_twice_when_its_worker_died_before_the_end(
     stores: Stores,
 ) -> None:
-    """The state was a checkpoint, so the next owner took the text for a part of the history and did not take it back."""
+    """The state was a checkpoint, so the next owner took the text for a part of the history, and let it stand."""
     run = await stores.claimed()
     await stores.checkpoints.record_journal(run, [], LogTail(Seq(2), [ENTRY]), NOW, state=b'{"count": 1}')
     stored = await stores.runs.look_up(run.id)
