@@ -428,6 +428,11 @@ NOT_REPEATED = {
         ("ChildStore.wake", "ChildStore.wake_forgotten"),
         "a wake that nobody heard of left a run without a job, which the next sweep finds",
     ),
+    **dict.fromkeys(
+        ("WebhookEndpointStore.create", "WebhookEndpointStore.update", "WebhookEndpointStore.delete"),
+        "an operator, and no run, writes the endpoints of a project",
+    ),
+    "EndpointSecretStore.replace": "secrets that were not encrypted anew are found by the next round",
     "RunListing.delete": "a client that deletes again is told that there is no such run",
     "RunStore.dispatch_again": "a dispatch that nobody heard of is made again by the next sweep",
 }
