@@ -359,7 +359,7 @@ def test_a_head_and_its_tail_are_the_whole_wherever_the_reader_was_cut_off(log: 
     for sender, reader in ((SENDER, CURRENT), (OLD_SENDER, OLDER)):
         whole = AgUiClient(SAID, is_current=sender.is_current).read(shown(entries, sender))
         joined = AgUiClient(is_current=reader.is_current).read(shown(entries, reader))
-        assert joined.messages == whole.messages
+        assert not_void(joined) == not_void(whole)
         for cut in range(1, len(entries)):
             client = AgUiClient(SAID, is_current=sender.is_current).read(shown(entries[:cut], sender))
             if client.cursor is None:
