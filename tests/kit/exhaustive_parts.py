@@ -1,13 +1,19 @@
 """Runs a part of the cases that are marked `exhaustive`: `pytest --exhaustive 2/6`.
 
 The parts are of the same size, and all of them together are every case. Of each test function at least one case runs in
-each part. CI runs one part for each commit and takes them in turn; `make test-all` runs every case.
+each part, unless a case of it takes longer than `SELDOM_S`. CI runs one part for each commit and takes them in turn;
+`make test-all` runs every case.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import pytest
+
+from tests.kit.expected_times import ExpectedTimes, kept_times
+
+SELDOM_S = 10.0
+"""A test function whose cases are all exhaustive, and take so many seconds each, is in as many parts as it has cases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,20 +39,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if part is None:
         return
     exhaustive = [item.get_closest_marker("exhaustive") is not None for item in items]
-    kept = in_part([item.nodeid for item in items], exhaustive, *part)
+    nodeids, expected = [item.nodeid for item in items], ExpectedTimes(kept_times())
+    seldom = {name for nodeid in nodeids if expected.of(name := function_of(nodeid)) > SELDOM_S}
+    kept = in_part(nodeids, exhaustive, *part, seldom)
     config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index not in kept])
     items[:] = [item for index, item in enumerate(items) if index in kept]
 
 
-def in_part(nodeids: Sequence[str], exhaustive: Sequence[bool], number: int, parts: int) -> set[int]:
-    """The indexes of the tests in part `number` (from 1): those that are not exhaustive are in every part."""
+def function_of(nodeid: str) -> str:
+    """The test function of a case."""
+    return nodeid.partition("[")[0]
+
+
+def in_part(
+    nodeids: Sequence[str],
+    exhaustive: Sequence[bool],
+    number: int,
+    parts: int,
+    seldom: Set[str] = frozenset(),
+) -> set[int]:
+    """The indexes of the tests in part `number` (from 1): those that are not exhaustive are in every part, and at least
+    one case of each test function which is not among `seldom`."""
     functions: dict[str, list[int]] = {}
     for index, nodeid in enumerate(nodeids):
-        functions.setdefault(nodeid.partition("[")[0], []).append(index)
+        functions.setdefault(function_of(nodeid), []).append(index)
     kept = {index for index, further in enumerate(exhaustive) if not further}
     for name, cases in functions.items():
         further = [index for index in cases if exhaustive[index]]
-        kept |= _of_function(name, further, number, parts, at_least_one=len(further) == len(cases))
+        kept |= _of_function(name, further, number, parts, at_least_one=name not in seldom and len(further) == len(cases))
     return kept
 
 

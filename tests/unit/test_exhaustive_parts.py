@@ -36,6 +36,16 @@ def test_a_case_that_no_part_had_was_run_by_nobody(parts: int) -> None:
     assert found == [in_part(nodeids, exhaustive, number, parts) for number in range(1, parts + 1)]
 
 
+def test_a_test_of_minutes_was_in_every_part() -> None:
+    nodeids, exhaustive = list(CASES), list(CASES.values())
+    seldom = {"test_b.py::test_long", "test_a.py::test_in_all_alone", "test_a.py::test_quick"}
+    found = [in_part(nodeids, exhaustive, number, 20, seldom) for number in range(1, 21)]
+    seen = Counter(nodeids[index] for part in found for index in part)
+    assert seen["test_b.py::test_long"] == 1
+    assert {seen[f"test_a.py::test_in_all_alone[{number}]"] for number in range(10)} == {1}
+    assert seen["test_a.py::test_quick[0]"] == 20
+
+
 @pytest.mark.parametrize(("part", "passed"), [("1/1", 6), ("1/3", 4), ("2/3", 4), ("3/3", 4)])
 def test_the_option_leaves_out_the_cases_of_other_parts(tmp_path: Path, part: str, passed: int) -> None:
     done = _pytest_in(tmp_path, part)

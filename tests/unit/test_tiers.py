@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.cases import IN_MAKE_TEST, spread
+from tests.kit.cases import cases_in_make_test, spread
 from tests.kit.project.documents import ROOT
 from tests.kit.tiers import IN_ALL_ALONE
 
@@ -154,15 +154,15 @@ def test_guarantees_say_which_of_their_tests_make_test_leaves_out(request: pytes
 
 def test_no_test_is_left_out_by_a_name_that_it_no_longer_has(request: pytest.FixtureRequest) -> None:
     """Compared, like the above, with what this session has collected."""
-    collected = request.config.stash[IN_ALL_ALONE]
+    listed, collected = cases_in_make_test(), request.config.stash[IN_ALL_ALONE]
     files = {name.split("::")[0] for name in collected}
     unknown = [
         name
-        for file, tests in IN_MAKE_TEST.items()
+        for file, tests in listed.items()
         for test in tests
         if f"tests/{file}" in files and (name := f"tests/{file}::{test}") not in collected
     ]
-    missing = [file for file in IN_MAKE_TEST if not (ROOT / "tests" / file).exists()]
+    missing = [file for file in listed if not (ROOT / "tests" / file).exists()]
     assert (unknown, missing) == ([], [])
 
 
