@@ -41,15 +41,16 @@ class Chat:
 
     def begin(self, history: int) -> bool:
         """Shows the history and follows unfinished runs, then asks for decisions. False: the person left a run."""
-        self._live.start(self._server)
+        self._live.find_place(self._server)
         if history:
             self.show_history(history)
         present = self._live.present
-        for run_id in (*filter(None, [present["running"]]), *present["queued"]):
+        unfinished = (*filter(None, [present["running"]]), *present["queued"])
+        for run_id in unfinished:
             hint(f"[{run_id} is not finished; following it]")
-            if not self._follow(run_id):
-                return False
-        return self.ask()
+        # From here on a thread prints, so what was said before is there already.
+        self._live.start()
+        return all(self._follow(run_id) for run_id in unfinished) and self.ask()
 
     def ask(self) -> bool:
         """Asks for the decisions that the agent waits for. False: the person left the run that then went on."""

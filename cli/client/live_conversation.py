@@ -125,9 +125,9 @@ class LiveConversation:
         self._lost_at: float | None = None
         self._wait = FIRST_WAIT_S
 
-    def start(self, server: Server) -> None:
-        """Follows the conversation from here on, or from the beginning of the run that is at work. Raises what the
-        server answers."""
+    def find_place(self, server: Server) -> None:
+        """Finds out what the conversation does now, and where to follow it from: from here on, or from the beginning of
+        the run that is at work. Raises what the server answers."""
         notes = (frame for frame in server.frames(f"{self.path}?after=now", None) if "cursor" not in frame)
         self.present = next(notes)["event_data"]
         notes.close()
@@ -136,6 +136,9 @@ class LiveConversation:
             turn, leg, _ = self.after.split(".")
             self.after = f"{turn}.{leg}.0"
             self.own.add(self.present["running"])  # the history shows what it was asked
+
+    def start(self) -> None:
+        """Follows the conversation from its place on."""
         # Nobody waits for the thread's end: it may be in the middle of a silence when the command ends.
         threading.Thread(target=self._read, name="conversation", daemon=True).start()
 

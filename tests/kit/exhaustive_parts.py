@@ -13,7 +13,7 @@ import pytest
 from tests.kit.expected_times import ExpectedTimes, kept_times
 
 SELDOM_S = 10.0
-"""A test function whose cases are all exhaustive, and take so many seconds each, is in as many parts as it has cases."""
+"""A test function whose cases are all exhaustive, and take longer than so many seconds, has no case in some parts."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,7 +66,9 @@ def in_part(
     kept = {index for index, further in enumerate(exhaustive) if not further}
     for name, cases in functions.items():
         further = [index for index in cases if exhaustive[index]]
-        kept |= _of_function(name, further, number, parts, at_least_one=name not in seldom and len(further) == len(cases))
+        kept |= _of_function(
+            name, further, number, parts, at_least_one=name not in seldom and len(further) == len(cases)
+        )
     return kept
 
 

@@ -1,9 +1,17 @@
 """`holdfast chat` while others talk in the same conversation: their words and deeds are lines above the prompt."""
 
 import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pytest
 
+from cli.client.agents import Conversation
+from cli.client.chat import Chat
+from cli.client.server import server_at
 from tests.kit.model_server import Turn
 from tests.kit.product import Product
 from tests.kit.product.terminal import INTERRUPT, clean_environment, on_terminal
@@ -75,6 +83,42 @@ async def test_a_chat_shows_that_others_have_stopped_its_answer(product: Product
         await terminal.shows("cancelled]", times=2)
         terminal.type("\x04")
         assert await terminal.ended() == 0
+
+
+@dataclass(frozen=True)
+class WatchedHistory(Conversation):
+    """A conversation that records which threads run while its history is asked for, and lets the model go on then."""
+
+    go_on: Callable[[], object] = bool
+    threads: set[threading.Thread] = field(default_factory=set[threading.Thread])
+
+    def history(self, count: int) -> list[dict[str, Any]]:
+        self.threads.update(threading.enumerate())
+        self.go_on()
+        return super().history(count)
+
+
+async def test_words_of_an_answer_were_shown_before_the_message_that_it_answers(
+    product: Product, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_API_KEY", product.key)
+    before = set(threading.enumerate())
+    agent, may_go_on, loop = await product.agent(), asyncio.Event(), asyncio.get_running_loop()
+    product.models.play(Turn(text="one two three", silent_after=1, resume=may_go_on))
+    await say(product, agent.id, "Count.")
+    await wait_until(lambda: product.models.requests, description="the model to be asked")
+
+    def opened() -> WatchedHistory:
+        go_on = partial(loop.call_soon_threadsafe, may_go_on.set)
+        with server_at(product.base_url) as server:
+            conversation = WatchedHistory(server, agent.id, go_on=go_on)
+            assert Chat(server, conversation, product.base_url).begin(history=10)
+            return conversation
+
+    conversation = await asyncio.to_thread(opened)
+    assert "conversation" not in {thread.name for thread in conversation.threads - before}
+    shown = capsys.readouterr().out
+    assert -1 < shown.find("» Count.") < shown.find("one")
 
 
 async def test_a_chat_that_is_opened_in_the_middle_of_an_answer_shows_it_from_its_beginning(product: Product) -> None:
