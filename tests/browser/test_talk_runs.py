@@ -58,9 +58,12 @@ async def test_a_hidden_tab_kept_the_connection_of_its_stream(viewer: Viewer, pr
     await wait_until(lambda: streams.open == [], description="the stream to be left")
     await viewer.show()
     await expect(page.locator(".answer .said")).to_contain_text(" 12 ")
+    await wait_until(lambda: streams.open, description="the stream to be read again")
 
     [last] = re.findall(r"/conversations/.*after=1\.0\.(\d+)", " ".join(request.url for request in streams.open))
     assert int(last) > 1
+    # A tab that was seen again once asked for the history anew, and read the stream from the beginning.
+    assert len([request for request in streams.asked if request.url.endswith("after=0.0.0")]) == 1
     await product.http.post(f"/v1/runs/{run['id']}/cancel", json={"wait": 30})
     await expect(page.get_by_text("Stopped: cancelled.")).to_be_visible()
     counted = (await page.locator(".answer .said").inner_text()).removeprefix("You said: count").split()

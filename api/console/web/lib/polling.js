@@ -40,6 +40,7 @@ export function usePolled(load, when, deps, mark) {
     let timer;
     let isAsking = false;
     let isStale = false;
+    let isKnown = false;
     let pause = everyMs;
     const fail = (/** @type {unknown} */ thrown) => {
       if (!ending.signal.aborted) error.value = thrown instanceof Error ? thrown : new Error(String(thrown));
@@ -59,6 +60,7 @@ export function usePolled(load, when, deps, mark) {
         if (ending.signal.aborted) return;
         data.value = found;
         error.value = null;
+        isKnown = true;
         pause = everyMs;
       } catch (thrown) {
         fail(thrown);
@@ -79,14 +81,18 @@ export function usePolled(load, when, deps, mark) {
       const concerns = typeof runs.current === "number" ? undefined : runs.current.concerns;
       if (change === null || concerns === undefined || concerns(change)) noteChange();
     };
+    const onSeen = () => {
+      // What is asked once is known, unless the tab was hidden then or the request failed.
+      if (when !== 0 || !isKnown) ask();
+    };
     soon.current = noteChange;
     ask();
     if (typeof when !== "number") followRuns({ agentId: when.agentId, onChange, onLoss: fail }, ending.signal);
-    document.addEventListener("visibilitychange", ask);
+    document.addEventListener("visibilitychange", onSeen);
     return () => {
       ending.abort();
       clearTimeout(timer);
-      document.removeEventListener("visibilitychange", ask);
+      document.removeEventListener("visibilitychange", onSeen);
     };
   }, [...deps, typeof when === "number" ? when : `of ${when.agentId}`, asked.value]);
   const heard = useRef(mark);
