@@ -1,6 +1,7 @@
 """What the server makes of an application's answers, byte by byte, and what an application is told of a request."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -8,9 +9,11 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import Message, Receive, Scope, Send
+from httptools import HttpRequestParser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.connection_rules import HEAD_TOO_LONG, MAX_HEAD_BYTES, ConnectionRules
+from api.http_exchange import Exchange
 from api.http_server import server_config
 from shared.concurrency import background
 from tests.kit.log_events import log_events
@@ -21,7 +24,7 @@ from tests.kit.wait_until import HANGS_S, wait_until
 DATE = b"date: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
 
 
-def begin(status: int = 200, **headers: str) -> Message:
+def begin(status: int = 200, /, **headers: str) -> Message:
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": status, "headers": given}
 
@@ -73,7 +76,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\n" + DATE + b"transfer-encoding: chunked\r\n\r\n"
 
 
 @asynccontextmanager
-async def serving(application: Application, **given: Any) -> AsyncGenerator[RawConnection]:
+async def serving(application: ASGIApp, **given: Any) -> AsyncGenerator[RawConnection]:
     """A connection to a server whose clock stands still."""
     given |= {"date_header": False, "headers": [("Date", "Thu, 01 Jan 1970 00:00:00 GMT")]}
     config = server_config(cast("FastAPI", application), ConnectionRules(60), timeout_graceful_shutdown=1, **given)
@@ -285,3 +288,24 @@ async def test_what_stands_between_the_pieces_of_a_body_had_no_end(begun: bytes)
             await all_of(raw)
     assert logged.all("request_not_read")[0]["reason"] == HEAD_TOO_LONG.detail
     assert application.bodies == []
+
+
+async def ok(_scope: Scope, _receive: Receive, send: Send) -> None:
+    for message in WHOLE:
+        await send(message)
+
+
+def kept() -> int:
+    """How many requests and parsers there are in this process."""
+    gc.collect()
+    return sum(isinstance(one, (Exchange, HttpRequestParser)) for one in gc.get_objects())
+
+
+async def test_a_connection_between_two_requests_kept_its_parser_and_the_last_request() -> None:
+    """They were two thirds of its memory, and most connections wait most of the time."""
+    before = kept()
+    async with serving(ok) as raw:
+        for _ in range(2):
+            await raw.send(head("GET", "/"))
+            assert await raw.reader.readexactly(len(SAID)) == SAID
+            await wait_until(lambda: kept() == before, description="the request to be forgotten")
