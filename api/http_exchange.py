@@ -297,6 +297,8 @@ class Exchange:
 
 @lru_cache
 def _status_line(status: int) -> bytes:
+    if not 100 <= status < 600:
+        raise AnswerFault(f"{status} is no status")
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:

@@ -175,6 +175,7 @@ BROKEN: Mapping[str, tuple[Application, bytes]] = {
     "behind the end": (Application(*WHOLE, piece(b"more")), SAID),
     "it fails behind the end": (Application(*WHOLE, fails=True), SAID),
     "a body without one": (Application(begin(204), piece(b"x")), b"HTTP/1.1 204 No Content\r\n" + DATE + b"\r\n"),
+    "no status": (Application(begin(49), piece()), b""),
     "a name in two": (Application(begin(**{"a b": "c"}), piece()), b""),
     "a line in a name": (Application(begin(**{"a\r\nb": "c"}), piece()), b""),
     "a line in a value": (Application(begin(a="b\r\nc: d"), piece()), b""),
