@@ -13,7 +13,7 @@ from api.ai_sdk.chats import ai_sdk_error
 from api.console import static_files
 from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Dialects, add_error_answers
-from api.every_answer import ClientSide, EveryAnswer, UnusedInputWarnings
+from api.every_answer import EveryAnswer, UnusedInputWarnings
 from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
 from api.letta.routes import (
@@ -159,5 +159,4 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
         routes=app.router.routes,
         is_on=settings.access_log,
     )
-    app.add_middleware(ClientSide)
     return app

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, cast
 import structlog
 from pydantic_core import to_json
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.request_log import StreamFigures
 from shared.concurrency import LONG_DATA
@@ -40,13 +40,6 @@ KEEP_ALIVE_BYTES = "keep_alive_bytes"
 
 ENDS_WITH_CLIENT = "ends_with_client"
 """Key in a request's state: the request's work is to end if its client disconnects before the answer begins."""
-
-RAW_SEND = "raw_send"
-"""Key in a request's state: the server's own `send`.
-
-The middlewares between a response and the server change only its head. A stream would otherwise call ten functions for
-each token.
-"""
 
 
 class StreamBroken(Exception):
@@ -73,6 +66,11 @@ class Connection(Protocol):
     @property
     def is_left(self) -> bool:
         """Whether nobody reads the answer any more: its client has left, or it is complete, as that to a HEAD is."""
+        ...
+
+    async def send(self, message: Message) -> None:
+        """Sends a piece of the answer, past the middlewares: they change only its head, and a stream would call ten
+        functions for each token."""
         ...
 
     def watch(self, on_left: Callable[[], None] | None) -> None:
@@ -141,7 +139,6 @@ class EventStream(Response):
             on_leave=self._on_leave,
             on_whole=self._on_whole,
             connection=connection,
-            send=state[RAW_SEND],
             figures=figures,
             entered=entered,
             asked=f"{scope['method']} {scope['path']}",
@@ -166,7 +163,6 @@ class OpenStream:
     on_leave: Callable[[], Awaitable[None]] | None
     on_whole: Callable[[], Awaitable[None]] | None
     connection: Connection
-    send: Send
     figures: StreamFigures
     entered: AbstractAsyncContextManager[None]
     asked: str
@@ -188,7 +184,7 @@ class OpenStream:
                 async for body in self.pieces:
                     await self._send(body)
                     del body  # the last one may be long, and the next one may come tomorrow
-                await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self.connection.send({"type": "http.response.body", "body": b"", "more_body": False})
         except StreamBroken:
             self.is_broken = True
         except asyncio.CancelledError:
@@ -213,7 +209,7 @@ class OpenStream:
 
     async def _send(self, body: bytes) -> None:
         self.figures.frames += body.count(FRAME_END)
-        await self.send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
+        await self.connection.send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
         if self.stopped is not None:
             raise asyncio.CancelledError  # something in between has caught the one of `_stop`
 
@@ -258,7 +254,7 @@ class OpenStream:
         if self.stopped == "server_ending":
             if self.cut is None:
                 return False
-            await self.send({"type": "http.response.body", "body": self.cut, "more_body": False})
+            await self.connection.send({"type": "http.response.body", "body": self.cut, "more_body": False})
         return True
 
     def client_leaves(self) -> None:

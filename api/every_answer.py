@@ -5,7 +5,7 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 from urllib.parse import parse_qsl
@@ -18,63 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.direct_route import declaration_of
 from api.errors import RETRY_AFTER_S, refused
-from api.event_stream import RAW_SEND
 from api.letta.messages import wire_time
 from api.letta.unused_input import unused_fields
 from api.openai.chat_request import ChatRequest, left_out
-from api.request_log import ASKED_METHOD, is_of_api
+from api.request_log import is_of_api
 from shared.domain.errors import ErrorCode
 from shared.domain.runs import Run
-
-
-class ClientSide:
-    """Implements the parts of HTTP that the application does not know. It must be the first middleware that a request
-    meets.
-
-    * HEAD is answered as GET is, without the body (RFC 9110, 9.3.2). A stream ends after its head.
-    * A client may hold its body back (`Expect: 100-continue`). If the answer comes before the application reads the
-      body, the connection ends after the answer: the client may send the body then, or leave it out (RFC 9110,
-      10.1.1). A server that reads on would take the next request for the body if it is left out.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http":
-            return self._app(scope, receive, send)
-        if scope["method"] == "HEAD":
-            send = _head_alone(send)
-            scope = {**scope, "method": "GET", "state": {**scope["state"], ASKED_METHOD: "HEAD", RAW_SEND: send}}
-        if any(name == b"expect" for name, _ in scope["headers"]):
-            receive, send = _closing_unless_asked(receive, send)
-        return self._app(scope, receive, send)
-
-
-def _head_alone(send: Send) -> Send:
-    async def head_alone(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            await send(message)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    return head_alone
-
-
-def _closing_unless_asked(receive: Receive, send: Send) -> tuple[Receive, Send]:
-    is_held_back = True
-
-    def asked() -> Awaitable[Message]:
-        nonlocal is_held_back
-        is_held_back = False
-        return receive()
-
-    async def closing(message: Message) -> None:
-        if message["type"] == "http.response.start" and is_held_back:
-            MutableHeaders(scope=message)["connection"] = "close"
-        await send(message)
-
-    return asked, closing
-
 
 # Headers of every answer. They tell a browser to trust the content type, to store nothing, and to show the answer in no
 # frame of another page.

@@ -1,214 +1,123 @@
-"""One connection to the API: uvicorn's protocol, with limits on a client's costs before a request, between requests and
-during an answer. It knows nothing about the contents of requests.
+"""One connection to the API: reads requests, has the application answer them in turn, and limits a client's costs
+before a request, between requests and during an answer. It knows nothing about the contents of requests.
 
-An application sees a request only after its head is complete. A silent connection, a head that never ends and a body
-that no route reads are the server's to end.
+uvicorn accepts the connection and calls `shutdown` when the server ends. httptools parses. An application sees a
+request only after its head is complete. A silent connection, a head that never ends and a body that no route reads are
+the server's to end.
 """
 
 import asyncio
-import json
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, cast
+from urllib.parse import unquote
 
 import structlog
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import uvicorn
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+from starlette.types import Scope
 
-from api.answer_connection import CLOSE_DELIMITED, AnswerConnection, CloseDelimited, FewItems, Flow
-from api.connection_rules import ConnectionLimit
-from api.errors import plain_body
-from api.event_stream import CONNECTION, ENDS_WITH_CLIENT, KEEP_ALIVE_BYTES
+from api import connection_rules as rules
+from api.connection_rules import ConnectionTerms, HeadRefusal
+from api.http_exchange import CONTINUED, Exchange, Headers
 from shared.concurrency import LeanEvent
-from shared.domain.errors import ErrorCode
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-MAX_HEAD_BYTES = 64 * 1024
-"""The request line and all headers."""
-
-MAX_URL_BYTES = 16 * 1024
-MAX_HEADERS = 100
-
-MAX_UNREAD_BYTES = 1_000_000
-"""Bytes of a body that the server discards after its answer: a client that is still sending can then read it."""
-
-MAX_UNANSWERED = 16
-"""Requests of one connection that may wait for answers: the one that the application is answering, and those that the
-client has sent behind it without waiting (HTTP pipelining). The server reads no more of them, and closes the connection
-after the last of these answers, so that the client knows which requests to send again (RFC 9112, 9.3.2)."""
-
-MAX_AHEAD_BYTES = 64 * 1024
-"""Bytes that the server reads behind a request that is being answered. Then the client has to wait."""
 
 TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """RFC 5482. None on systems without this option, such as macOS."""
 
-
-class HeadRefusal(NamedTuple):
-    """An answer to a connection whose request never reaches an application."""
-
-    status: str
-    code: ErrorCode
-    detail: str
-    headers: str = ""
-
-
-HEAD_TOO_LONG = HeadRefusal(
-    "431 Request Header Fields Too Large", ErrorCode.HEAD_TOO_LARGE, "The head of the request is too long"
-)
-URL_TOO_LONG = HeadRefusal("414 URI Too Long", ErrorCode.URL_TOO_LONG, "The URL is too long")
-NO_HTTP = HeadRefusal("400 Bad Request", ErrorCode.INVALID_HTTP, "Invalid HTTP request received.")
-TOO_MANY = HeadRefusal(
-    "503 Service Unavailable",
-    ErrorCode.TOO_MANY_CONNECTIONS,
-    "This process has as many connections as HOLDFAST_MAX_CONNECTIONS allows",
-    "retry-after: 2\r\n",
-)
-
-INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
-"""Interim response that clients skip (RFC 9110, 15.2). The server may send it before an answer."""
-
 PROBES, PROBE_S = 3, 0.3
 """How many probes go to a client that has closed its side, and how many seconds apart. A host that is gone refuses the
 first, and the kernel then fails the next."""
-
-TOO_MANY_AT_ONCE = HeadRefusal(
-    "503 Service Unavailable",
-    ErrorCode.TOO_MANY_CONNECTIONS,
-    f"One connection has {MAX_UNANSWERED} requests at most that wait for answers",
-)
-"""For the log only: the connection ends after the last of the answers."""
-
-EXCESS_S = 1.0
-"""Seconds for which a connection over the limit stays open for its request, which gets a 503."""
-
-SLOWEST_READER = 1000
-"""Bytes per second. The server cuts off a client that reads a buffered answer more slowly."""
-
-
-_WITHOUT_CHUNKS = ("0.9", "1.0")
-"""Versions of HTTP without transfer codings and without interim responses such as `100 Continue`."""
-
-
-def _flaw_of_framing(headers: Sequence[tuple[bytes, bytes]], version: str) -> str:
-    """A part of the framing that a proxy in front of this server could read differently; empty: none."""
-    hosts = sum(name == b"host" for name, _ in headers)
-    if hosts > 1 or (not hosts and version != "1.0"):
-        return "a request has one Host header"
-    codings = [value for name, value in headers if name == b"transfer-encoding"]
-    if codings and version in _WITHOUT_CHUNKS:
-        return "HTTP/1.0 has no Transfer-Encoding"
-    if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
-        return "the only Transfer-Encoding is chunked"
-    return ""
 
 
 class HeadRefused(Exception):
     """Ends the parsing of a request's head."""
 
 
-def _with_path(url: bytes) -> bytes:
-    """An absolute URL without a path means the root; uvicorn would find no path."""
-    scheme, mark, rest = url.partition(b"://")
-    end = min((rest.find(one) for one in b"/?#" if one in rest), default=len(rest))
-    if not mark or rest[end : end + 1] == b"/":
-        return url
-    return scheme + mark + rest[:end] + b"/" + rest[end:]
-
-
-def _break_off(cycle: Any) -> None:
-    """Tells the application that this request's client has disconnected. Its further output is discarded."""
-    cycle.disconnected = True
-    cycle.message_event.set()
-    connection: AnswerConnection = cycle.scope["state"][CONNECTION]
-    connection.leaves()
-
-
-class BoundedHttpProtocol(HttpToolsProtocol):
+@dataclass(slots=True, eq=False)
+class HttpConnection(asyncio.Protocol):
     """One connection. The server closes it if no complete request arrives within `timeout_s` of its begin, or if its
     client does not read an answer. A stream buffers at most one piece, and waits `reader_timeout_s` for its client each
     time: a client that reconnects can resume it.
 
-    uvicorn's `cycle` is the last request whose head was read. A client may send several before it reads an answer, so
-    `_unanswered` has all requests without a complete answer. The first of them is the one in progress."""
+    A client may send several requests before it reads an answer, so `_unanswered` has all without a complete answer.
+    The application answers the first of them. `_arriving` is the last one whose head was read, until it is answered.
 
-    # A dictionary for so many attributes would be the largest thing that a waiting connection has.
-    __slots__ = (
-        *("_ahead_bytes", "_connection", "_deadline", "_has_ended_one", "_head_bytes", "_in_body", "_in_head"),
-        *("_is_excess", "_limit", "_named_bytes", "_probe", "_reader_timeout_s", "_reader_watch", "_reads_no_more"),
-        *("_refusal", "_stream_watch", "_timeout_s", "_timers", "_unanswered", "_unread_bytes", "_unsent_bytes"),
-    )
+    Ten thousand idle connections wait in a process. Each has no parser and nothing of a request."""
 
-    def __init__(
-        self,
-        *args: Any,
-        timeout_s: float,
-        reader_timeout_s: float,
-        limit: ConnectionLimit,
-        timers: asyncio.AbstractEventLoop | None = None,
-        **named: Any,
-    ) -> None:
-        super().__init__(*args, **named)
-        self.parser: Any = self.parser  # None while an answer goes on for long
-        self.pipeline = cast("Any", FewItems[Any]())
-        self._timers = timers or asyncio.get_running_loop()
-        self._connection: Any = None
-        self._timeout_s = timeout_s
-        self._reader_timeout_s = reader_timeout_s
-        self._limit = limit
-        self._is_excess = False
-        self._deadline: asyncio.TimerHandle | None = None
-        self._reader_watch: asyncio.TimerHandle | None = None
-        self._stream_watch: asyncio.TimerHandle | None = None
-        self._probe: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
-        self._unanswered = FewItems[Any]()
-        self._ahead_bytes = 0
-        self._refusal: HeadRefusal | None = None
-        self._reads_no_more = False
-        self._in_head = True
-        self._in_body = False
-        self._has_ended_one = False
-        self._head_bytes = 0
-        self._named_bytes = 0
-        self._unread_bytes = 0
+    terms: ConnectionTerms
+    _: KW_ONLY
+    config: uvicorn.Config
+    server_state: Any
+    """What uvicorn's server shares with its connections. It waits for these and for the tasks when it ends."""
+    app_state: Mapping[str, Any]
+    _loop: Any = None
+    transport: asyncio.Transport = field(init=False)
+    is_write_paused: bool = False
+    _is_read_paused: bool = False
+    _drained: LeanEvent | None = None
+    _is_excess: bool = False
+    _deadline: asyncio.TimerHandle | None = None
+    _is_idle: bool = False
+    """The deadline is that of a client that asks for nothing."""
+    _reader_watch: asyncio.TimerHandle | None = None
+    _stream_watch: asyncio.TimerHandle | None = None
+    _probe: asyncio.TimerHandle | None = None
+    _unsent_bytes: int = 0
+    _unanswered: list[Exchange] = field(default_factory=list[Exchange])
+    _arriving: Exchange | None = None
+    _ahead_bytes: int = 0
+    _refusal: HeadRefusal | None = None
+    _reads_no_more: bool = False
+    _parser: Any = None
+    _url: bytes = b""
+    _headers: Headers = field(default_factory=Headers)
+    _expectation: bytes = b""
+    _in_head: bool = True
+    _in_body: bool = False
+    _has_moved_on: bool = False
+    _part_bytes: int = 0
+    _named_bytes: int = 0
+    _unread_bytes: int = 0
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.flow = cast("Any", Flow(transport))
-        self.server = _shared(self.server)
-        self._connection = transport
-        excess = self._limit.enter()
+    def __post_init__(self) -> None:
+        self._loop = self._loop or asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.server_state.connections.add(self)
+        excess = self.terms.limit.enter()
         self._is_excess = excess > 0
-        if excess > self._limit.most:
-            transport.abort()
+        if excess > self.terms.limit.most:
+            self.transport.abort()
             return
-        _forget_vanished(transport.get_extra_info("socket"), self._reader_timeout_s)
-        self._expect_request(EXCESS_S if self._is_excess else self._timeout_s)
+        _forget_vanished(transport.get_extra_info("socket"), self.terms.rules.reader_timeout_s)
+        self._expect_request(rules.EXCESS_S if self._is_excess else self.terms.rules.timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._limit.leave()
+        self.server_state.connections.discard(self)
+        self.terms.limit.leave()
         self._request_is_there()
-        for watch in (self._reader_watch, self._probe):
-            if watch is not None:
-                watch.cancel()
+        _cancel(self._reader_watch)
+        _cancel(self._probe)
         if self._stream_watch is not None and isinstance(exc, TimeoutError):
-            log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)  # the kernel has the same limit
+            # The kernel has the same limit.
+            log.info("stream_client_cut_off", silent_s=self.terms.rules.reader_timeout_s)
         self._forget_stream()
-        for cycle in self._unanswered:  # uvicorn informs only the last request
-            _break_off(cycle)
-        self._unanswered.clear()
-        self.pipeline.clear()
-        super().connection_lost(None)  # with an error, its timer for idle connections would keep running
+        for exchange in self._unanswered:
+            exchange.client_leaves()
+        self._unanswered, self._arriving = [], None
+        self._let_write()
+        self._parser = None  # it refers to this object
 
     def eof_received(self) -> Any:
         """The client sends nothing more. It may still read, or be gone altogether; only a write can tell."""
         if self._in_body and self._unanswered:
             self._forget_half_a_request()
-        if not self._unanswered or self._connection.is_closing():
+        if not self._unanswered or self.transport.is_closing():
             return False
         self._unanswered[-1].keep_alive = False
         self._probe_client(PROBES)
@@ -216,46 +125,48 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_excess:
-            self._refuse(TOO_MANY)
+            self._refuse(rules.TOO_MANY)
             return
         if self._reads_no_more:
             self._hold_back(len(data))
             return
-        self._has_ended_one = False
-        if self.parser is None:
-            self.parser = _parser_of(self)
+        self._has_moved_on = False
+        if self._parser is None:
+            self._parser = HttpRequestParser(self)
+            # What comes behind a request with `Connection: close` is no flaw of that request.
+            self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except HttpParserError:
             # Either the parser gave up, or one of the methods below, which has then set the reason.
-            self._stop_reading(self._refusal or NO_HTTP)
+            self._stop_reading(self._refusal or rules.NO_HTTP)
         except HttpParserUpgrade as offered:
             self.data_received(self._without_offer() + data[offered.args[0] :])
             return
-        if not self._reads_no_more and not self._connection.is_closing():
+        if not self._reads_no_more and not self.transport.is_closing():
             self._count(len(data))
 
     def _without_offer(self) -> bytes:
         """The head that was just read, without its `Upgrade`. After one the parser would treat the body as another
         protocol. Java's client offers HTTP/2 with its first request, even if that is a POST."""
-        method, version = self.parser.get_method(), self.parser.get_http_version()
-        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
-        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (method, self._url, version.encode())]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
     def _count(self, length: int) -> None:
         """Adds parsed bytes to the counter of their kind."""
-        if self._is_answered() and self._deadline is None:
-            self._expect_request(self._timeout_s)
-        if self._in_head:
-            # A request ended within these bytes, and the position at which the next one began is unknown.
-            self._head_bytes += 0 if self._has_ended_one else length
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._stop_reading(HEAD_TOO_LONG)
+        if self._is_idle:
+            self._expect_request(self.terms.rules.timeout_s)
+        if self._in_head or self._in_body:
+            # Another part ended within these bytes, and the position at which the present one began is unknown.
+            self._part_bytes = 0 if self._has_moved_on else self._part_bytes + length
+            if self._part_bytes > rules.MAX_HEAD_BYTES:
+                self._stop_reading(rules.HEAD_TOO_LONG)
                 return
-        elif self._in_body and self._is_answered():
+        if self._in_body and not self._unanswered:
             self._unread_bytes += length
-            if self._unread_bytes > MAX_UNREAD_BYTES:
+            if self._unread_bytes > rules.MAX_UNREAD_BYTES:
                 self._end()
         if len(self._unanswered) > (0 if self._in_head else 1):
             self._hold_back(length)
@@ -263,108 +174,173 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _hold_back(self, length: int) -> None:
         """Counts bytes behind a request that is being answered. Beyond the limit they wait in the kernel."""
         self._ahead_bytes += length
-        if self._ahead_bytes > MAX_AHEAD_BYTES:
-            self.flow.pause_reading()
+        if self._ahead_bytes > rules.MAX_AHEAD_BYTES:
+            self._pause_reading()
 
     def on_message_begin(self) -> None:
-        if len(self._unanswered) >= MAX_UNANSWERED:
+        if len(self._unanswered) >= rules.MAX_UNANSWERED:
             self._unanswered[-1].keep_alive = False
-            self._refuse_head(TOO_MANY_AT_ONCE)
-        super().on_message_begin()
-        self._in_head, self._head_bytes, self._named_bytes = True, 0, 0
+            self._refuse_head(rules.TOO_MANY_AT_ONCE)
+        self._url, self._headers, self._expectation = b"", [], b""
+        self._in_head, self._part_bytes, self._named_bytes = True, 0, 0
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        if len(self.url) > MAX_URL_BYTES:
-            self._refuse_head(URL_TOO_LONG)
+        self._url += url
+        if len(self._url) > rules.MAX_URL_BYTES:
+            self._refuse_head(rules.URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() != b"expect" or self.parser.get_http_version() not in _WITHOUT_CHUNKS:
-            super().on_header(name, value)
         self._named_bytes += len(name) + len(value)
-        if len(self.headers) > MAX_HEADERS or self._named_bytes > MAX_HEAD_BYTES:
-            self._refuse_head(HEAD_TOO_LONG)
+        if self._in_head:  # otherwise it is behind a body in chunks, where nobody may look for it (RFC 9110, 6.5.1)
+            self._add_header(name.lower(), value)
+        if len(self._headers) > rules.MAX_HEADERS or self._named_bytes > rules.MAX_HEAD_BYTES:
+            self._refuse_head(rules.HEAD_TOO_LONG)
+
+    def _add_header(self, name: bytes, value: bytes) -> None:
+        if name == b"expect":
+            if self._parser.get_http_version() in rules.WITHOUT_CHUNKS:
+                return
+            self._expectation = CONTINUED if self._expectation == CONTINUED else value.lower()
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        flaw = _flaw_of_framing(self.headers, self.parser.get_http_version())
-        if self.parser.get_method() == b"CONNECT":
-            flaw = "this server is no proxy"
+        flaw = _flaw_of_head(self._parser.get_method(), self._headers, self._parser.get_http_version())
         if flaw:
-            self._refuse_head(NO_HTTP._replace(detail=flaw))
-        if not self.url.startswith(b"/"):
-            self.url = _with_path(self.url)
-        if self.parser.should_upgrade():
+            self._refuse_head(rules.NO_HTTP._replace(detail=flaw))
+        if not self._url.startswith(b"/"):
+            self._url = _with_path(self._url)
+        if self._parser.should_upgrade():
             return  # it is parsed again without the upgrade
-        super().on_headers_complete()
-        if self.parser.get_http_version() in _WITHOUT_CHUNKS:
-            cast("Any", self.cycle.scope)["state"][CLOSE_DELIMITED] = CloseDelimited(self.cycle)
-        cast("Any", self.cycle.scope)["state"][CONNECTION] = AnswerConnection(self, self.cycle)
-        cast("Any", self.cycle).message_event = LeanEvent()
-        self._in_head, self._in_body, self._unread_bytes = False, True, 0
+        scope = self._scope()
+        stays = scope["http_version"] != "1.0" and self._parser.should_keep_alive()
+        exchange = Exchange(self, scope, keep_alive=stays, expectation=self._expectation)
+        self._in_head, self._in_body, self._has_moved_on, self._unread_bytes = False, True, True, 0
         self._request_is_there()
-        self._unanswered.append(self.cycle)
-        # uvicorn reads no more while a request waits in the queue, and would not notice that the client disconnects.
-        self.flow.resume_reading()
+        self._arriving = exchange
+        self._unanswered.append(exchange)
+        if len(self._unanswered) == 1:
+            self._begin_answer(exchange)
+        self.resume_reading()  # also while requests wait: who reads nothing does not notice that the client disconnects
 
-    def forget_request(self) -> None:
-        """Releases the last request, whose answer goes on for long. The next one gets a parser of its own: a parser is
-        the largest thing that a waiting connection has."""
-        self.headers, self.url = [], b""
-        if not self._in_head and not self._in_body:
-            self.parser = None
+    def _scope(self) -> Scope:
+        target, root = parse_url(self._url), self.config.root_path
+        raw_path: bytes = target.path
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._parser.get_http_version(),
+            "server": _address(self.transport.get_extra_info("sockname")),
+            "client": _address(self.transport.get_extra_info("peername")),
+            "scheme": "https" if self.transport.get_extra_info("sslcontext") else "http",
+            "method": self._parser.get_method().decode("ascii"),
+            "root_path": root,
+            "path": root + (unquote(path) if "%" in path else path),
+            "raw_path": root.encode("ascii") + raw_path,
+            "query_string": target.query or b"",
+            "headers": self._headers,
+            "state": dict(self.app_state),
+        }
 
-    def break_off_answer(self, cycle: Any) -> None:
-        """Closes the connection after the part of an answer that was sent, without the answer's end, so that the client
-        sees that it is incomplete."""
-        _break_off(cycle)
-        self._end()
+    def _begin_answer(self, exchange: Exchange) -> None:
+        task = self._loop.create_task(exchange.run(self.terms.app), name="request")
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    def on_body(self, piece: bytes) -> None:
+        self._has_moved_on = True
+        if self._arriving is not None and self._arriving.add_body(piece):
+            self._pause_reading()
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             return
-        self._in_body, self._has_ended_one = False, True
-        super().on_message_complete()
+        self._in_body, self._has_moved_on = False, True
+        if self._arriving is not None:
+            self._arriving.end_body()
 
-    def on_response_complete(self) -> None:
-        self._unanswered.popleft()
+    def forget_request(self, exchange: Exchange) -> None:
+        """See `Carrier`."""
+        if self._arriving is exchange and not self._in_head:
+            self._url, self._headers = b"", []
+            if not self._in_body:
+                # The next request gets a parser of its own: it is the largest thing that a waiting connection has.
+                self._parser = None
+
+    def break_off_answer(self, exchange: Exchange) -> None:
+        """See `Carrier`."""
+        exchange.client_leaves()
+        self._end()
+
+    def answered(self, exchange: Exchange) -> None:
+        """See `Carrier`."""
+        self._unanswered.pop(0)
         self._ahead_bytes = 0
-        super().on_response_complete()
-        if self._connection.is_closing():
+        self.server_state.total_requests += 1
+        self.forget_request(exchange)
+        self._arriving = None if self._arriving is exchange else self._arriving
+        if self.transport.is_closing():
             self._watch_reader()
-        elif not self._unanswered:
+            return
+        self.resume_reading()
+        if self._unanswered:
+            self._begin_answer(self._unanswered[0])
+        else:
             self._go_on_after_the_last_answer()
 
     def _go_on_after_the_last_answer(self) -> None:
         if self._reads_no_more:
-            self._refuse(self._refusal or NO_HTTP)
-        elif self._in_head and self._deadline is None:
-            self._expect_request(self._timeout_s)  # the next request has begun, so the connection is not idle
+            self._refuse(self._refusal or rules.NO_HTTP)
+            return
+        # If the next request has begun, the connection is not idle.
+        self._expect_request(self.terms.rules.timeout_s if self._in_head else self.config.timeout_keep_alive)
+        self._is_idle = not self._in_head
+
+    def _pause_reading(self) -> None:
+        """Leaves what the client sends in the kernel."""
+        if not self._is_read_paused:
+            self._is_read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `Carrier`."""
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self.transport.resume_reading()
+
+    async def drain(self) -> None:
+        """See `Carrier`."""
+        if self._drained is None:
+            self._drained = LeanEvent()
+        await self._drained.wait()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.is_write_paused = True
         if not self._is_streaming():
             self._watch_reader()
         elif self._stream_watch is None:
-            self._stream_watch = self._timers.call_later(self._reader_timeout_s, self._drop_reader)
+            self._stream_watch = self._loop.call_later(self.terms.rules.reader_timeout_s, self._drop_reader)
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self._let_write()
         self._forget_stream()
-        if self._reader_watch is not None:
-            # The client has read nearly all of it. The next piece gets a new time limit.
-            self._reader_watch.cancel()
-            self._reader_watch = None
-        if self._connection.is_closing():
+        # The client has read nearly all of it. The next piece gets a new time limit.
+        _cancel(self._reader_watch)
+        self._reader_watch = None
+        if self.transport.is_closing():
             self._watch_reader()
 
+    def _let_write(self) -> None:
+        self.is_write_paused = False
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
     def shutdown(self) -> None:
+        """uvicorn calls this when the server ends."""
         if self._unanswered:
             self._unanswered[-1].keep_alive = False
         else:
-            self._end()
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self._is_answered() and self._deadline is None:  # otherwise a request has begun meanwhile
             self._end()
 
     def _stop_reading(self, why: HeadRefusal) -> None:
@@ -373,90 +349,73 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reads_no_more, self._refusal = True, why
         if self._in_body:
             self._forget_half_a_request()
-        if self._is_answered():
+        if not self._unanswered:
             self._refuse(why)
 
     def _forget_half_a_request(self) -> None:
         """Removes the last request, whose body will not continue."""
-        if self._is_answered():
+        if not self._unanswered:
             self._end()  # it was answered before its body arrived, and a second answer would belong to no request
             return
         half = self._unanswered.pop()
         if self._unanswered:
-            self.pipeline.popleft()
-            return
-        if half.response_started:
+            return  # nobody has seen it
+        if half.has_begun:
             self._end()
-        _break_off(half)
-
-    def _is_answered(self) -> bool:
-        """Whether no request waits for an answer."""
-        return not self._unanswered
+        half.client_leaves()
 
     def _is_streaming(self) -> bool:
-        if not self._unanswered:
-            return False
-        return bool(self._unanswered[0].chunked_encoding) or self._is_close_delimited()
-
-    def _is_close_delimited(self) -> bool:
-        answer: CloseDelimited | None = self._unanswered[0].scope["state"].get(CLOSE_DELIMITED)
-        return answer is not None and answer.is_sending
+        return bool(self._unanswered) and self._unanswered[0].is_streaming
 
     def _probe_client(self, times: int) -> None:
         """Sends bytes without meaning, where the answer allows them, so that the kernel detects a client that is gone
         while there is nothing else to send."""
-        if self._connection.is_closing():
+        if self.transport.is_closing():
             return
-        cycle = self._unanswered[0]
-        state, is_old = cycle.scope["state"], cycle.scope["http_version"] in _WITHOUT_CHUNKS
-        if ENDS_WITH_CLIENT in state and not cycle.response_started and not is_old:
-            self._connection.write(INTERIM)
-        keep_alive = state.get(KEEP_ALIVE_BYTES) if self._is_streaming() else None
-        if keep_alive is not None and not self.flow.write_paused:
-            is_whole = self._is_close_delimited()
-            self._connection.write(keep_alive if is_whole else b"%x\r\n%b\r\n" % (len(keep_alive), keep_alive))
-        self._probe = self._timers.call_later(PROBE_S, self._probe_client, times - 1) if times > 1 else None
+        filler = self._unanswered[0].filler()
+        if filler:
+            self.transport.write(filler)
+        self._probe = self._loop.call_later(PROBE_S, self._probe_client, times - 1) if times > 1 else None
 
     def _expect_request(self, within_s: float) -> None:
-        self._deadline = self._timers.call_later(within_s, self._give_up)
+        self._request_is_there()
+        self._deadline = self._loop.call_later(within_s, self.give_up)
 
     def _request_is_there(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        _cancel(self._deadline)
+        self._deadline, self._is_idle = None, False
 
-    def _give_up(self) -> None:
-        self._deadline = None
-        if self._is_answered():
+    def give_up(self) -> None:
+        """Ends the connection of a client that has not sent a request in time."""
+        if not self._unanswered:
             self._end()
 
     def _end(self) -> None:
         """Closes the connection after its client has read the rest."""
-        if not self._connection.is_closing():
-            self._connection.close()
+        if not self.transport.is_closing():
+            self.transport.close()
             self._watch_reader()
 
     def _watch_reader(self) -> None:
-        self._unsent_bytes = self._connection.get_write_buffer_size()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
         if self._unsent_bytes and self._reader_watch is None:
-            self._reader_watch = self._timers.call_later(self._timeout_s, self._look_at_reader)
+            self._reader_watch = self._loop.call_later(self.terms.rules.timeout_s, self._look_at_reader)
 
     def _forget_stream(self) -> None:
-        if self._stream_watch is not None:
-            self._stream_watch.cancel()
-            self._stream_watch = None
+        _cancel(self._stream_watch)
+        self._stream_watch = None
 
     def _drop_reader(self) -> None:
         """Ends a stream whose client has not read one buffer within the time limit."""
         self._stream_watch = None
-        log.info("stream_client_cut_off", silent_s=self._reader_timeout_s)
-        self._connection.abort()
+        log.info("stream_client_cut_off", silent_s=self.terms.rules.reader_timeout_s)
+        self.transport.abort()
 
     def _look_at_reader(self) -> None:
         self._reader_watch = None
-        before, now = self._unsent_bytes, self._connection.get_write_buffer_size()
-        if now > before - SLOWEST_READER * self._timeout_s and now:
-            self._connection.abort()
+        before, now = self._unsent_bytes, self.transport.get_write_buffer_size()
+        if now > before - rules.SLOWEST_READER * self.terms.rules.timeout_s and now:
+            self.transport.abort()
         else:
             self._watch_reader()
 
@@ -466,28 +425,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         raise HeadRefused(why.status)
 
     def _refuse(self, why: HeadRefusal) -> None:
-        if not self._connection.is_closing():
-            said = json.dumps(plain_body(why.code, why.detail)).encode()
-            self._connection.write(
-                f"HTTP/1.1 {why.status}\r\n{why.headers}content-type: application/json\r\n"
-                f"content-length: {len(said)}\r\nconnection: close\r\n\r\n".encode()
-                + said
-            )
+        if not self.transport.is_closing():
+            self.transport.write(why.answer())
             self._end()
 
 
-def _parser_of(protocol: HttpToolsProtocol) -> Any:
-    """A parser such as uvicorn makes for each connection."""
-    parser: Any = HttpRequestParser(protocol)
-    with suppress(AttributeError):  # httptools before 0.6.3
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    return parser
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
-@lru_cache
-def _shared(address: tuple[str, int | None] | None) -> tuple[str, int | None] | None:
-    """An equal address, which all connections share: the server has one or two."""
-    return address
+def _address(known: object) -> tuple[str, int | None] | None:
+    """One end of a connection, as ASGI has it; None if the system does not know it."""
+    if isinstance(known, tuple):
+        named = cast("tuple[Any, ...]", known)
+        return str(named[0]), int(named[1])
+    return (known, None) if isinstance(known, str) and known else None
 
 
 def _forget_vanished(connection: socket.socket | None, after_s: float) -> None:
@@ -497,3 +450,28 @@ def _forget_vanished(connection: socket.socket | None, after_s: float) -> None:
         return
     if connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, max(1, round(after_s * 1000)))
+
+
+def _flaw_of_head(method: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) -> str:
+    """A part of the head that a proxy in front of this server could read differently, or a request to be a proxy;
+    empty: none."""
+    if method == b"CONNECT":
+        return "this server is no proxy"
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (not hosts and version != "1.0"):
+        return "a request has one Host header"
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and version in rules.WITHOUT_CHUNKS:
+        return "HTTP/1.0 has no Transfer-Encoding"
+    if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+        return "the only Transfer-Encoding is chunked"
+    return ""
+
+
+def _with_path(url: bytes) -> bytes:
+    """An absolute URL without a path means the root; the parser would find no path."""
+    scheme, mark, rest = url.partition(b"://")
+    end = min((rest.find(one) for one in b"/?#" if one in rest), default=len(rest))
+    if not mark or rest[end : end + 1] == b"/":
+        return url
+    return scheme + mark + rest[:end] + b"/" + rest[end:]

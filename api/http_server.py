@@ -12,10 +12,9 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from api.answer_connection import WholeAnswers
-from api.connection_rules import ConnectionLimit, ConnectionRules
+from api.connection_rules import ConnectionLimit, ConnectionRules, ConnectionTerms
 from api.event_stream import ServerEnd
-from api.http_connection import BoundedHttpProtocol
+from api.http_connection import HttpConnection
 
 IDLE_S = 75
 """Seconds that a connection may be idle between two requests. Its client must close it first; otherwise the client may
@@ -28,15 +27,10 @@ STREAMS_END_S = 5
 
 def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
     """uvicorn's configuration for the application. `given` are further fields of it."""
-    protocol = functools.partial(
-        BoundedHttpProtocol,
-        timeout_s=rules.timeout_s,
-        reader_timeout_s=rules.reader_timeout_s,
-        limit=ConnectionLimit(rules.max_connections),
-    )
+    terms = ConnectionTerms(app, rules, ConnectionLimit(rules.max_connections))
     return uvicorn.Config(
-        WholeAnswers(app),
-        http=cast("type[asyncio.Protocol]", protocol),
+        app,
+        http=cast("type[asyncio.Protocol]", functools.partial(HttpConnection, terms)),
         ws="none",
         lifespan="off",
         log_config=None,  # uvicorn's own would print every error with its traceback

@@ -37,6 +37,7 @@ NAMED_PLACES: dict[tuple[str, str], str] = {
     ): "a background loop: a request that breaks its connection must not end the runs of others",
     ("worker/tools/inside/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
     ("worker/tools/inside/child_program.py", "run_code"): "the tool: whatever a program raises is its answer",
+    ("api/http_exchange.py", "Exchange.run"): "the API's last resort: a 500, or an answer that is broken off",
     ("worker/tools/inside/child_program.py", "finished"): "the tool: the same, of a program that awaits",
     (
         "worker/tools/inside/child_zygote.py",

@@ -15,6 +15,7 @@ from tests.kit.project.source_tree import (
 )
 
 MAY_START_TASKS: dict[str, str] = {
+    "api/http_connection.py": "a request outlives its connection; the server waits for it, and cancels it at its end",
     "api/runs/reader.py": "one question serves many readers; the one that came first may leave before the answer",
     "shared/mcp/signed_in.py": "a renewal that was asked for must be stored; the call that it was for may be given up",
     "shared/mcp/client.py": "a connection serves many calls; the one that it was made for may leave before that",

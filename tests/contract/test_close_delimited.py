@@ -90,7 +90,7 @@ async def test_a_reader_over_http_1_0_that_takes_nothing_is_cut_off_as_a_streams
             silent.sendall(old(head("GET", "/flood")))
             await wait_until(lambda: logged.has("stream_client_cut_off"), description="the client to be cut off")
             await site.is_left()
-    assert errors_in(caplog) == []
+    assert (logged.all("application_failed"), errors_in(caplog)) == ([], [])
 
 
 async def test_a_whole_answer_over_http_1_0_has_its_length(site: Site, raw: RawConnection) -> None:

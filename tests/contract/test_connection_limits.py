@@ -12,8 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from uvicorn.server import ServerState
 
-from api.connection_rules import ConnectionRules
-from api.http_connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
+from api.connection_rules import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, ConnectionRules
 from api.http_server import server_config
 from shared.concurrency import background
 from shared.domain.errors import ErrorCode
@@ -275,7 +274,7 @@ async def test_a_client_that_asked_for_long_answers_one_after_another_was_cut_of
     config, timers, transport = server_config(FastAPI(), ConnectionRules(30, 300)), PlayedTimers(), PlayedTransport()
     config.load()
     connection = cast("Any", config.http_protocol_class)(
-        config=config, server_state=ServerState(), app_state={}, timers=timers
+        config=config, server_state=ServerState(), app_state={}, _loop=timers
     )
     connection.connection_made(transport)
 
@@ -300,14 +299,16 @@ async def test_a_request_that_has_begun_makes_its_connection_no_idle_one() -> No
     async with serving() as served, raw_connection(served.port) as raw:
         await raw.send(head("GET", "/small"))
         assert (await raw.answer()).status == 200
-        [protocol] = cast("Any", served.server.server_state.connections)
+        [connection] = cast("Any", served.server.server_state.connections)
         begun = head("GET", "/small?again")
         await raw.send(begun[:-2])
-        await wait_until(lambda: protocol.url == b"/small?again", description="the head to have begun")
-        protocol.timeout_keep_alive_handler()
+        async with raw_connection(served.port) as later:
+            await later.send(head("GET", "/small"))
+            assert (await later.answer()).status == 200, "so the server has read the beginning, which was sent before"
+        connection.give_up()
         await raw.send(begun[-2:])
         assert (await raw.answer()).status == 200
-        protocol.timeout_keep_alive_handler()
+        connection.give_up()
         await raw.is_closed()
 
 
@@ -316,6 +317,6 @@ async def test_a_peer_that_vanished_without_a_word_kept_its_place_for_a_quarter_
     async with serving(reader_timeout_s=7.5) as served, raw_connection(served.port):
         connections = served.server.server_state.connections
         await wait_until(lambda: connections, description="the connection to be there")
-        [protocol] = connections
-        kept: socket.socket = protocol.transport.get_extra_info("socket")
+        [connection] = connections
+        kept: socket.socket = connection.transport.get_extra_info("socket")
         assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
+from api.connection_rules import MAX_AHEAD_BYTES, MAX_HEAD_BYTES, MAX_UNANSWERED, MAX_URL_BYTES
 from api.event_stream import EventStream, ServerEnd
-from api.http_connection import MAX_AHEAD_BYTES, MAX_HEAD_BYTES, MAX_UNANSWERED, MAX_URL_BYTES
 from api.http_server import IDLE_S
 from tests.kit.log_events import log_events
 from tests.kit.product.in_process import listening
@@ -184,7 +184,7 @@ async def test_a_silent_client_that_had_asked_for_more_ended_with_a_traceback(
             await wait_until(lambda: logged.has("stream_client_cut_off"), description="the client to be cut off")
             await site.is_left()
     assert len(logged.all("stream_client_cut_off")) == 1
-    assert (site.asked, errors_in(caplog)) == ([], [])
+    assert (site.asked, logged.all("application_failed"), errors_in(caplog)) == ([], [], [])
 
 
 TOO_LONG = head("GET", "/small/x?" + "x" * MAX_URL_BYTES)

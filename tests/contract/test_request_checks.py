@@ -13,8 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.connection_rules import ConnectionRules
-from api.http_connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES
+from api.connection_rules import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, ConnectionRules
 from api.http_server import server_config
 from shared.json_limits import MAX_DEPTH, MAX_VALUES
 from shared.sql.engine import Database

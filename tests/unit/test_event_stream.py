@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from api.answer_connection import AnswerConnection, WholeAnswers
-from api.event_stream import CONNECTION, KEEP_ALIVE, EventStream, ServerEnd, StreamBroken
+from api.event_stream import KEEP_ALIVE, EventStream, ServerEnd, StreamBroken
+from api.http_exchange import Exchange
 from api.request_log import StreamFigures
 from shared.concurrency import LeanEvent, background
 from tests.kit.wait_until import wait_until
@@ -23,56 +23,58 @@ async def frames() -> AsyncGenerator[bytes]:
         yield frame
 
 
-async def never() -> Message:
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError
+class Sink(asyncio.Transport):
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.sent.append(data)
+
+    def close(self) -> None:
+        """The answers here end with their connection."""
 
 
-@dataclass
-class Cycle:
-    """A request as uvicorn has it."""
+class Carried:
+    """A connection with one request of a client without chunks, who reads a stream as it is."""
 
-    scope: dict[str, Any] = field(
-        default_factory=lambda: {
+    def __init__(self) -> None:
+        self.sink, self.server_state = Sink(), ServerState()
+        self.transport: asyncio.Transport = self.sink
+        self.is_write_paused = self.is_broken_off = self.has_forgotten = self.has_answered = False
+        self.scope: dict[str, Any] = {
             "type": "http",
-            "http_version": "1.1",
+            "http_version": "1.0",
             "method": "GET",
             "path": "/stream",
             "headers": [(b"host", b"localhost")],
             "state": {},
         }
-    )
-    disconnected: bool = False
-    response_complete: bool = False
+        self.exchange = Exchange(self, self.scope, keep_alive=False, expectation=b"")
 
+    async def drain(self) -> None:
+        """Its client reads everything at once."""
 
-class Protocol:
-    """A connection as uvicorn has it."""
+    def resume_reading(self) -> None:
+        """Its client sends nothing more."""
 
-    def __init__(self) -> None:
-        self.cycle, self.sent = Cycle(), list[Message]()
-        self.connection = AnswerConnection(self, self.cycle)
-        self.cycle.scope["state"][CONNECTION] = self.connection
-        self.is_broken_off = False
+    def forget_request(self, exchange: Exchange) -> None:
+        self.has_forgotten = exchange is self.exchange
 
-    def forget_request(self) -> None:
-        """See `BoundedHttpProtocol`."""
+    def answered(self, exchange: Exchange) -> None:
+        self.has_answered = exchange is self.exchange
 
-    def break_off_answer(self, _cycle: Cycle) -> None:
-        self.is_broken_off = True
-
-    def leave(self) -> None:
-        self.cycle.disconnected = True
-        self.connection.leaves()
-
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
+    def break_off_answer(self, exchange: Exchange) -> None:
+        self.is_broken_off = exchange is self.exchange
+        exchange.client_leaves()
 
     async def ask(self, app: Callable[[Scope, Receive, Send], Any]) -> None:
-        await WholeAnswers(app)(self.cycle.scope, never, self.send)
+        await self.exchange.run(app)
 
     def body(self) -> bytes:
-        return b"".join(message["body"] for message in self.sent[1:])
+        return b"".join(self.sink.sent[1:])
 
 
 class Between:
@@ -124,12 +126,12 @@ def stream(
 
 
 async def test_each_token_went_through_ten_functions_on_its_way_out() -> None:
-    between, protocol = Between(stream()), Protocol()
-    await protocol.ask(between)
+    between, carried = Between(stream()), Carried()
+    await carried.ask(between)
     assert between.passed == ["http.response.start"]
-    assert protocol.sent[0]["type"] == "http.response.start"
-    assert protocol.body() == b"".join(FRAMES)
-    assert not protocol.sent[-1]["more_body"]
+    assert carried.sink.sent[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert carried.body() == b"".join(FRAMES)
+    assert carried.has_answered
 
 
 async def test_a_stream_that_was_broken_off_was_logged_as_whole() -> None:
@@ -137,38 +139,38 @@ async def test_a_stream_that_was_broken_off_was_logged_as_whole() -> None:
         yield FRAMES[0]
         raise StreamBroken
 
-    between, protocol = Between(stream(batches)), Protocol()
-    await protocol.ask(between)
-    assert protocol.is_broken_off
+    between, carried = Between(stream(batches)), Carried()
+    await carried.ask(between)
+    assert carried.is_broken_off
     assert between.figures is not None
     assert (between.figures.frames, between.figures.end) == (1, "broken")
-    assert protocol.body() == FRAMES[0]
+    assert carried.body() == FRAMES[0]
 
 
 async def test_an_idle_reader_kept_its_request_and_what_stood_around_it() -> None:
-    source, protocol = Source(), Protocol()
+    source, carried = Source(), Carried()
     between = Between(stream(source.batches))
-    async with background(protocol.ask(between), name="read"):
-        await wait_until(lambda: between.has_returned and protocol.body(), description="the first event")
-        assert protocol.cycle.scope.keys() == {"type", "http_version", "method", "state"}
+    async with background(carried.ask(between), name="read"):
+        await wait_until(lambda: between.has_returned and carried.body(), description="the first event")
+        assert (carried.scope, carried.has_forgotten) == ({}, True)
         source.news.set()
-        await wait_until(lambda: not protocol.sent[-1]["more_body"], description="the end")
-    assert protocol.body() == b"".join(FRAMES)
+        await wait_until(lambda: carried.has_answered, description="the end")
+    assert carried.body() == b"".join(FRAMES)
 
 
 async def test_an_idle_stream_ends_with_its_client() -> None:
-    source, protocol, left = Source(), Protocol(), list[str]()
+    source, carried, left = Source(), Carried(), list[str]()
 
     async def leave() -> None:
         left.append("left")
 
     between = Between(stream(source.batches, on_leave=leave))
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(protocol.ask(between), name="read")
-        await wait_until(protocol.body, description="the first event")
-        protocol.leave()
+        task = group.create_task(carried.ask(between), name="read")
+        await wait_until(carried.body, description="the first event")
+        carried.exchange.client_leaves()
         await task
-    assert (source.has_ended, left, protocol.body()) == (True, ["left"], FRAMES[0])
+    assert (source.has_ended, left, carried.body()) == (True, ["left"], FRAMES[0])
     assert between.figures is not None
     assert between.figures.end == "client_left"
     assert task.cancelling() == 0
@@ -176,35 +178,35 @@ async def test_an_idle_stream_ends_with_its_client() -> None:
 
 @pytest.mark.parametrize("cut", [b"data: cut\n\n", None])
 async def test_an_idle_stream_ends_with_its_server(cut: bytes | None) -> None:
-    source, protocol, ending = Source(), Protocol(), ServerEnd()
+    source, carried, ending = Source(), Carried(), ServerEnd()
     between = Between(stream(source.batches, ending, cut=cut))
     async with asyncio.TaskGroup() as group:
-        group.create_task(protocol.ask(between), name="read")
-        await wait_until(protocol.body, description="the first event")
+        group.create_task(carried.ask(between), name="read")
+        await wait_until(carried.body, description="the first event")
         ending.set()
     assert source.has_ended
-    assert protocol.is_broken_off == (cut is None)
-    assert protocol.body() == FRAMES[0] + (cut or b"")
+    assert carried.is_broken_off == (cut is None)
+    assert carried.body() == FRAMES[0] + (cut or b"")
     assert between.figures is not None
     assert between.figures.end == "server_ending"
     assert not ending.told
 
 
 async def test_a_stream_that_begins_when_its_server_has_ended_is_cut_at_once() -> None:
-    protocol, ending = Protocol(), ServerEnd()
+    carried, ending = Carried(), ServerEnd()
     ending.set()
-    await protocol.ask(Between(stream(frames, ending)))
-    assert protocol.body() == b"cut"
+    await carried.ask(Between(stream(frames, ending)))
+    assert carried.body() == b"cut"
 
 
 async def test_a_task_that_is_cancelled_is_not_taken_for_one_whose_client_left() -> None:
-    source, protocol, left = Source(), Protocol(), list[str]()
+    source, carried, left = Source(), Carried(), list[str]()
 
     async def leave() -> None:
         left.append("left")
 
-    task = asyncio.create_task(protocol.ask(Between(stream(source.batches, on_leave=leave))), name="read")
-    await wait_until(protocol.body, description="the first event")
+    task = asyncio.create_task(carried.ask(Between(stream(source.batches, on_leave=leave))), name="read")
+    await wait_until(carried.body, description="the first event")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -215,6 +217,6 @@ async def test_a_silence_is_a_comment() -> None:
     async def silent() -> AsyncGenerator[bytes]:
         yield b""
 
-    protocol = Protocol()
-    await protocol.ask(Between(stream(silent)))
-    assert protocol.body() == KEEP_ALIVE
+    carried = Carried()
+    await carried.ask(Between(stream(silent)))
+    assert carried.body() == KEEP_ALIVE
