@@ -60,7 +60,7 @@ class HttpConnection(asyncio.Protocol):
     _is_read_paused: bool = False
     _drained: LeanEvent | None = None
     _is_excess: bool = False
-    _deadline: asyncio.TimerHandle | None = None
+    deadline: asyncio.TimerHandle | None = None
     _is_idle: bool = False
     """The deadline is that of a client that asks for nothing."""
     _reader_watch: asyncio.TimerHandle | None = None
@@ -379,11 +379,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _expect_request(self, within_s: float) -> None:
         self._request_is_there()
-        self._deadline = self._loop.call_later(within_s, self.give_up)
+        self.deadline = self._loop.call_later(within_s, self.give_up)
 
     def _request_is_there(self) -> None:
-        _cancel(self._deadline)
-        self._deadline, self._is_idle = None, False
+        _cancel(self.deadline)
+        self.deadline, self._is_idle = None, False
 
     def give_up(self) -> None:
         """Ends the connection of a client that has not sent a request in time."""

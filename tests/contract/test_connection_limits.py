@@ -300,12 +300,14 @@ async def test_a_request_that_has_begun_makes_its_connection_no_idle_one() -> No
         await raw.send(head("GET", "/small"))
         assert (await raw.answer()).status == 200
         [connection] = cast("Any", served.server.server_state.connections)
+        idle: asyncio.TimerHandle = connection.deadline
         begun = head("GET", "/small?again")
         await raw.send(begun[:-2])
         async with raw_connection(served.port) as later:
             await later.send(head("GET", "/small"))
             assert (await later.answer()).status == 200, "so the server has read the beginning, which was sent before"
-        connection.give_up()
+        assert idle.cancelled()
+        assert connection.deadline is not idle, "which is the time for a request to arrive"
         await raw.send(begun[-2:])
         assert (await raw.answer()).status == 200
         connection.give_up()
