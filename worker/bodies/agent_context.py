@@ -383,10 +383,6 @@ class AgentBody(Body):
         self._services = services
         self._work = work
 
-    def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
-        """Keeps the folder that calls of the run share."""
-        return self._services.sandbox.of_run(run.id)
-
     async def loaded(self, handle: RunHandle) -> Body:
         """Loads the current agent and its memory."""
         return _AgentAtWork(await load_context(self._services, handle), self._work)

@@ -5,7 +5,6 @@ compaction and an agent of another framework. The body does everything between.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 
 import msgspec
@@ -44,10 +43,6 @@ class Body:
     answer is void."""
     model = ""
     """Handle of the model whose answer the end of the run cuts off."""
-
-    def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
-        """A context that is open from the claim of the run until its end is stored. By default it does nothing."""
-        return nullcontext()
 
     async def loaded(self, handle: RunHandle) -> "Body":
         """Loads what the run needs and returns the body for this one run. A worker loads few runs at a time.

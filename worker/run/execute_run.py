@@ -109,7 +109,7 @@ class RunExecutor:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
             publisher = active.publisher = self.services.publisher(run, self.worker, active.interruption)
             body, handle = self.bodies.of(run), RunHandle(self.services, publisher, active.interruption)
-            async with self._announced(run), body.holding(run):
+            async with self._announced(run), handle.held:
                 with publisher.observation.executing():
                     await self._execute(body, handle, starting)
 

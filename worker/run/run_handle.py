@@ -5,7 +5,7 @@ ends the body.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -182,11 +182,11 @@ class RunHandle:
         """For the executor. Bodies use `whole` and `stop_if_asked`."""
         self.services = services
         """For the parts of the handle."""
+        self.held = AsyncExitStack()
+        """What the body needs until the run's end is stored."""
         self.clock, self.ids = services.clock, services.ids
         self.progress = RunProgress(usage=run.usage, step_count=run.step_count)
-        self.calls = RunCalls(self)
-        self.inbox = RunInbox(self)
-        self.account = RunAccount(self)
+        self.calls, self.inbox, self.account = RunCalls(self), RunInbox(self), RunAccount(self)
 
     @property
     def run(self) -> Run:
