@@ -69,7 +69,7 @@ from worker.run.body import Bodies
 from worker.run.execute_run import RunExecutor
 from worker.run.publisher import RunLog
 from worker.run.run_handle import RunServices
-from worker.run.run_traces import RunMetrics, RunTraces
+from worker.run.run_traces import RunMetrics, TracedRuns
 from worker.run.settle import RunFinisher
 from worker.run.spending import BudgetService
 from worker.runners.tool_runner import ToolRunners
@@ -334,7 +334,7 @@ def _models(process: ProcessContext, network: NetworkRules) -> Models:
 
 def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     event_log, checkpoints = logs
-    database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
+    database, settings = process.database, process.settings
     patience = process.patience(settings.database_patience)
     return RunServices(
         messages=MessageStore(database),
@@ -355,7 +355,7 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
         ids=process.ids,
         stores_first=process.is_embedded,
         patience_s=settings.database_patience,
-        observers=[lambda _: run_metrics, partial(RunTraces, process.tracer), lambda _: RunLog()],
+        observers=[RunMetrics(process.metrics.worker), TracedRuns(process.tracer), RunLog()],
     )
 
 

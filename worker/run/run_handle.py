@@ -32,7 +32,7 @@ from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore
 from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
-from worker.run.observation import ObserverOf, RunObservation
+from worker.run.observation import RunObservation, RunObserver
 from worker.run.publisher import Publisher
 from worker.run.spending import BudgetService
 
@@ -61,7 +61,7 @@ class RunServices:
     """Whether SQL stores events before readers see them (see `Publisher`)."""
     patience_s: float
     """Seconds for which a run repeats a write while the database is unavailable."""
-    observers: Sequence[ObserverOf] = ()
+    observers: Sequence[RunObserver] = ()
     """They record what happens to a run: metrics, traces, log lines."""
 
     def publisher(self, run: Run, worker: str, interruption: Interruption) -> Publisher:
