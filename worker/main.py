@@ -65,13 +65,12 @@ from worker.proxy.exchange import EgressDialer
 from worker.published_agents import PublishedAgents
 from worker.queue.queue_worker import QueueWorker
 from worker.run.active_runs import ActiveRuns
-from worker.run.body import Bodies
 from worker.run.execute_run import RunExecutor
+from worker.run.progress import BudgetService
 from worker.run.publisher import RunLog
-from worker.run.run_handle import RunServices
+from worker.run.run_handle import Bodies, RunServices
 from worker.run.run_traces import RunMetrics, TracedRuns
 from worker.run.settle import RunFinisher
-from worker.run.spending import BudgetService
 from worker.runners.tool_runner import ToolRunners
 from worker.sweeper import Sweeper
 from worker.tool_runners import servers_signed_in, tool_runners

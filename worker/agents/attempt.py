@@ -42,8 +42,7 @@ from worker.agents.frames import (
 from worker.agents.models.run_models import RunModels
 from worker.agents.shown_turn import failure_of, result_of
 from worker.bodies.agent_context import AgentServices
-from worker.run.body import Outcome, Sleeps
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
+from worker.run.run_handle import AwaitsRuns, Outcome, Parked, RunHandle, Sleeps
 
 
 class Attempt:

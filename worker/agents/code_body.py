@@ -27,8 +27,7 @@ from worker.agents.hosts import CodeAgents
 from worker.agents.models.endpoint import ModelEndpoint, unserved_endpoint
 from worker.agents.models.run_models import RunModels
 from worker.bodies.agent_context import AgentServices
-from worker.run.body import Body, Outcome, Sleeps
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
+from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle, Sleeps
 from worker.run.settle import failed_by_defect
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

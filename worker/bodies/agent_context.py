@@ -26,9 +26,8 @@ from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
-from worker.run.body import Body, Outcome
 from worker.run.observation import RunObservation
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
+from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle
 from worker.runners.tool_runner import ToolRunners
 from worker.tools.outcomes import ToolSandbox
 

@@ -37,7 +37,7 @@ from worker.models.provider import (
     Thought,
 )
 from worker.run.observation import ObservedModelCall
-from worker.run.run_handle import StepInHand
+from worker.run.progress import StepInHand
 
 # Finds the new part of an answer's text, if an agent speaks by a call of `send_message`, whose arguments the model is
 # still writing. Pure.

@@ -53,7 +53,7 @@ from worker.bodies.summary import (
     truncated,
     write_summary,
 )
-from worker.run.body import Outcome
+from worker.run.run_handle import Outcome
 
 # A run that compacts its thread: one model call that shows nothing, and one change when the run is settled. The history
 # does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing. If readers

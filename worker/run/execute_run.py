@@ -31,8 +31,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
 from worker.run.active_runs import ActiveRun, ActiveRuns
-from worker.run.body import Bodies, Body, Outcome, Sleeps
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle, RunServices
+from worker.run.run_handle import AwaitsRuns, Bodies, Body, Outcome, Parked, RunHandle, RunServices, Sleeps
 from worker.run.settle import (
     RunFinisher,
     cancelled,
