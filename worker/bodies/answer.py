@@ -17,10 +17,10 @@ from shared.domain.settling import BegunAnswer
 from shared.domain.tools import NextCalls, ToolChoice
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import Answer, AnswerDraft
-from worker.models.attempts import ContinuedText
 from worker.models.provider import (
     TOOL_CHOICE,
     CallFinished,
+    ContinuedText,
     Finished,
     FinishReason,
     ModelCall,

@@ -25,12 +25,12 @@ from shared.domain.settling import BegunAnswer
 from shared.domain.tool_catalog import REWRITING
 from shared.domain.tools import filled_arguments, filled_in
 from worker.bodies.agent_context import AgentContext
-from worker.models.attempts import ContinuedText
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,
     CallFinished,
     CallStarted,
+    ContinuedText,
     Finished,
     ModelEvent,
     Text,
