@@ -64,8 +64,7 @@ from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
 from worker.published_agents import PublishedAgents
 from worker.queue.queue_worker import QueueWorker
-from worker.run.active_runs import ActiveRuns
-from worker.run.execute_run import RunExecutor
+from worker.run.execute_run import ActiveRuns, RunExecutor
 from worker.run.progress import BudgetService
 from worker.run.publisher import RunLog
 from worker.run.run_handle import Bodies, RunServices

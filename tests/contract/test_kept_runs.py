@@ -14,7 +14,7 @@ from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
-from worker.run.active_runs import ActiveRuns
+from worker.run.execute_run import ActiveRuns
 from worker.run.publisher import Publisher
 from worker.sweeper import Sweeper
 
