@@ -33,16 +33,17 @@ from shared.domain.models import window_of
 from shared.domain.runs import Compaction, Step
 from shared.domain.settling import RunEnd
 from worker.bodies.agent_context import AgentContext
-from worker.bodies.answer import offered_calls, take_answer
-from worker.bodies.answer_draft import Answer
-from worker.bodies.request_size import (
+from worker.bodies.answer import (
     LastAnswer,
     fixed_tokens,
     history_tokens,
     last_answer,
+    offered_calls,
+    take_answer,
     taken_before,
     text_tokens,
 )
+from worker.bodies.answer_draft import Answer
 from worker.bodies.summary import (
     SUMMARY_SHARE,
     excerpt_instead,
@@ -231,7 +232,7 @@ class ContextWindow:
         self._limit = min(self._limit, self._fixed_tokens + refused // 2)
 
     async def _size_of(self, history: Sequence[Message]) -> int:
-        """Returns the tokens of the request, as in `request_size`. A limit learned from a refusal is an estimate
+        """Returns the tokens of the request, as `answer.py` counts them. A limit learned from a refusal is an estimate
         itself, so it is compared with an estimate."""
         estimated = self._fixed_tokens + await self._tokens_of(history)
         answered = last_answer(history)

@@ -29,9 +29,9 @@ from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer import without_middle
 from worker.bodies.answer_draft import Answer
 from worker.bodies.probes import result_of_lost_call
-from worker.bodies.request_size import without_middle
 from worker.run.run_handle import AwaitsRuns, Parked
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
 from worker.tools.outcomes import ToolOutcome, without_secrets
