@@ -14,8 +14,8 @@ import structlog
 from fastapi import FastAPI
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
-from api.access.authentication import Access, PageTokens
-from api.access.callers import ConfiguredKeys, networks_of, project_of_request
+from api.access.authentication import Access, PageTokens, project_of_request
+from api.access.callers import ConfiguredKeys
 from api.access.route_rules import AgentReach
 from api.admission import Admission, CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
@@ -33,6 +33,7 @@ from api.openai.response_object import DIALECT as RESPONSES
 from api.openai.response_object import own_id_of
 from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
+from api.request_log import networks_of
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService

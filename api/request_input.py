@@ -22,9 +22,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access.authentication import SIGN_IN_RETURN
-from api.access.callers import acting_for
-from api.access.route_rules import AgentReach, caller_within_reach
+from api.access.authentication import SIGN_IN_RETURN, acting_for, caller_within_reach
+from api.access.route_rules import AgentReach
 from api.admission import Admission, ClientLeft, is_submission
 from api.direct_route import RouteIndex, declaration_of
 from api.errors import MOST_FLAWS, domain_error_answer, input_refusal, refused

@@ -7,7 +7,6 @@ agents do not exist: a request that names one continues as a request of an empty
 as for an unknown id. Answers to such keys omit an agent's instructions and its tools' source.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +15,9 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl
 
-from starlette.responses import Response
-from starlette.types import Scope
-
 from api.access.callers import Caller
 from api.access.response_bodies import is_about_responses, named_in, refused_in
-from api.errors import refused
 from shared.domain.api_keys import Level
-from shared.domain.errors import ErrorCode
 from shared.domain.ids import ProjectId, is_id
 from shared.sql.access.api_keys import OwnerStore
 
@@ -340,29 +334,5 @@ class AgentReach:
         return bool(owners) and owners <= caller.scopes.agents
 
 
-def _fields(body: bytes) -> dict[str, Any]:
-    """Returns the fields of a body that is a JSON object; none of another body."""
-    try:
-        given: Any = json.loads(body) if body else None
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-
-
 def _pairs(query: bytes) -> list[tuple[str, str]]:
     return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-
-
-async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> Response | None:
-    """Checks the body of a request whose key is for single agents. Puts the caller as whom the request goes on into its
-    state. Returns a 403 for a field that such a key may not send; otherwise None."""
-    caller: Caller | None = scope.get("state", {}).get("caller")
-    if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
-        return None
-    fields, method, path = _fields(body), scope["method"], scope["path"]
-    found = refused_field(fields, method, path, is_chat=path in CHAT)
-    if found is not None:
-        said = f"FORBIDDEN: {found} needs a key of the project; this key may only talk with the agent as it is"
-        return refused(403, ErrorCode.FORBIDDEN, said, field=found.partition(" ")[0])
-    scope["state"]["caller"] = await reach.through_body(caller, path, fields)
-    return None
