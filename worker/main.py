@@ -62,7 +62,6 @@ from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets, readable_secrets
 from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
-from worker.published_agents import PublishedAgents
 from worker.queue.queue_worker import QueueWorker
 from worker.run.execute_run import ActiveRuns, RunExecutor
 from worker.run.progress import BudgetService
@@ -71,14 +70,13 @@ from worker.run.run_handle import Bodies, RunServices
 from worker.run.run_traces import RunMetrics, TracedRuns
 from worker.run.settle import RunFinisher
 from worker.runners.tool_runner import ToolRunners
-from worker.sweeper import Sweeper
 from worker.tool_runners import servers_signed_in, tool_runners
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
 from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
 from worker.tools.zygote import ZygotePlan
-from worker.upkeep import upkeep
+from worker.upkeep import PublishedAgents, Sweeper, upkeep
 
 # The part of the composition root that constructs the environment of tools: isolation, packages, folders, and the proxy
 # for tools with network access.
