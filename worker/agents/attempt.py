@@ -22,16 +22,17 @@ from shared.domain.messages import (
 from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Step
 from shared.domain.settling import RunEnd, decided_return, unknown_return
-from worker.agents.asked import Asked, may_ask
 from worker.agents.attached_tools import AttachedTools, CallEnd, Refused, all_of
 from worker.agents.attempt_start import AttemptStart, read_start
 from worker.agents.body_process import BodyProcess, Frame
 from worker.agents.frames import (
+    Asked,
     BodyRaised,
     call_of,
     decided_end,
     end_of_sleep,
     go,
+    may_ask,
     recorded_answer,
     recorded_result,
     seconds,
