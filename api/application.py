@@ -18,7 +18,6 @@ from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
 from api.letta.routes import (
     absent_lists,
-    agent_archives,
     agent_files,
     agents,
     conversations,
@@ -51,7 +50,7 @@ from shared.process.importing import VERSION
 from shared.process.settings import listed
 
 ROUTERS = (
-    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agent_archives.router,
+    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, memory.archival_router,
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router,
     messages.router,
