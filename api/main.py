@@ -23,8 +23,7 @@ from api.application import create_app
 from api.approvals import ApprovalDecisions
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
-from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
-from api.callbacks.signing import signing_key
+from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox, signing_key
 from api.dialects import dialect_services, input_limits_of
 from api.event_stream import ServerEnd
 from api.letta.runs import wire_callback
