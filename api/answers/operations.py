@@ -6,8 +6,6 @@ A name does not change: programs are written with it.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from api.answers.ag_ui import AgUiEvent, AgUiStop, RuntimeInfo
-from api.answers.ai_sdk import StoppedChat, UiChat, UiMessageChunk
 from api.answers.code_agents import CodeAgent, JournalEntry, Replay
 from api.answers.definitions import (
     AgentFileContent,
@@ -67,6 +65,7 @@ from api.answers.messages import (
     Message,
     Nothing,
 )
+from api.answers.pages import AgUiEvent, AgUiStop, RuntimeInfo, StoppedChat, UiChat, UiMessageChunk
 from api.answers.responses import (
     CompactedResponse,
     DeletedConversation,
