@@ -70,6 +70,7 @@ from api.answers.responses import (
     CompactedResponse,
     DeletedConversation,
     DeletedResponse,
+    DeletedWebhookEndpoint,
     Item,
     ItemList,
     OpenAIConversation,
@@ -77,7 +78,12 @@ from api.answers.responses import (
     OpenAIModels,
     OpenAIResponse,
     ResponseEvent,
+    TestedWebhookEndpoint,
     TokenCount,
+    WebhookEndpoint,
+    WebhookEndpointList,
+    WebhookEndpointWithSecret,
+    WebhookEventTypes,
 )
 from api.answers.runs import (
     Approval,
@@ -97,14 +103,6 @@ from api.answers.runs import (
     StepMetrics,
     StreamToken,
     ToolRunResult,
-)
-from api.answers.webhooks import (
-    DeletedWebhookEndpoint,
-    TestedWebhookEndpoint,
-    WebhookEndpoint,
-    WebhookEndpointList,
-    WebhookEndpointWithSecret,
-    WebhookEventTypes,
 )
 
 
