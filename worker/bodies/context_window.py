@@ -45,6 +45,7 @@ from worker.bodies.answer import (
 )
 from worker.bodies.answer_draft import Answer
 from worker.bodies.summary import (
+    SHORTEST_TEXT,
     SUMMARY_SHARE,
     excerpt_instead,
     is_refusal,
@@ -181,7 +182,7 @@ class ContextWindow:
 
     async def _ask(self, history: Sequence[Message]) -> Answer:
         context = self._context
-        sent = await beside(partial(truncated, history, self._longest_text), weight(history))
+        sent = await self._cut(history)
         size = await self._size_of(sent)
         if size > self._compact_over:
             history, sent = await self._make_room(history, size, "post_step_context_check")
@@ -262,7 +263,7 @@ class ContextWindow:
     ) -> tuple[Sequence[Message], Sequence[Message]]:
         """Removes old messages. Returns the remaining history, and the part of it for the request."""
         context, wanted = self._context, self._room(self._compact_over)
-        shown = await beside(partial(truncated, history, self._longest_text), weight(history))
+        shown = await self._cut(history)
         choose = partial(
             select_for_summary, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=wanted
         )
@@ -274,7 +275,14 @@ class ContextWindow:
         self._longest_text = await beside(
             partial(longest_that_fits, history, room, self._longest_text), weight(history)
         )
-        return history, await beside(partial(truncated, history, self._longest_text), weight(history))
+        return history, await self._cut(history)
+
+    async def _cut(self, history: Sequence[Message]) -> Sequence[Message]:
+        """Returns the history as the model gets it (`truncated`). A short one has no long text, and stays as it is."""
+        characters = weight(history)
+        if characters <= self._longest_text and self._longest_text > SHORTEST_TEXT:
+            return history
+        return await beside(partial(truncated, history, self._longest_text), characters)
 
     def _room(self, most: int) -> int:
         """Returns the tokens that the history may have in a request of `most` tokens."""
