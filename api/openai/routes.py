@@ -10,8 +10,8 @@ from api.direct_route import DirectRoute, LateRoute
 from api.event_stream import json_answer
 from api.openai.chat_request import ChatRequest
 from api.openai.chat_service import ChatService
-from api.openai.response_items_list import ItemsPage, input_items, wire_items
-from api.openai.response_items_list import without_instructions as without_instructing
+from api.openai.response_items import ItemsPage, input_items, wire_items
+from api.openai.response_items import without_instructions as without_instructing
 from api.openai.response_object import DIALECT, run_id_of, without_instructions
 from api.openai.responses_request import ResponseCompactRequest, ResponseRequest
 from api.openai.responses_service import ResponseService
