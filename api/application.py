@@ -18,7 +18,6 @@ from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
 from api.letta.routes import (
     absent_lists,
-    agent_archives,
     agent_files,
     agents,
     conversations,
@@ -27,16 +26,14 @@ from api.letta.routes import (
     memory,
     messages,
     models,
-    run_changes,
     run_effects,
     runs,
     tools,
 )
 from api.mcp import routes as mcp
 from api.mcp.messages import SESSION_HEADER, mcp_error
-from api.openai import conversation_routes, webhook_routes
-from api.openai import responses_routes as responses
-from api.openai import routes as chat
+from api.openai import conversation_routes
+from api.openai import routes as openai
 from api.openai.chat_request import openai_error
 from api.openai.response_object import responses_error
 from api.openapi_document import describe_truly
@@ -52,17 +49,17 @@ from shared.process.importing import VERSION
 from shared.process.settings import listed
 
 ROUTERS = (
-    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, agent_archives.router,
+    health.router, agents.router, agent_files.router, agents.tools_router, agents.blocks_router, memory.archival_router,
     tools.router, memory.blocks_router, memory.router, memory.passages_router, memory.tags_router, models.router,
     conversations.router, conversations.messages_router, conversations.contexts_router,
-    messages.router,
-    messages.project_router, responses.create_router, responses.router, conversation_routes.router, chat.router,
-    runs.router, runs.steps_router, code_agents.router, run_changes.router, run_effects.router,
+    messages.router, messages.project_router,
+    openai.create_responses_router, openai.responses_router, conversation_routes.router, openai.router,
+    runs.router, runs.steps_router, code_agents.router, runs.events_router, run_effects.router,
     approvals.router, groups.router, groups.agent_router,
     absent_lists.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router, mcp_servers.oauth_router,
     mcp.router, pages.router, ag_ui.run_router, ag_ui.router, ai_sdk.create_router, ai_sdk.router,
-    webhook_routes.router, admin.router, admin.operations_router, static_files.router,
+    openai.webhook_router, admin.router, admin.operations_router, static_files.router,
 )  # fmt: skip
 
 PREFLIGHT_S = 7200

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import Parameter as Named
 from inspect import iscoroutinefunction, signature
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from fastapi import params
 from fastapi.datastructures import DefaultPlaceholder
@@ -31,7 +32,6 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from api.event_stream import with_long_answers
-from api.letta.unused_input import models_in
 from shared.concurrency import others_turn
 
 Kind = Literal["path", "query", "header", "body", "form", "inner", "request", "response", "other"]
@@ -58,6 +58,15 @@ class Parameter:
     def adapter(self) -> "TypeAdapter[Any]":
         """Validates values of it."""
         return TypeAdapter(self.annotation)
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yields the models in a field's annotation, also inside unions, lists and `Annotated`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated, list):
+        for argument in get_args(annotation):
+            yield from models_in(argument)
 
 
 @dataclass(frozen=True)

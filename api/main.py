@@ -14,8 +14,8 @@ import structlog
 from fastapi import FastAPI
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
-from api.access.authentication import Access, PageTokens
-from api.access.callers import ConfiguredKeys, networks_of, project_of_request
+from api.access.authentication import Access, PageTokens, project_of_request
+from api.access.callers import ConfiguredKeys
 from api.access.route_rules import AgentReach
 from api.admission import Admission, CallerQuotas
 from api.agent_answers import AgentAnswers, MessageAnswers
@@ -23,8 +23,7 @@ from api.application import create_app
 from api.approvals import ApprovalDecisions
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
-from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox
-from api.callbacks.signing import signing_key
+from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox, signing_key
 from api.dialects import dialect_services, input_limits_of
 from api.event_stream import ServerEnd
 from api.letta.runs import wire_callback
@@ -33,6 +32,7 @@ from api.openai.response_object import DIALECT as RESPONSES
 from api.openai.response_object import own_id_of
 from api.openai.webhook_endpoints import response_event
 from api.operations import operations_service, showing_process
+from api.request_log import networks_of
 from api.runs.cancel import CancelService, RunCanceller
 from api.runs.reader import LogEnds, RunReader, RunWaiter
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService

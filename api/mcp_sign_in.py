@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from api.access.callers import acting_for
+from api.access.authentication import acting_for
 from api.mcp_servers import McpServers, ServerChange
 from shared.domain.errors import HoldfastError, InvalidRequest, McpServerUnavailable, McpSignInNeeded, UnreadableSecret
 from shared.domain.ids import McpSignInId, ProjectId

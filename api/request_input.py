@@ -22,14 +22,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access.authentication import SIGN_IN_RETURN
-from api.access.callers import acting_for
-from api.access.route_rules import AgentReach, caller_within_reach
+from api.access.authentication import SIGN_IN_RETURN, acting_for, caller_within_reach
+from api.access.route_rules import AgentReach
 from api.admission import Admission, ClientLeft, is_submission
 from api.direct_route import RouteIndex, declaration_of
 from api.errors import MOST_FLAWS, domain_error_answer, input_refusal, refused
-from api.every_answer import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, UnusedInputWarnings
-from api.letta.unused_input import Unacted, unacted
+from api.every_answer import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, Unacted, UnusedInputWarnings, unacted
 from api.request_log import is_of_api
 from shared.concurrency import others_turn
 from shared.domain.errors import ErrorCode, Unavailable

@@ -1,13 +1,15 @@
-"""The request id and the access log, which has one line per request, written when its answer has ended.
+"""The request id, the client's address, and the access log, which has one line per request, written when its answer has
+ended.
 
 The id is bound to every log line of the request, and every answer has it. The line contains the declared route, never
 the path or the query of the request: those may contain users' texts, or a token.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 from uuid import uuid4
 
@@ -17,8 +19,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars, clear_contextvars, get_contextvars
 
-from api.access.callers import Network, client_address
 from shared.concurrency import Clock
+from shared.network.addresses import Network
 from shared.telemetry.metrics import ApiMetrics
 from shared.telemetry.tracer import trace_id_of
 
@@ -251,3 +253,47 @@ def _given(scope: Scope) -> str | None:
 NO_ROUTE = "none"
 """Route label in the metrics for a request that reached no route: it was refused earlier, or its path does not
 exist."""
+
+
+def networks_of(text: str) -> list[Network]:
+    """Parses a comma-separated list of addresses and CIDRs. Raises `ValueError`."""
+    return [ip_network(part, strict=False) for part in text.replace(",", " ").split()]
+
+
+def client_address(scope: Mapping[str, Any], trusted: Sequence[Network]) -> str:
+    """Returns the client's address: the connection's, or the one that a trusted proxy reports.
+
+    `X-Forwarded-For` is read from its end, where the nearest proxy wrote. The first address that is not a trusted
+    proxy's is the client's; anybody may have written the addresses before it.
+    """
+    client = scope.get("client")
+    address: str = client[0] if client else ""
+    if not trusted or not _is_among(address, trusted):
+        return address
+    said = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    for part in reversed(",".join(said).split(",")):
+        forwarded = part.strip()
+        if not _is_address(forwarded):
+            return address
+        address = forwarded
+        if not _is_among(address, trusted):
+            return address
+    return address
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_among(text: str, networks: Sequence[Network]) -> bool:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks if network.version == address.version)

@@ -62,25 +62,21 @@ from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets, readable_secrets
 from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
-from worker.published_agents import PublishedAgents
 from worker.queue.queue_worker import QueueWorker
-from worker.run.active_runs import ActiveRuns
-from worker.run.body import Bodies
-from worker.run.execute_run import RunExecutor
+from worker.run.execute_run import ActiveRuns, RunExecutor
+from worker.run.progress import BudgetService
 from worker.run.publisher import RunLog
-from worker.run.run_handle import RunServices
-from worker.run.run_traces import RunMetrics, RunTraces
+from worker.run.run_handle import Bodies, RunServices
+from worker.run.run_traces import RunMetrics, TracedRuns
 from worker.run.settle import RunFinisher
-from worker.run.spending import BudgetService
 from worker.runners.tool_runner import ToolRunners
-from worker.sweeper import Sweeper
 from worker.tool_runners import servers_signed_in, tool_runners
 from worker.tools.node_choice import find_node, sandbox_of
 from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
 from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
 from worker.tools.zygote import ZygotePlan
-from worker.upkeep import upkeep
+from worker.upkeep import PublishedAgents, Sweeper, upkeep
 
 # The part of the composition root that constructs the environment of tools: isolation, packages, folders, and the proxy
 # for tools with network access.
@@ -334,7 +330,7 @@ def _models(process: ProcessContext, network: NetworkRules) -> Models:
 
 def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
     event_log, checkpoints = logs
-    database, settings, run_metrics = process.database, process.settings, RunMetrics(process.metrics.worker)
+    database, settings = process.database, process.settings
     patience = process.patience(settings.database_patience)
     return RunServices(
         messages=MessageStore(database),
@@ -355,7 +351,7 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
         ids=process.ids,
         stores_first=process.is_embedded,
         patience_s=settings.database_patience,
-        observers=[lambda _: run_metrics, partial(RunTraces, process.tracer), lambda _: RunLog()],
+        observers=[RunMetrics(process.metrics.worker), TracedRuns(process.tracer), RunLog()],
     )
 
 

@@ -1,33 +1,39 @@
 """Authenticates a request by its key, stream token or page token, limits wrong keys per address, and checks the key's
 permissions.
 
-This happens before the request's body is read. Later code finds the caller in the request's state.
+This happens before the request's body is read, except for what a body may name. Later code finds the caller in the
+request's state, and its project in a context variable.
 """
 
 import hmac
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
 
 import structlog
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens, TokenSignatures
-from api.access.callers import EVERYBODY, Caller, Network, client_address
-from api.access.route_rules import OF_ADMINS, OF_PAGES, RULES, AgentReach, Reach
+from api.access.callers import EVERYBODY, Caller
+from api.access.route_rules import CHAT, OF_ADMINS, OF_PAGES, RULES, AgentReach, Reach, refused_field
 from api.direct_route import RouteIndex
-from api.errors import SHOULD_RETRY, Refused
-from api.request_log import is_of_api
+from api.errors import SHOULD_RETRY, Refused, refused
+from api.request_log import client_address, is_of_api
 from shared.concurrency import Clock
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.errors import ErrorCode, HoldfastError
-from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, RunId, ThreadId
+from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, ProjectId, RunId, ThreadId
+from shared.network.addresses import Network
 from shared.sql.access.audit import Asker, AuditLog, asked_by
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -325,3 +331,61 @@ def _forbidden(request: Request, caller: Caller, needed: str) -> NotLetIn:
 
 def _kept(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)[:KEPT]
+
+
+async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> Response | None:
+    """Checks the body of a request whose key is for single agents. Puts the caller as whom the request goes on into its
+    state. Returns a 403 for a field that such a key may not send; otherwise None."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
+        return None
+    fields, method, path = _fields(body), scope["method"], scope["path"]
+    found = refused_field(fields, method, path, is_chat=path in CHAT)
+    if found is not None:
+        said = f"FORBIDDEN: {found} needs a key of the project; this key may only talk with the agent as it is"
+        return refused(403, ErrorCode.FORBIDDEN, said, field=found.partition(" ")[0])
+    scope["state"]["caller"] = await reach.through_body(caller, path, fields)
+    return None
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """Returns the fields of a body that is a JSON object; none of another body."""
+    try:
+        given: Any = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+
+
+# The second wall between projects. Routes and services name the project in their queries. Independently of that, the
+# stores' database asks here, at each use, for the project of the request's key. Work outside of requests has no project
+# and is refused; work of the API for all projects uses another database object.
+
+
+NOBODYS = "\x1f"
+"""The tenant of a request whose key may see nothing. No project has this name; an empty name means all projects."""
+
+_PROJECT: ContextVar[ProjectId | None] = ContextVar("project of the request", default=None)
+
+
+def project_of_request() -> str:
+    """Returns the project for which the current task acts. Raises `LookupError` if it acts for none."""
+    project_id = _PROJECT.get()
+    if project_id is None:
+        raise LookupError("this task acts for no project: it is outside of a request, or before authentication")
+    return project_id or NOBODYS
+
+
+def act_for(project_id: ProjectId | None) -> Token[ProjectId | None]:
+    """Makes the current task act for a project, or for none. `ContextVar.reset` with the token undoes it."""
+    return _PROJECT.set(project_id)
+
+
+@contextmanager
+def acting_for(project_id: ProjectId | None) -> Generator[None]:
+    """Applies `act_for` to a block."""
+    before = act_for(project_id)
+    try:
+        yield
+    finally:
+        _PROJECT.reset(before)

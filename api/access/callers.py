@@ -6,13 +6,9 @@ the database.
 
 import hashlib
 import hmac
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
 from shared.domain.api_keys import EVERYTHING, Level, Scopes
 from shared.domain.errors import InvalidRequest
@@ -159,84 +155,3 @@ def _id_of(secret: bytes) -> str:
     not learn the key. It is made with scrypt, so that guessing a short key from its id is expensive."""
     made = hashlib.scrypt(secret, salt=_SALT_OF_IDS, n=_COST, r=8, p=1, dklen=8)
     return f"configured-{made.hex()}"
-
-
-Network = IPv4Network | IPv6Network
-
-
-def networks_of(text: str) -> list[Network]:
-    """Parses a comma-separated list of addresses and CIDRs. Raises `ValueError`."""
-    return [ip_network(part, strict=False) for part in text.replace(",", " ").split()]
-
-
-def client_address(scope: Mapping[str, Any], trusted: Sequence[Network]) -> str:
-    """Returns the client's address: the connection's, or the one that a trusted proxy reports.
-
-    `X-Forwarded-For` is read from its end, where the nearest proxy wrote. The first address that is not a trusted
-    proxy's is the client's; anybody may have written the addresses before it.
-    """
-    client = scope.get("client")
-    address: str = client[0] if client else ""
-    if not trusted or not _is_among(address, trusted):
-        return address
-    said = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
-    for part in reversed(",".join(said).split(",")):
-        forwarded = part.strip()
-        if not _is_address(forwarded):
-            return address
-        address = forwarded
-        if not _is_among(address, trusted):
-            return address
-    return address
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_among(text: str, networks: Sequence[Network]) -> bool:
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return any(address in network for network in networks if network.version == address.version)
-
-
-# The second wall between projects. Routes and services name the project in their queries. Independently of that, the
-# stores' database asks here, at each use, for the project of the request's key. Work outside of requests has no project
-# and is refused; work of the API for all projects uses another database object.
-
-
-NOBODYS = "\x1f"
-"""The tenant of a request whose key may see nothing. No project has this name; an empty name means all projects."""
-
-_PROJECT: ContextVar[ProjectId | None] = ContextVar("project of the request", default=None)
-
-
-def project_of_request() -> str:
-    """Returns the project for which the current task acts. Raises `LookupError` if it acts for none."""
-    project_id = _PROJECT.get()
-    if project_id is None:
-        raise LookupError("this task acts for no project: it is outside of a request, or before authentication")
-    return project_id or NOBODYS
-
-
-def act_for(project_id: ProjectId | None) -> Token[ProjectId | None]:
-    """Makes the current task act for a project, or for none. `ContextVar.reset` with the token undoes it."""
-    return _PROJECT.set(project_id)
-
-
-@contextmanager
-def acting_for(project_id: ProjectId | None) -> Generator[None]:
-    """Applies `act_for` to a block."""
-    before = act_for(project_id)
-    try:
-        yield
-    finally:
-        _PROJECT.reset(before)

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import msgspec
 
-from api.attached_files import attached_file
 from api.input_limits import as_object
 from api.pages.leg_parts import AGAIN
+from api.runs.command import attached_file
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId
 from shared.domain.messages import (

@@ -13,11 +13,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.ai_sdk.answer_chunks import Seen, own_id
-from api.attached_files import attached_file
 from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.pages.decisions import PageAnswer
 from api.pages.threads import LONGEST_NAME
-from api.runs.command import BusyPolicy
+from api.runs.command import BusyPolicy, attached_file
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import ContentPart, ImageContent, TextContent, UserMessage
 from shared.domain.tools import ClientTool

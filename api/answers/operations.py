@@ -6,8 +6,6 @@ A name does not change: programs are written with it.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from api.answers.ag_ui import AgUiEvent, AgUiStop, RuntimeInfo
-from api.answers.ai_sdk import StoppedChat, UiChat, UiMessageChunk
 from api.answers.code_agents import CodeAgent, JournalEntry, Replay
 from api.answers.definitions import (
     AgentFileContent,
@@ -67,10 +65,12 @@ from api.answers.messages import (
     Message,
     Nothing,
 )
+from api.answers.pages import AgUiEvent, AgUiStop, RuntimeInfo, StoppedChat, UiChat, UiMessageChunk
 from api.answers.responses import (
     CompactedResponse,
     DeletedConversation,
     DeletedResponse,
+    DeletedWebhookEndpoint,
     Item,
     ItemList,
     OpenAIConversation,
@@ -78,7 +78,12 @@ from api.answers.responses import (
     OpenAIModels,
     OpenAIResponse,
     ResponseEvent,
+    TestedWebhookEndpoint,
     TokenCount,
+    WebhookEndpoint,
+    WebhookEndpointList,
+    WebhookEndpointWithSecret,
+    WebhookEventTypes,
 )
 from api.answers.runs import (
     Approval,
@@ -98,14 +103,6 @@ from api.answers.runs import (
     StepMetrics,
     StreamToken,
     ToolRunResult,
-)
-from api.answers.webhooks import (
-    DeletedWebhookEndpoint,
-    TestedWebhookEndpoint,
-    WebhookEndpoint,
-    WebhookEndpointList,
-    WebhookEndpointWithSecret,
-    WebhookEventTypes,
 )
 
 

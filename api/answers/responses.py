@@ -1,4 +1,4 @@
-"""Answers of OpenAI's dialect: responses, their items and the events of their streams."""
+"""Answers of OpenAI's dialect: responses, their items, the events of their streams, and webhook endpoints."""
 
 from typing import Literal, NotRequired
 
@@ -177,3 +177,60 @@ class ItemList(TypedDict):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+# Webhook endpoints on OpenAI's wire.
+
+
+class WebhookEndpoint(TypedDict):
+    """An endpoint. `signing_secret_hint` has the last characters of its secret; times are in Unix seconds."""
+
+    id: str
+    object: Literal["webhook_endpoint"]
+    created_at: int
+    updated_at: int
+    name: str
+    url: str
+    event_types: list[str]
+    signing_secret_hint: str
+
+
+class WebhookEndpointWithSecret(WebhookEndpoint):
+    """An endpoint that was just created, or has a new secret."""
+
+    signing_secret: str
+
+
+class WebhookEndpointList(TypedDict):
+    """A page of endpoints."""
+
+    object: Literal["list"]
+    data: list[WebhookEndpoint]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedWebhookEndpoint(TypedDict):
+    """The deleted endpoint."""
+
+    id: str
+    object: Literal["webhook_endpoint.deleted"]
+    deleted: bool
+
+
+class TestedWebhookEndpoint(TypedDict):
+    """The endpoint has answered a sample, with this status."""
+
+    object: Literal["webhook_endpoint.test"]
+    webhook_endpoint_id: str
+    event_type: str
+    status_code: int
+    success: bool
+
+
+class WebhookEventTypes(TypedDict):
+    """The events that an endpoint can receive."""
+
+    object: Literal["list"]
+    data: list[str]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from api.callbacks.delivery import ATTEMPT_S, PLAIN_HEADERS
-from api.callbacks.outboxes import EventShape, Letter, keys_of_endpoint, written
-from api.callbacks.signing import written_secret
+from api.callbacks.outboxes import EventShape, Letter, keys_of_endpoint, written, written_secret
 from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest, UnreadableSecret
 from shared.domain.ids import IdMaker, ProjectId, WebhookId

@@ -9,7 +9,7 @@ from api.dependencies import AgentsOfKeyDep, ProjectDep, ShowsInstructionsDep, s
 from api.direct_route import LateRoute
 from api.offered_models import OfferedModels
 from api.openai.conversation_service import ConversationService
-from api.openai.response_items_list import ItemsPage, wire_items, without_instructions
+from api.openai.response_items import ItemsPage, wire_items, without_instructions
 from api.openai.response_object import conversation_id_of, wire_conversation_id
 from api.openai.responses_input import MOST_ITEMS
 from api.openai.responses_request import Metadata

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from api.input_limits import InputLimits
-from api.openai.response_items_list import (
+from api.openai.response_items import (
     MOST_WAITING,
     Arranged,
     answered,

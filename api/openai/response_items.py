@@ -1,12 +1,32 @@
-"""The items of a response's output: the JSON of each when it opens, while it grows, and when it closes. Pure."""
+"""Items of responses: the JSON of each when it opens, while it grows and when it closes, and lists of items. Pure."""
 
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
+from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId, RunId, StepId
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    AttachedFile,
+    ContentPart,
+    Decision,
+    ImageContent,
+    Message,
+    NewMessage,
+    Summary,
+    TextContent,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
+from shared.domain.runs import Run
 
 SERVER_LABEL = "holdfast"
 """Clients that know tools of MCP servers see an agent's own tools as those of a server with this name."""
@@ -212,3 +232,238 @@ def _text_part(text: str) -> dict[str, Any]:
 
 def _as_content(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text}]
+
+
+# Lists of items: the input of a response, the contents of a conversation, and items that wait for others. Pure.
+
+
+class ItemsPage(NamedTuple):
+    """The range of items that a request asks for."""
+
+    limit: int
+    ascending: bool
+    after: str | None
+    """The page begins after the item with this id."""
+
+
+def input_items(run: Run, given: Sequence[Message | NewMessage]) -> list[dict[str, Any]]:
+    """The items of a response's input, oldest first. `given` has its messages."""
+    owner = run.continues or run.id
+    return [item for message in given for item in items_of(owner, message)]
+
+
+def conversation_items(history: Sequence[Message]) -> list[dict[str, Any]]:
+    """The items of a conversation, oldest first."""
+    asking: RunId | None = None
+    items: list[dict[str, Any]] = []
+    for message in history:
+        if isinstance(message.body, AssistantMessage):
+            asking = message.run_id
+        items += items_of(asking or RunId(message.thread_id), message)
+    return items
+
+
+def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, Any]:
+    """The page of a list of items, oldest first. Raises `InvalidRequest` if no item has the id `after`."""
+    ordered = list(items if page.ascending else reversed(items))
+    if page.after is not None:
+        place = next((number for number, item in enumerate(ordered) if item["id"] == page.after), None)
+        if place is None:
+            raise InvalidRequest(f"there is no item {page.after[:100]!r} in this list", field="after")
+        ordered = ordered[place + 1 :]
+    shown = ordered[: page.limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(ordered) > len(shown),
+    }
+
+
+def without_instructions(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items without the agent's instructions, for keys that may not see them."""
+    return [item for item in items if item.get("role") not in _INSTRUCTING]
+
+
+_INSTRUCTING = ("system", "developer")
+
+
+def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, Any]]:
+    """The items of a message. `owner` is the run that made its calls, or to whose calls it responds."""
+    message_id, body = message.id, message.body
+    match body:
+        case UserMessage(content=content, role=role):
+            said = [TextContent(content)] if isinstance(content, str) else content
+            parts = [_input_part(part) for part in said]
+            yield _message(message_id, role if role != "assistant" else "user", parts)
+        case Summary(text=text):
+            yield compaction_item(message_id, text)
+        case AssistantMessage():
+            yield from _answer_items(owner, message, body)
+        case ToolReturns(returns=returns):
+            for one in returns:
+                yield _output(message_id, one.tool_call_id, one.text)
+        case ApprovalResponse(decisions=decisions):
+            for decision in decisions:
+                if decision.kind == "tool":
+                    yield _output(message_id, decision.tool_call_id, decision.tool_return or "")
+                    continue
+                asked = approval_item_id(owner, decision.tool_call_id)
+                verdict = {"approval_request_id": asked, "approve": decision.approve, "reason": decision.reason}
+                own = _own_id("mcpa", message_id, decision.tool_call_id)
+                yield {"id": own, "type": "mcp_approval_response", **verdict}
+        case _:
+            return
+
+
+def _answer_items(owner: RunId, message: Message | NewMessage, body: AssistantMessage) -> Iterator[dict[str, Any]]:
+    message_id = message.id
+    if body.text:
+        part: dict[str, Any] = {"type": "output_text", "text": body.text, "annotations": [], "logprobs": []}
+        yield _message(message_id, "assistant", [part])
+    for call in body.tool_calls:
+        item_id = call_item_id("fc", owner, message.step_id, call.id)
+        of_call = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        yield {"id": item_id, "type": "function_call", "status": "completed", **of_call}
+
+
+def _output(message_id: MessageId, call_id: str, text: str) -> dict[str, Any]:
+    own = _own_id("fco", message_id, call_id)
+    return {"id": own, "type": "function_call_output", "status": "completed", "call_id": call_id, "output": text}
+
+
+def _own_id(prefix: str, message_id: MessageId, call_id: str) -> str:
+    """The id of an item if its message has several."""
+    return f"{prefix}_{hashlib.sha256(f'{message_id} {call_id}'.encode()).hexdigest()[:48]}"
+
+
+def _message(message_id: MessageId, role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    item_id = message_item_id(message_id, 0, "msg")
+    return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": parts}
+
+
+def _input_part(part: ContentPart) -> dict[str, Any]:
+    match part:
+        case TextContent(text=text, file=AttachedFile() as file):
+            data = file.data or b64encode(text.partition("\n")[2].encode()).decode()
+            return {
+                "type": "input_file",
+                "filename": file.name,
+                "file_data": f"data:{file.media_type};base64,{data}",
+                "file_id": None,
+            }
+        case TextContent(text=text):
+            return {"type": "input_text", "text": text}
+        case ImageContent():
+            url = part.url or f"data:{part.media_type};base64,{part.data}"
+            return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
+
+
+# Items of a conversation that wait: function calls that came without their outputs, and the items after them.
+#
+# Clients store the results of their loop in several requests: each has room for 20 items, and a person may approve a
+# call meanwhile. A model must never get a call without its result, so such items are stored outside the conversation's
+# context, and enter it once the outputs are there. Pure.
+
+
+MOST_WAITING = 1_000
+"""Messages that may wait in one conversation."""
+
+
+class Arranged(NamedTuple):
+    """The messages of a conversation that enter its context now, and those that wait."""
+
+    entering: list[NewMessage]
+    waiting: list[NewMessage]
+
+
+def arranged(messages: Sequence[NewMessage]) -> Arranged:
+    """The waiting items begin with the first answer that has a call without a result."""
+    place = next((n for n in range(len(messages)) if _open_calls(messages, n)), len(messages))
+    return Arranged([*messages[:place]], [*messages[place:]])
+
+
+def answered(
+    messages: Sequence[NewMessage], outputs: Mapping[str, Decision], made: Sequence[NewMessage]
+) -> list[NewMessage]:
+    """The messages with these results, each after its call. `made` are empty messages for them, as many as there are
+    outputs. Raises `InvalidRequest` for a result without a waiting call."""
+    told = list(messages)
+    for (call_id, decision), empty in zip(outputs.items(), made, strict=True):
+        found = next(((n, call) for n in range(len(told)) for call in _open_calls(told, n) if call.id == call_id), None)
+        if found is None:
+            raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", field="items")
+        asking, call = found
+        before = _returns_behind(told, asking)
+        order = [one.id for one in _calls_of(told[asking])]
+        results = sorted([*before, _result(call, decision)], key=lambda one: order.index(one.tool_call_id))
+        stored = told[asking + 1] if before else empty
+        told[asking + 1 : asking + 1 + bool(before)] = [replace(stored, body=ToolReturns(results))]
+    return told
+
+
+def without(messages: Sequence[NewMessage], owner: RunId, item_id: str) -> list[NewMessage] | None:
+    """The waiting messages without one item; None if they do not contain it. Raises `InvalidRequest` for a call whose
+    output is there."""
+    for place, message in enumerate(messages):
+        if item_id not in [item["id"] for item in items_of(owner, message)]:
+            continue
+        left = _left_of(messages, place, owner, item_id)
+        return [*messages[:place], *([] if left is None else [left]), *messages[place + 1 :]]
+    return None
+
+
+def first_open_call(messages: Sequence[NewMessage]) -> ToolCall | None:
+    """The first call in the messages without an output."""
+    return next((call for n in range(len(messages)) for call in _open_calls(messages, n)), None)
+
+
+def _result(call: ToolCall, output: Decision) -> ToolReturn:
+    text = output.tool_return or ""
+    return ToolReturn(call.id, call.name, output.status, text, parts=output.parts, is_plain=output.is_plain)
+
+
+def _left_of(messages: Sequence[NewMessage], place: int, owner: RunId, item_id: str) -> NewMessage | None:
+    """A message without one of its items."""
+    message = messages[place]
+    match message.body:
+        case ToolReturns(returns=returns):
+            kept = [one for one in returns if item_id not in _ids_of(message, owner, ToolReturns([one]))]
+            return replace(message, body=ToolReturns(kept)) if kept else None
+        case AssistantMessage(text=text, tool_calls=calls) if calls:
+            kept_calls = [one for one in calls if item_id not in _ids_of(message, owner, _asking(one))]
+            text = text if len(kept_calls) < len(calls) else ""
+            if any(one not in kept_calls for one in calls if one not in _open_calls(messages, place)):
+                raise InvalidRequest("a call cannot be deleted before its output is", field="item_id")
+            body = replace(message.body, text=text, tool_calls=kept_calls)
+            return replace(message, body=body) if text or kept_calls else None
+        case _:
+            return None
+
+
+def _ids_of(message: NewMessage, owner: RunId, body: AssistantMessage | ToolReturns) -> list[str]:
+    return [item["id"] for item in items_of(owner, replace(message, body=body))]
+
+
+def _asking(call: ToolCall) -> AssistantMessage:
+    return AssistantMessage(tool_calls=[call])
+
+
+def _calls_of(message: NewMessage) -> list[ToolCall]:
+    return message.body.tool_calls if isinstance(message.body, AssistantMessage) else []
+
+
+def _returns_behind(messages: Sequence[NewMessage], place: int) -> list[ToolReturn]:
+    """The results of the calls in an answer."""
+    body = messages[place + 1].body if place + 1 < len(messages) else None
+    return body.returns if isinstance(body, ToolReturns) else []
+
+
+def _open_calls(messages: Sequence[NewMessage], place: int) -> list[ToolCall]:
+    """The calls without results in the message at this place."""
+    calls = _calls_of(messages[place])
+    if not calls:
+        return []
+    known = {one.tool_call_id for one in _returns_behind(messages, place)}
+    return [call for call in calls if call.id not in known]

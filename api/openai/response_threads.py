@@ -10,8 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
-from api.openai.response_items import approval_item_id
-from api.openai.response_items_list import first_open_call, items_of
+from api.openai.response_items import approval_item_id, first_open_call, items_of
 from api.openai.response_object import conversation_id_of, message_id_of, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on, reference_of
 from api.openai.responses_request import ResponseRequest

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from api.attached_files import attached_file
 from api.input_limits import as_object
 from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, summary_in
+from api.runs.command import attached_file
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (

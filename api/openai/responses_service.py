@@ -20,7 +20,7 @@ from api.event_stream import ENDS_WITH_CLIENT, StreamBroken, json_answer
 from api.input_limits import InputLimits
 from api.openai.response_fold import events_kept_of, fold_of
 from api.openai.response_items import Event as ResponseEvent
-from api.openai.response_items_list import items_of
+from api.openai.response_items import items_of
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input

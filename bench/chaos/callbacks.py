@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from api.callbacks.signing import key_of_project
+from api.callbacks.outboxes import key_of_project
 from bench.chaos.deployment import CALLBACK_SECRET
 from bench.chaos.ledger import Column, Ledger
 from shared.domain.ids import ProjectId

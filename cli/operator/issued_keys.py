@@ -13,7 +13,7 @@ from secrets import token_bytes
 import msgspec
 
 from api.access.accepted_keys import Issued, KeyIssuer
-from api.callbacks.signing import key_of_project, signing_key, written_secret
+from api.callbacks.outboxes import key_of_project, signing_key, written_secret
 from api.letta.admin import status_of, wire_key
 from cli.operator.processes import production_database
 from cli.printable import printable, printable_json

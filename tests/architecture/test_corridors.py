@@ -164,7 +164,6 @@ ROUTES = (
     "api/routes",
     "api/letta/routes",
     "api/openai/routes",
-    "api/openai/webhook_routes",
     "api/mcp/routes",
     "api/ag_ui/routes",
     "api/ai_sdk/routes",

@@ -31,8 +31,7 @@ from worker.agents.hosts import CodeAgents
 from worker.agents.models.endpoint import ModelEndpoint
 from worker.models.provider import ModelCall
 from worker.models.registry import Models
-from worker.run.body import Body, Outcome
-from worker.run.run_handle import RunHandle
+from worker.run.run_handle import Body, Outcome, RunHandle
 
 PROGRAM = "tests.kit.code_agents.models_program"
 CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")

@@ -21,8 +21,7 @@ from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.executing import OneWorker, Workers
 from tests.kit.runs.guest_bodies import Stage, agent_loop, words_body
 from tests.kit.runs.stored_runs import THREAD, Stores, approve, found, said, stored_runs, texts_of
-from worker.run.body import Body, Outcome
-from worker.run.run_handle import LARGEST_STATE, Parked, RunHandle
+from worker.run.run_handle import LARGEST_STATE, Body, Outcome, Parked, RunHandle
 
 BODIES: dict[str, Callable[[Stores, Stage], Awaitable[Body]]] = {"agent loop": agent_loop, "words": words_body}
 

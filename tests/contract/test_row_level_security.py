@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from api.access.callers import act_for, project_of_request
+from api.access.authentication import act_for, project_of_request
 from shared.domain.ids import ProjectId
 from shared.domain.runs import SentBody, SubmissionKeys
 from shared.sql.engine import Database

@@ -9,11 +9,11 @@ from letta_client.types import agent_create_params, agent_update_params, block_c
 from letta_client.types.agents import message_create_params
 from pydantic import BaseModel
 
+from api.every_answer import NOT_ACTED_ON, unused_fields
 from api.letta.agents import AgentCreate, AgentUpdate
 from api.letta.blocks import BlockCreate
 from api.letta.message_input import MessagesRequest
 from api.letta.tools import ToolCreate
-from api.letta.unused_input import NOT_ACTED_ON, unused_fields
 from tests.kit.log_events import log_events
 from tests.kit.product import api_client
 from tests.kit.project.documents import table_rows

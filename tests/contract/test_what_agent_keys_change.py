@@ -10,9 +10,16 @@ import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from api.access.response_bodies import OF_THE_AGENT as OF_A_RESPONSE
-from api.access.response_bodies import is_about_responses
-from api.access.route_rules import CHAT, MOST_STEPS, OF_A_BLOCK, OF_THE_AGENT, RULES, Reach
+from api.access.route_rules import (
+    CHAT,
+    MOST_STEPS,
+    OF_A_BLOCK,
+    OF_A_RESPONSE,
+    OF_THE_AGENT,
+    RULES,
+    Reach,
+    is_about_responses,
+)
 from api.application import ROUTERS
 from api.letta.message_input import MessagesRequest
 from tests.kit.keys import KeyMaker

@@ -7,7 +7,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.callbacks.delivery import RETRY_AFTER_S
-from api.callbacks.signing import key_of_project, signed_headers, signing_key
+from api.callbacks.outboxes import key_of_project, signed_headers, signing_key
 from api.main import serving
 from shared.domain.ids import ProjectId
 from shared.sql.engine import Database

@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any
 
-from api.access.callers import DEFAULT_PROJECT, act_for
+from api.access.authentication import act_for
+from api.access.callers import DEFAULT_PROJECT
 from shared.domain.ids import StepId
 from shared.telemetry.metrics import CUT_OFF
 from tests.kit.exposition import Figures, scraped

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from arq.connections import ArqRedis
 
-from api.access.callers import DEFAULT_PROJECT, act_for
+from api.access.authentication import act_for
+from api.access.callers import DEFAULT_PROJECT
 from shared.concurrency import SystemClock
 from shared.domain.ids import AgentId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus

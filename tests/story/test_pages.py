@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from api.access.callers import acting_for
+from api.access.authentication import acting_for
 from api.pages.decisions import PageAnswer, PageRefusal, RefusalCode
 from api.pages.submission import PageService, PageSubmission
 from api.pages.threads import PageThread

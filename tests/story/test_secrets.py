@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from arq.connections import ArqRedis
 
-from api.access.callers import DEFAULT_PROJECT, EVERYBODY, Caller, ConfiguredKeys, act_for, may_see_secrets
+from api.access.authentication import act_for
+from api.access.callers import DEFAULT_PROJECT, EVERYBODY, Caller, ConfiguredKeys, may_see_secrets
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.ids import AgentId
 from shared.sql.engine import Database

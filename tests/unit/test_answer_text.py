@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.models.attempts import LEAST_REPEATED, ContinuedText
+from worker.models.provider import LEAST_REPEATED, ContinuedText
 
 SHOWN = "The cat sat on the mat and"
 assert len(SHOWN) >= LEAST_REPEATED

@@ -4,7 +4,7 @@ import msgspec
 
 from shared.domain.messages import AttachedFile, ContentPart, Message, TextContent, UserMessage
 from tests.kit.model_server.model_calls import history
-from worker.bodies.request_size import TOKENS_AROUND, body_tokens, text_tokens
+from worker.bodies.answer import TOKENS_AROUND, body_tokens, text_tokens
 from worker.bodies.summary import NO_FILE, SHORTEST_TEXT, truncated
 
 NOTE = "[file a.pdf, 75,000 bytes]"

@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from api.callbacks.signing import key_of_project, signed_headers, signing_key, written_secret
+from api.callbacks.outboxes import key_of_project, signed_headers, signing_key, written_secret
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from api.access.callers import client_address, networks_of
+from api.request_log import client_address, networks_of
 from shared.process.settings import Settings
 
 TRUSTED = "10.0.0.0/8, 192.0.2.7 fd00::/8"

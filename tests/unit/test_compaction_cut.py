@@ -15,7 +15,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from tests.kit.model_server.model_calls import history, returned
-from worker.bodies.request_size import transcript
+from worker.bodies.answer import transcript
 from worker.bodies.summary import messages_to_summarise
 
 WINDOW = 100_000

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 
-from worker.models.http_messages import MOST_OVERHEAD, IncomingResponse, OutgoingRequest
+from worker.models.server_connections import MOST_OVERHEAD, IncomingResponse, OutgoingRequest
 
 URL = "http://models.example/v1/chat?a=b"
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -4,7 +4,7 @@ import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import estimate_tokens
-from worker.models.attempts import RetryPolicy
+from worker.models.provider import RetryPolicy
 
 
 async def _sleep(_seconds: float) -> None: ...

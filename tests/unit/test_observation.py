@@ -78,7 +78,7 @@ def observed_by(*observers: RunObserver) -> RunObservation:
         worker="worker-1",
         clock=SystemClock(),
         interruption=Interruption(),
-        observers=[lambda _, observer=observer: observer for observer in observers],
+        observers=observers,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.models.sse import LONGEST_EVENT, EventStream, EventTooLong
+from worker.models.event_streams import LONGEST_EVENT, EventStream, EventTooLong
 
 STREAM = (
     b": a comment\nevent: one\ndata: {}\n\ndata:first\ndata: second\nid: 7\n\n\n"

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from api.callbacks.signing import signed_headers, signing_key, written_secret
+from api.callbacks.outboxes import signed_headers, signing_key, written_secret
 from api.openai.response_object import response_id
 from api.openai.webhook_endpoints import EVENT_TYPES, outcomes_of, response_event
 from shared.domain.ids import RunId

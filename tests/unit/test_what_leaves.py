@@ -25,7 +25,7 @@ from shared.domain.messages import (
 from shared.domain.models import window_of
 from shared.domain.settling import open_calls
 from tests.kit.model_server.model_calls import history, returned
-from worker.bodies.request_size import fixed_tokens, history_tokens, last_answer, text_tokens
+from worker.bodies.answer import fixed_tokens, history_tokens, last_answer, text_tokens
 from worker.bodies.summary import SUMMARY_SHARE, longest_that_fits, select_for_summary, truncated
 from worker.models.provider import ToolSpec
 

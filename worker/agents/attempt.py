@@ -22,16 +22,17 @@ from shared.domain.messages import (
 from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Step
 from shared.domain.settling import RunEnd, decided_return, unknown_return
-from worker.agents.asked import Asked, may_ask
 from worker.agents.attached_tools import AttachedTools, CallEnd, Refused, all_of
 from worker.agents.attempt_start import AttemptStart, read_start
 from worker.agents.body_process import BodyProcess, Frame
 from worker.agents.frames import (
+    Asked,
     BodyRaised,
     call_of,
     decided_end,
     end_of_sleep,
     go,
+    may_ask,
     recorded_answer,
     recorded_result,
     seconds,
@@ -42,8 +43,7 @@ from worker.agents.frames import (
 from worker.agents.models.run_models import RunModels
 from worker.agents.shown_turn import failure_of, result_of
 from worker.bodies.agent_context import AgentServices
-from worker.run.body import Outcome, Sleeps
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
+from worker.run.run_handle import AwaitsRuns, Outcome, Parked, RunHandle, Sleeps
 
 
 class Attempt:

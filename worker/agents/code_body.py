@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +17,7 @@ from shared.domain.errors import CancelRequested, ErrorCode, NotFound, RunTimeou
 from shared.domain.events import StopReason
 from shared.domain.journal import BodyChanged, begun_anew
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.runs import Run, RunError
+from shared.domain.runs import RunError
 from shared.domain.settling import RunEnd
 from worker.agents.attached_tools import AttachedTools
 from worker.agents.attempt import Attempt
@@ -28,8 +27,7 @@ from worker.agents.hosts import CodeAgents
 from worker.agents.models.endpoint import ModelEndpoint, unserved_endpoint
 from worker.agents.models.run_models import RunModels
 from worker.bodies.agent_context import AgentServices
-from worker.run.body import Body, Outcome, Sleeps
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
+from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle, Sleeps
 from worker.run.settle import failed_by_defect
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -75,10 +73,6 @@ class CodeBody(Body):
     quiet_s: float = QUIET_S
     """Seconds without a word of its process after which a run that only sleeps leaves the worker: what its code does
     beside the sleep comes to a call within this time, or is done again."""
-
-    def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
-        """Keeps the folder that calls of the run's attached tools share."""
-        return self.services.sandbox.of_run(run.id)
 
     async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns | Sleeps:
         name = handle.run.options.code_agent or ""

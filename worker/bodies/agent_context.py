@@ -26,9 +26,8 @@ from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
-from worker.run.body import Body, Outcome
 from worker.run.observation import RunObservation
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle
+from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle
 from worker.runners.tool_runner import ToolRunners
 from worker.tools.outcomes import ToolSandbox
 
@@ -382,10 +381,6 @@ class AgentBody(Body):
     def __init__(self, services: AgentServices, work: Work) -> None:
         self._services = services
         self._work = work
-
-    def holding(self, run: Run) -> AbstractAsyncContextManager[object]:
-        """Keeps the folder that calls of the run share."""
-        return self._services.sandbox.of_run(run.id)
 
     async def loaded(self, handle: RunHandle) -> Body:
         """Loads the current agent and its memory."""

@@ -25,19 +25,19 @@ from shared.domain.settling import BegunAnswer
 from shared.domain.tool_catalog import REWRITING
 from shared.domain.tools import filled_arguments, filled_in
 from worker.bodies.agent_context import AgentContext
-from worker.models.attempts import ContinuedText
 from worker.models.provider import (
     AttemptFailed,
     CallArguments,
     CallFinished,
     CallStarted,
+    ContinuedText,
     Finished,
     ModelEvent,
     Text,
     Thought,
 )
 from worker.run.observation import ObservedModelCall
-from worker.run.run_handle import StepInHand
+from worker.run.progress import StepInHand
 
 # Finds the new part of an answer's text, if an agent speaks by a call of `send_message`, whose arguments the model is
 # still writing. Pure.

@@ -33,17 +33,19 @@ from shared.domain.models import window_of
 from shared.domain.runs import Compaction, Step
 from shared.domain.settling import RunEnd
 from worker.bodies.agent_context import AgentContext
-from worker.bodies.answer import offered_calls, take_answer
-from worker.bodies.answer_draft import Answer
-from worker.bodies.request_size import (
+from worker.bodies.answer import (
     LastAnswer,
     fixed_tokens,
     history_tokens,
     last_answer,
+    offered_calls,
+    take_answer,
     taken_before,
     text_tokens,
 )
+from worker.bodies.answer_draft import Answer
 from worker.bodies.summary import (
+    SHORTEST_TEXT,
     SUMMARY_SHARE,
     excerpt_instead,
     is_refusal,
@@ -53,7 +55,7 @@ from worker.bodies.summary import (
     truncated,
     write_summary,
 )
-from worker.run.body import Outcome
+from worker.run.run_handle import Outcome
 
 # A run that compacts its thread: one model call that shows nothing, and one change when the run is settled. The history
 # does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing. If readers
@@ -180,7 +182,7 @@ class ContextWindow:
 
     async def _ask(self, history: Sequence[Message]) -> Answer:
         context = self._context
-        sent = await beside(partial(truncated, history, self._longest_text), weight(history))
+        sent = await self._cut(history)
         size = await self._size_of(sent)
         if size > self._compact_over:
             history, sent = await self._make_room(history, size, "post_step_context_check")
@@ -231,7 +233,7 @@ class ContextWindow:
         self._limit = min(self._limit, self._fixed_tokens + refused // 2)
 
     async def _size_of(self, history: Sequence[Message]) -> int:
-        """Returns the tokens of the request, as in `request_size`. A limit learned from a refusal is an estimate
+        """Returns the tokens of the request, as `answer.py` counts them. A limit learned from a refusal is an estimate
         itself, so it is compared with an estimate."""
         estimated = self._fixed_tokens + await self._tokens_of(history)
         answered = last_answer(history)
@@ -261,7 +263,7 @@ class ContextWindow:
     ) -> tuple[Sequence[Message], Sequence[Message]]:
         """Removes old messages. Returns the remaining history, and the part of it for the request."""
         context, wanted = self._context, self._room(self._compact_over)
-        shown = await beside(partial(truncated, history, self._longest_text), weight(history))
+        shown = await self._cut(history)
         choose = partial(
             select_for_summary, shown, turn=context.run.turn or 0, options=context.run.options.when_full, room=wanted
         )
@@ -273,7 +275,14 @@ class ContextWindow:
         self._longest_text = await beside(
             partial(longest_that_fits, history, room, self._longest_text), weight(history)
         )
-        return history, await beside(partial(truncated, history, self._longest_text), weight(history))
+        return history, await self._cut(history)
+
+    async def _cut(self, history: Sequence[Message]) -> Sequence[Message]:
+        """Returns the history as the model gets it (`truncated`). A short one has no long text, and stays as it is."""
+        characters = weight(history)
+        if characters <= self._longest_text and self._longest_text > SHORTEST_TEXT:
+            return history
+        return await beside(partial(truncated, history, self._longest_text), characters)
 
     def _room(self, most: int) -> int:
         """Returns the tokens that the history may have in a request of `most` tokens."""

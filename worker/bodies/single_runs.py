@@ -21,8 +21,7 @@ from worker.bodies.probes import result_of_lost_call
 from worker.bodies.step_loop import STOP_REASONS
 from worker.bodies.tool_turn import result_of
 from worker.models.provider import ModelCall, ToolSpec
-from worker.run.body import Outcome
-from worker.run.run_handle import AwaitsRuns
+from worker.run.run_handle import AwaitsRuns, Outcome
 from worker.runners.tool_runner import error_return
 
 DONE = Outcome(end=RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED))

@@ -17,8 +17,7 @@ from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer_draft import CUT_OFF, Answer
 from worker.bodies.context_window import ContextWindow
 from worker.bodies.tool_turn import ask_for_approval, finish_open_calls, run_tools
-from worker.run.body import Outcome
-from worker.run.run_handle import AwaitsRuns, Parked
+from worker.run.run_handle import AwaitsRuns, Outcome, Parked
 from worker.runners.tool_runner import error_return
 
 STOP_REASONS = {

@@ -32,8 +32,17 @@ from shared.domain.messages import (
 from shared.domain.models import context_window_of, window_of
 from shared.domain.settling import open_calls
 from worker.bodies.agent_context import AgentContext
-from worker.bodies.answer import PlainAnswer, ask_as_step, question
-from worker.bodies.request_size import as_text, body_tokens, excerpt, history_tokens, transcript, without_middle
+from worker.bodies.answer import (
+    PlainAnswer,
+    as_text,
+    ask_as_step,
+    body_tokens,
+    excerpt,
+    history_tokens,
+    question,
+    transcript,
+    without_middle,
+)
 from worker.models.provider import ModelCall
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -182,7 +191,7 @@ def _question(context: AgentContext, text: str, *, acknowledged: bool) -> list[M
 
 
 # Selects the messages to remove from a full context, and truncates long texts for the model. No I/O. Calls are never
-# separated from their results, so that every provider accepts the rest. Sizes are estimates, in tokens; `request_size`
+# separated from their results, so that every provider accepts the rest. Sizes are estimates, in tokens; `answer.py`
 # describes their precision.
 
 

@@ -29,9 +29,9 @@ from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
+from worker.bodies.answer import without_middle
 from worker.bodies.answer_draft import Answer
 from worker.bodies.probes import result_of_lost_call
-from worker.bodies.request_size import without_middle
 from worker.run.run_handle import AwaitsRuns, Parked
 from worker.runners.tool_runner import ForeignOutcome, ToolRunner, error_return
 from worker.tools.outcomes import ToolOutcome, without_secrets
@@ -86,7 +86,7 @@ async def _made(
 ) -> ToolReturn:
     """Returns the result of the runner's call, in the form to show and store."""
     traits = runner.traits
-    lost_folder = tool.scratch == "run" and await _has_lost_folder(context, call)
+    lost_folder = tool.scratch == "run" and await _enter_folder(context, call)
     result = await _within_its_time(runner.call(context, call, tool, checked), call, traits.timeout_s)
     if isinstance(result, ForeignOutcome):
         result = result.returned(await without_secrets(result.outcome, context.secrets))
@@ -134,13 +134,14 @@ def within_limit(result: ToolReturn, most: int) -> ToolReturn:
     return replace(shorter, parts=[text, *(part for part in result.parts if not isinstance(part, TextContent))])
 
 
-async def _has_lost_folder(context: AgentContext, call: ToolCall) -> bool:
-    """Returns whether this is this owner's first call that uses the folder, and earlier calls have used another
-    folder."""
+async def _enter_folder(context: AgentContext, call: ToolCall) -> bool:
+    """Keeps the folder that calls of the run share, from this owner's first such call until the run's end is stored.
+    Returns whether this is that call, and earlier calls have used another folder."""
     if context.progress.has_run_folder:
         return False
     context.progress.has_run_folder = True
     run, services = context.run, context.services
+    await context.handle.held.enter_async_context(services.sandbox.of_run(run.id))
     if run.fence == 1 and run.continues is None:
         return False
     users = {name for name, tool in context.tools.items() if tool.scratch == "run"}

@@ -12,8 +12,8 @@ from pydantic_ai.models import StreamedResponse
 from pydantic_core import PydanticSerializationError
 
 from worker.models.answer_parts import CallIds, CountedTokens, WholeAnswer, finalize
+from worker.models.event_streams import StreamEnd
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
-from worker.models.sdk_events import StreamEnd
 from worker.models.special_tokens import JoinedPieces, revealed_halves, sound, whole_number
 
 _BETWEEN_THOUGHTS = "\n\n"

@@ -17,10 +17,18 @@ from typing import NamedTuple, cast
 import httpx2
 
 from shared.network.checked_http import CallersHttp, NetworkRules
-from worker.models.http_messages import IncomingResponse, OutgoingRequest
+from worker.models.event_streams import SdkEvents, StreamEnd
 from worker.models.provider import COUNTS_WITHIN_S
-from worker.models.sdk_events import SdkEvents, StreamEnd
-from worker.models.server_connections import Origin, ServerConnection, Timeouts, connection_to, until, within
+from worker.models.server_connections import (
+    IncomingResponse,
+    Origin,
+    OutgoingRequest,
+    ServerConnection,
+    Timeouts,
+    connection_to,
+    until,
+    within,
+)
 
 CALL_HEADER = "x-holdfast-call"
 

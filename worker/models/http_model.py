@@ -16,9 +16,9 @@ import httpx2
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.connections import body_of
+from worker.models.event_streams import EventStream, EventTooLong, is_whole, unstreamed_answers
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
-from worker.models.sse import EventStream, EventTooLong, is_whole, unstreamed_answers
 
 _HEADERS = {"accept": "application/json", "content-type": "application/json", "user-agent": "holdfast"}
 

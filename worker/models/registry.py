@@ -33,7 +33,6 @@ from shared.domain.runs import Usage
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.anthropic import AnthropicWire
 from worker.models.anthropic_models import claude_model, takes_effort, takes_format
-from worker.models.attempts import RetryPolicy, stream_with_retries
 from worker.models.builtin import BuiltinModel
 from worker.models.chat import ChatWire
 from worker.models.connections import Connections
@@ -43,7 +42,9 @@ from worker.models.provider import (
     ModelCall,
     ModelEvent,
     ModelProvider,
+    RetryPolicy,
     Route,
+    stream_with_retries,
 )
 from worker.models.tool_schema import schema_of
 

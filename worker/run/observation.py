@@ -160,6 +160,10 @@ class RunObserver:
     """Receives what happens to one run; a subclass overrides the methods that it needs. They are called on the event
     loop, in the task that does the work, and must not block. An exception that one raises is logged and ignored."""
 
+    def for_run(self, run: ObservedRun) -> "RunObserver":
+        """Returns the observer of a run that was just claimed: by default this one, which observes every run."""
+        return self
+
     def began(self, what: Observed) -> None:
         """Something begins. Its `parent` has begun and not ended."""
 
@@ -181,10 +185,6 @@ class RunObserver:
 
     def log_lost(self) -> None:
         """Redis has lost a part of the log; the publisher sends again what SQL lacks."""
-
-
-ObserverOf = Callable[[ObservedRun], RunObserver]
-"""Creates the observer of a run that was just claimed."""
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -235,7 +235,7 @@ class StepTimes(RunObserver):
 
 
 class RunObservation:
-    """The observation of one claim of a run. `observers` create its observers."""
+    """The observation of one claim of a run. `observers` observe every run of the worker."""
 
     def __init__(
         self,
@@ -244,14 +244,14 @@ class RunObservation:
         worker: str,
         clock: Clock,
         interruption: Interruption,
-        observers: Sequence[ObserverOf] = (),
+        observers: Sequence[RunObserver] = (),
     ) -> None:
         waited_s = (clock.now() - run.created_at).total_seconds()
         self.run = ObservedRun(run=run, worker=worker, queue_wait_s=max(waited_s, 0) if run.fence == 1 else None)
         self.times = StepTimes()
         self._clock = clock
         self._interruption = interruption
-        self._observers: list[RunObserver] = [self.times, *(observer_of(self.run) for observer_of in observers)]
+        self._observers: list[RunObserver] = [self.times, *(observer.for_run(self.run) for observer in observers)]
         self._step: Observed = self.run
         self._claimed_at = clock.monotonic()
         self._has_answered = False

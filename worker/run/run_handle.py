@@ -1,12 +1,14 @@
-"""The handle of a claimed run: everything that a body may do with it.
+"""The port of bodies: a body does the work of a run between its claim and its end, by the run's handle.
 
-Each write carries the fence of the claim. If the worker has lost the run, SQL refuses the body's next write, and that
-ends the body.
+The worker claims a run, adopts its log, watches for cancels and stores its end in the same way for an agent's loop, a
+compaction and an agent of another framework. The body does everything between. Each of its writes carries the fence of
+the claim: if the worker has lost the run, SQL refuses the next write, and that ends the body.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,14 +16,14 @@ import msgspec
 from shared.concurrency import Clock, retry_while_unavailable, unix_ms
 from shared.domain.approvals import Approval
 from shared.domain.errors import CancelMode, CancelRequested, InvalidRequest, ShutdownRequested
-from shared.domain.events import Event, InputDelivered, StopReason
-from shared.domain.ids import IdMaker, StepId
+from shared.domain.events import Event, InputDelivered
+from shared.domain.ids import IdMaker
 from shared.domain.journal import JournalEntry
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage, ToolCall, ToolReturn, UserMessage, text_of
 from shared.domain.run_trees import CallWaits, SeenChild
-from shared.domain.runs import Compaction, Dispatch, Run, Step, Usage
-from shared.domain.settling import PARKED, ShownStep, lost_usage, unknown_return
+from shared.domain.runs import Compaction, Dispatch, Run, RunKind, Step, Usage
+from shared.domain.settling import RunEnd, ShownStep, unknown_return
 from shared.redis.event_log import EventLog
 from shared.sql.history.messages import ContextOfRun, MessageStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore, Spent
@@ -30,11 +32,10 @@ from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore
-from worker.models.provider import ModelCall
 from worker.run.interruption import Interruption
-from worker.run.observation import ObserverOf, RunObservation
+from worker.run.observation import RunObservation, RunObserver
+from worker.run.progress import BudgetService, RunAccount, RunProgress
 from worker.run.publisher import Publisher
-from worker.run.spending import BudgetService
 
 Result = TypeVar("Result")
 
@@ -61,7 +62,7 @@ class RunServices:
     """Whether SQL stores events before readers see them (see `Publisher`)."""
     patience_s: float
     """Seconds for which a run repeats a write while the database is unavailable."""
-    observers: Sequence[ObserverOf] = ()
+    observers: Sequence[RunObserver] = ()
     """They record what happens to a run: metrics, traces, log lines."""
 
     def publisher(self, run: Run, worker: str, interruption: Interruption) -> Publisher:
@@ -95,62 +96,6 @@ class AwaitsRuns(msgspec.Struct, frozen=True):
     """The run's next dispatch, if it does not have to wait: a child has changed meanwhile."""
 
 
-@dataclass(kw_only=True)
-class StepInHand:
-    """The current or last model call, and the results of its tool calls."""
-
-    step: Step
-    asked: str
-    """The request as text, from which the tokens of a cut-off call are estimated."""
-    returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results that already exist if the run is cut off."""
-
-    def finish(self, usage: Usage) -> None:
-        """Records that the model has answered. The last step of a run gets the run's own stop reason instead."""
-        self.step = msgspec.structs.replace(self.step, status="success", usage=usage, stop_reason=StopReason.ANSWERED)
-
-    def wait(self) -> None:
-        """Records that its tool calls wait for a person or the client."""
-        self.step = msgspec.structs.replace(self.step, stop_reason=PARKED.stop_reason)
-
-
-@dataclass(kw_only=True)
-class RunProgress:
-    """The progress of a run: its usage, the current step, and the results of its calls. The run's end is stored from
-    this, whatever causes it."""
-
-    usage: Usage
-    step_count: int
-    in_hand: StepInHand | None = None
-    open_returns: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """Results of calls that belong to no step of this owner: an earlier owner left them open, a decision allowed them,
-    or the body has no steps."""
-    open_step_id: StepId | None = None
-    """The step of these calls."""
-    unstored: list[ToolReturn] = field(default_factory=list[ToolReturn])
-    """Results that SQL does not have yet."""
-
-    def take_unstored(self) -> list[ToolReturn]:
-        """Returns these results and forgets them; the caller stores them."""
-        results, self.unstored = self.unstored, []
-        return results
-
-    def begin_step(self, step: Step, asked: str) -> StepInHand:
-        """Records that a model call begins."""
-        self.in_hand = StepInHand(step=step, asked=asked)
-        return self.in_hand
-
-    @property
-    def step_id(self) -> StepId | None:
-        """The step of the current answer. None if the run answers no message or has not begun a step."""
-        return self.open_step_id if self.in_hand is None else self.in_hand.step.id
-
-    @property
-    def returns(self) -> dict[str, ToolReturn]:
-        """Results of the current answer, by tool call id."""
-        return self.open_returns if self.in_hand is None else self.in_hand.returns
-
-
 class RunHandle:
     """One claimed run. A body uses a run only through this handle.
 
@@ -182,11 +127,12 @@ class RunHandle:
         """For the executor. Bodies use `whole` and `stop_if_asked`."""
         self.services = services
         """For the parts of the handle."""
+        self.held = AsyncExitStack()
+        """What the body needs until the run's end is stored."""
         self.clock, self.ids = services.clock, services.ids
         self.progress = RunProgress(usage=run.usage, step_count=run.step_count)
-        self.calls = RunCalls(self)
-        self.inbox = RunInbox(self)
-        self.account = RunAccount(self)
+        self.calls, self.inbox = RunCalls(self), RunInbox(self)
+        self.account = RunAccount(publisher, self.progress, services.budgets, self.whole)
 
     @property
     def run(self) -> Run:
@@ -449,52 +395,61 @@ class RunInbox:
         return await self._handle.whole(lambda: inbox.has_waiting(run_id))
 
 
-class RunAccount:
-    """The usage of the run's model calls, and the budgets that limit it."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a body ended its run, and what the worker still has to store."""
 
-    def __init__(self, handle: RunHandle) -> None:
-        self._handle = handle
+    end: RunEnd
+    messages: list[NewMessage] = []
+    """The final answer."""
+    mode: CancelMode | None = None
+    compaction: Compaction | None = None
+    """The change of the thread, when the run compacts it."""
+    is_answer: bool = False
+    """The run has answered every message that was sent to it. A message that arrives meanwhile causes one more step."""
 
-    async def reserve(self, call: ModelCall, *, repeats: str | None = None) -> None:
-        """A body calls this before every model call. Raises `BudgetExceeded`, or `ModelError` if a budget is in money
-        and the model's price is unknown.
 
-        `repeats` is the text of the prompt if the call repeats the step's calls that were lost with their workers:
-        those are counted with it.
+class Sleeps(msgspec.Struct, frozen=True):
+    """The run has nothing to do until then. Another claim continues it."""
+
+    until: datetime
+
+
+class Body:
+    """Does the work of runs of one kind. A body overrides `execute`, and the other methods if it needs them."""
+
+    continues_answers = False
+    """Whether the body can continue an answer that another worker began to show. If not, the worker publishes that the
+    answer is void."""
+    model = ""
+    """Handle of the model whose answer the end of the run cuts off."""
+
+    async def loaded(self, handle: RunHandle) -> "Body":
+        """Loads what the run needs and returns the body for this one run. A worker loads few runs at a time.
+
+        Raises `NotFound` and `UnreadableSecret` if the run cannot start: it fails before it has shown anything.
         """
-        handle, budgets = self._handle, self._handle.services.budgets
-        used = handle.progress.usage
-        lost = None if repeats is None else self.lost(call.handle, repeats)
-        await handle.whole(lambda: budgets.reserve(handle.run, used if lost is None else used.plus(lost), call))
-        # Only now: the account takes what the run has used from the place that was set aside. Other calls of the run
-        # may have been counted meanwhile.
-        if lost is not None:
-            handle.progress.usage = handle.progress.usage.plus(lost)
-            handle.shown.forget_lost()
+        return self
 
-    def priced(self, model: str, usage: Usage) -> Usage:
-        """Returns the usage of one call, with its price if a budget needs prices."""
-        return self._handle.services.budgets.priced(model, usage)
+    async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns | Sleeps:
+        """Does the run's work, from where its last checkpoint left it.
 
-    def count(self, model: str, usage: Usage) -> Usage:
-        """Counts a step's finished call. Returns its usage with its price."""
-        progress, priced = self._handle.progress, self.priced(model, usage)
-        progress.usage = progress.usage.plus(priced)
-        progress.step_count += 1
-        return priced
+        Raises `ModelError`, `BudgetExceeded` and `UnreadableSecret`, with which the run fails or waits. It does not
+        catch what interrupts a run. Any other exception is a defect and fails the run.
+        """
+        raise NotImplementedError
 
-    def count_aside(self, model: str, usage: Usage) -> None:
-        """Counts a finished call that is no step: adds its tokens, and leaves `context_tokens` unchanged."""
-        progress = self._handle.progress
-        total = progress.usage.plus(self.priced(model, usage))
-        progress.usage = msgspec.structs.replace(total, context_tokens=progress.usage.context_tokens)
+    async def lost_calls(self, handle: RunHandle) -> Usage:
+        """Called when the run failed or was cancelled, before its end is stored. Returns an estimate of calls of models
+        that were lost with earlier workers and are not in the run's usage. By default there are none."""
+        return Usage()
 
-    def lost(self, model: str, asked: str) -> Usage:
-        """Returns an estimate of the calls that were lost with their workers in this step; all zero if there are none.
-        They made the same request of this model."""
-        shown = self._handle.shown
-        return self.priced(model, lost_usage(shown.lost_calls, asked, shown.lost_text))
 
-    def check(self) -> None:
-        """A body calls this after it has used tokens. Raises `BudgetExceeded`."""
-        self._handle.services.budgets.check(self._handle.progress.usage)
+class Bodies:
+    """The bodies of a worker, by kind of run."""
+
+    def __init__(self, bodies: Mapping[RunKind, Body]) -> None:
+        self._bodies = bodies
+
+    def of(self, run: Run) -> Body:
+        """The body that does the work of this run."""
+        return self._bodies[run.kind]

@@ -206,6 +206,16 @@ NO_FAILURES = frozenset(
 _OPERATION = "gen_ai.operation.name"
 
 
+class TracedRuns(RunObserver):
+    """Makes the spans of every run of a worker."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def for_run(self, run: ObservedRun) -> RunObserver:
+        return RunTraces(self._tracer, run)
+
+
 class RunTraces(RunObserver):
     """The spans of one claim of a run."""
 

@@ -32,9 +32,8 @@ from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
 from shared.sql.runs.listing import QuietRun
 from shared.sql.runs.settlement import Settled, Settlement
-from worker.run.body import Body, Outcome, Sleeps
 from worker.run.publisher import FLUSH_S, Publisher
-from worker.run.run_handle import AwaitsRuns, Parked, RunHandle, RunServices
+from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle, RunServices, Sleeps
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

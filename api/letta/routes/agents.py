@@ -30,6 +30,7 @@ from api.letta.blocks import BlockUpdate, new_block, wire_block
 from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
 from api.letta.groups import SleeperMaker
+from api.letta.routes.models import with_served_model
 from api.letta.tools import (
     ToolRunRequest,
     refuse_tool_of_clients,
@@ -37,7 +38,6 @@ from api.letta.tools import (
     wire_tool_result,
     without_source,
 )
-from api.model_choice import with_served_model
 from api.offered_models import OfferedModels
 from api.runs.command import keys_of
 from api.runs.single_runs import ToolRunService

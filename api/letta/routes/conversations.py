@@ -42,8 +42,8 @@ from api.letta.conversations import (
     run_or_refusal,
     wire_conversation,
 )
+from api.letta.routes.models import with_served_model
 from api.letta.runs import CancelRequestIn
-from api.model_choice import with_served_model
 from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.command import AgentThread, AgentThreads

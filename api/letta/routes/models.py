@@ -1,12 +1,15 @@
 """The models for agents."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import structlog
 from fastapi import APIRouter, Response
 
 from api.dependencies import EnvironmentDep, ProjectDep, Texts, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
+from api.letta.agents import AgentFields
+from api.letta.conversations import ConversationFields
 from api.letta.model_settings import wire_embeddings, wire_models
 from api.offered_models import OfferedModels
 from shared.network.server_models import ServerModels
@@ -47,3 +50,25 @@ async def list_models(
 async def list_embedding_models(environment: EnvironmentDep, _project_id: ProjectDep) -> list[dict[str, Any]]:
     """The embedding models of the configured providers."""
     return wire_embeddings(environment)
+
+
+# Chooses the model of an agent or a conversation if its request leaves the choice to the server.
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+Body = TypeVar("Body", bound=AgentFields | ConversationFields)
+
+
+def with_served_model(body: Body, models: OfferedModels, response: Response) -> Body:
+    """The request with the model that its handle stands for on this server. If that is another model, the answer's
+    `Warning` header and the log say so. Raises `InvalidRequest` as `OfferedModels.served` does."""
+    asked = body.handle()
+    served = models.served(asked)
+    if served == asked:
+        return body
+    said = f"the model {asked} is {served} here"
+    response.headers.append("Warning", warning_of([said]))
+    log.warning("model_is_another", asked=asked, served=served)
+    return body.model_copy(update={"model": served})

@@ -11,6 +11,7 @@ from api.access.accepted_keys import end_of_token
 from api.access.authentication import Access
 from api.agent_answers import MessageAnswers, types_for
 from api.dependencies import (
+    AgentIdPath,
     CallerDep,
     HundredNewestFirst,
     HundredOldestFirst,
@@ -29,6 +30,7 @@ from api.dependencies import (
 from api.direct_route import DirectRoute, LateRoute
 from api.every_answer import warn_if_pruned
 from api.input_limits import InputLimits
+from api.letta.conversation_events import RunChangeFrames
 from api.letta.conversations import AnswerService
 from api.letta.message_input import InjectRequest, parts_in, user_messages
 from api.letta.messages import STORED_REASONS, WireStopReason, wire_time
@@ -46,6 +48,7 @@ from api.letta.runs import (
 from api.letta.traces import wire_run_metrics, wire_step_metrics, wire_trace
 from api.runs.cancel import CancelService
 from api.runs.command import DEFAULT, keys_of
+from api.runs.run_changes import RunChanges
 from api.runs.streaming import StreamService
 from shared.concurrency import Clock, beside
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
@@ -53,6 +56,8 @@ from shared.domain.ids import AgentId, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.domain.runs import Feedback, Run
+from shared.domain.threads import RunScope
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.message_lists import MessageFilter
 from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
@@ -443,3 +448,35 @@ async def give_feedback(
     feedback = request.feedback if "feedback" in given else step.feedback
     tags = request.tags or [] if "tags" in given else step.tags
     return wire_step(await step_store.give_feedback(project_id, step_id, feedback=feedback, tags=tags))
+
+
+# Streams for dashboards: the status of all runs of a project or an agent.
+
+
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+RunChangesDep = Annotated[RunChanges, served(RunChanges)]
+
+events_router = APIRouter(prefix="/v1", tags=["runs"], route_class=LateRoute)
+
+
+@events_router.get("/events", response_model=None)
+async def stream_project(
+    run_changes: RunChangesDep, clock: ClockDep, project_id: ProjectDep, follow: bool = True
+) -> Response:
+    """The project's runs that have not ended, and then each change of a run's status. It has the ids of runs, and no
+    texts. `follow=false` ends the stream with the present."""
+    return run_changes.stream(RunScope(project_id), RunChangeFrames(clock), follow=follow)
+
+
+@events_router.get("/agents/{agent_id}/events", response_model=None)
+async def stream_agent(
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    run_changes: RunChangesDep,
+    clock: ClockDep,
+    project_id: ProjectDep,
+    follow: bool = True,
+) -> Response:
+    """The same of one agent, over all its conversations."""
+    await editor.get(project_id, agent_id)
+    return run_changes.stream(RunScope(project_id, agent_id), RunChangeFrames(clock), follow=follow)

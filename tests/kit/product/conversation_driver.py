@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from api.access.callers import act_for
+from api.access.authentication import act_for
 from api.letta.conversations import SendOptions
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.messages import wire_messages

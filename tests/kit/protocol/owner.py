@@ -24,12 +24,10 @@ from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
 from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
-from worker.run.active_runs import ActiveRuns
-from worker.run.body import Bodies, Body, Outcome
-from worker.run.execute_run import RunExecutor
-from worker.run.run_handle import Parked, RunHandle, RunServices
+from worker.run.execute_run import ActiveRuns, RunExecutor
+from worker.run.progress import BudgetService
+from worker.run.run_handle import Bodies, Body, Outcome, Parked, RunHandle, RunServices
 from worker.run.settle import RunFinisher
-from worker.run.spending import BudgetService
 
 Order = Literal["checkpoint", "record_intent", "take_new_fence", "park", "settle", "hand over"]
 

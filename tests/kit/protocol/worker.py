@@ -11,7 +11,7 @@ from shared.redis.queue import JobLeases
 from tests.kit.protocol.owner import Owner, Surroundings
 from tests.kit.protocol.round_trips import Party
 from worker.queue.leases import LeaseRenewer, LeaseState, Report
-from worker.run.active_runs import ActiveRuns
+from worker.run.execute_run import ActiveRuns
 
 LEASE_MS = 6000
 

@@ -18,12 +18,10 @@ from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import RunQueue
 from shared.sql.runs.budgets import BudgetStore
 from tests.kit.runs.stored_runs import IDS, Stores
-from worker.run.active_runs import ActiveRuns
-from worker.run.body import Bodies, Body
-from worker.run.execute_run import RunExecutor
-from worker.run.run_handle import RunServices
+from worker.run.execute_run import ActiveRuns, RunExecutor
+from worker.run.progress import BudgetService
+from worker.run.run_handle import Bodies, Body, RunServices
 from worker.run.settle import RunFinisher
-from worker.run.spending import BudgetService
 
 
 @dataclass

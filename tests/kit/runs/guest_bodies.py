@@ -35,8 +35,7 @@ from tests.kit.wait_until import wait_until
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.step_loop import run_steps
 from worker.models.provider import CallFinished, Finished, ModelCall, ModelEvent, Text
-from worker.run.body import Body, Outcome
-from worker.run.run_handle import Parked, RunHandle
+from worker.run.run_handle import Body, Outcome, Parked, RunHandle
 from worker.runners.tool_runner import CallingRun, RunnerRow, RunnerTraits, ToolRunners
 
 
