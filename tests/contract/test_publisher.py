@@ -22,7 +22,7 @@ from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
-from worker.run.publisher import SPILL_AT, SPILL_BYTES, Publisher
+from worker.run.publisher import BURST, SPILL_AT, SPILL_BYTES, Publisher
 
 SECOND = NUMBERS_PER_FENCE + 1
 """The first number of a run's second owner."""
@@ -141,6 +141,20 @@ async def test_many_small_blocks_are_put_together_when_their_run_ends(stores: St
     assert [seq for seq, _ in entries] == list(range(2, settled.run.last_seq + 1))
     assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1)) == entries
     assert await blocks_of(stores, run) == 1
+
+
+@pytest.mark.parametrize(("events", "kept"), [(BURST - 1, BURST - 1), (BURST, 1)])
+async def test_of_a_burst_that_sql_has_the_log_keeps_the_last_event(
+    stores: Stores, redis: ArqRedis, events: int, kept: int
+) -> None:
+    run = await stores.claimed()
+    publisher = publisher_of(run, stores, redis, stores_first=True)
+    async with publisher.publishing():
+        publisher.emit(*numbered(events))
+        assert await publisher.wait_sent(10)
+    entries = await stored(stores, run)
+    assert [decode(entry) for _, entry in entries] == numbered(events)
+    assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1)) == entries[-kept:]
 
 
 async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(

@@ -25,7 +25,6 @@ SERVER_CLOCKS = (
     "fakeredis._helpers.time",
     "fakeredis.commands_mixins.server_mixin.time",
     "fakeredis.model._stream.time",
-    "shared.redis.embedded.time",
 )
 """The places where the embedded server and its scripts read the time: each is the module `time`."""
 
