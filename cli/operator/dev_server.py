@@ -35,7 +35,7 @@ async def run_dev(settings: Settings, *, host: str, port: int) -> None:
     with bound_sockets(host, port) as sockets, only_process(settings.data_dir):
         async with named_file(file):
             database = Database(f"sqlite:///{file}")
-        redis, keys = connect_embedded(), own_keys(settings)
+        redis, keys = connect_embedded(stores_first=True), own_keys(settings)
         async with open_process(settings, database, redis, keys, is_embedded=True) as process:
             async with named_file(file):
                 await migrate(database)

@@ -5,12 +5,10 @@
 -- ARGV[1]  the caller's "<fence> <owner>"
 -- ARGV[2]  seq of the first event
 -- ARGV[3]  seq that the stream must reach, or readers would find a gap; 0: SQL has all events before the first one
--- ARGV[4]  seq up to which readers find the events in SQL: of those, the stream gets only the last one, which shows how
---          far the log reaches
--- ARGV[5]  lifetime of both keys, ms
--- ARGV[6]  PUBLISH, or on a Redis Cluster SPUBLISH
--- ARGV[7]  run:{id}:feed    channel  "<first seq> <entry>\n<entry>…", published
--- ARGV[8…] the events' bytes
+-- ARGV[4]  lifetime of both keys, ms
+-- ARGV[5]  PUBLISH, or on a Redis Cluster SPUBLISH
+-- ARGV[6]  run:{id}:feed    channel  "<first seq> <entry>\n<entry>…", published
+-- ARGV[7…] the events' bytes
 --
 -- Returns {"ok", last seq}
 --         {"taken", 0}      another owner has the log
@@ -19,7 +17,7 @@
 --
 -- Entries that the caller has written before are skipped: a repeated append is a success.
 
-local FIRST_ENTRY = 8
+local FIRST_ENTRY = 7
 
 local function fence_of(holder)
   return tonumber(string.match(holder, '^%d+'))
@@ -35,18 +33,16 @@ if holder ~= ARGV[1] or last < tonumber(ARGV[3]) then
   return {'lost', last}
 end
 
-local first, stored = tonumber(ARGV[2]), tonumber(ARGV[4])
+local first = tonumber(ARGV[2])
 local known = math.max(0, last + 1 - first)
 for position = FIRST_ENTRY + known, #ARGV do
   last = first + position - FIRST_ENTRY
-  if last > stored or position == #ARGV then
-    redis.call('XADD', KEYS[1], string.format('%d-0', last), 'e', ARGV[position])
-  end
+  redis.call('XADD', KEYS[1], string.format('%d-0', last), 'e', ARGV[position])
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
-redis.call('PEXPIRE', KEYS[2], ARGV[5])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
 if FIRST_ENTRY + known <= #ARGV then
   local news = table.concat(ARGV, '\n', FIRST_ENTRY + known)
-  redis.call(ARGV[6], ARGV[7], string.format('%d ', first + known) .. news)
+  redis.call(ARGV[5], ARGV[6], string.format('%d ', first + known) .. news)
 end
 return {'ok', last}

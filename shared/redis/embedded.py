@@ -21,24 +21,30 @@ from shared.redis.connection import Redis, text_of_script
 LIFETIME_MAY_DIFFER_MS = 1000
 """The lifetime of a log is not renewed for a smaller difference."""
 
+BURST = 8
+"""Events of one append of which the log keeps only the last one, if SQL has all of them. It shows how far the log
+reaches, and readers get the others from SQL, as after a trim."""
+
 _LIBRARY = "#!lua name={name}\nredis.register_function('{name}', function(KEYS, ARGV)\n{script}\nend)"
 
 
-def connect_embedded(server: FakeServer | None = None) -> Redis:
-    """A client of an embedded Redis. Clients of one `server` share its data."""
-    return _EmbeddedRedis(server or FakeServer())
+def connect_embedded(server: FakeServer | None = None, *, stores_first: bool = False) -> Redis:
+    """A client of an embedded Redis. Clients of one `server` share its data. `stores_first`: SQL has each event before
+    it is appended to its log, as in `holdfast dev`, so the log need not keep all of a burst."""
+    return _EmbeddedRedis(server or FakeServer(), stores_first=stores_first)
 
 
 class _EmbeddedRedis(Redis):
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: FakeServer, *, stores_first: bool) -> None:
         super().__init__(cast("Any", FakeAsyncRedis(server=server)).connection_pool)
+        self._stores_first = stores_first
         self._commands = _Commands(server)
         self._loaded = set[str]()
 
     def register_script(self, script: Any) -> Any:
         """Returns the script, which this client loads at its first call."""
         if script == text_of_script("append"):
-            return _Append(self, script, self._commands)
+            return _Append(self, script, self._commands, stores_first=self._stores_first)
         return super().register_script(script)
 
     async def script_load(self, script: Any) -> str:
@@ -71,9 +77,10 @@ class _Commands:
 class _Append(AsyncScript):
     """`append.lua`, which describes the arguments and the answer."""
 
-    def __init__(self, client: Redis, script: str, commands: _Commands) -> None:
+    def __init__(self, client: Redis, script: str, commands: _Commands, *, stores_first: bool) -> None:
         super().__init__(cast("Any", client), script)
         self._execute = commands.execute
+        self._stores_first = stores_first
 
     async def __call__(
         self, keys: Sequence[Any] | None = None, args: Iterable[Any] | None = None, client: Any = None
@@ -85,14 +92,14 @@ class _Append(AsyncScript):
         return cast("Any", await super().__call__(*given, client))
 
     def _append(self, keys: Sequence[Any], args: Sequence[Any]) -> int | None:
-        """Appends for the log's owner, and returns the last number. None: the script must decide. If SQL has the
-        events, and the log some of them, all are published again, and readers skip those."""
+        """Appends for the log's owner, and returns the last number. None: the script must decide. If the log has some
+        of a burst, all of it is published again, and readers skip what they know."""
         events, fence = keys
-        caller, first, needs, stored, lifetime_ms, publish, channel, *entries = args
+        caller, first, needs, lifetime_ms, publish, channel, *entries = args
         last = first + len(entries) - 1
         if needs or not entries or self._execute("GET", fence) != caller.encode():
             return None
-        first_kept = max(first, min(stored + 1, last))
+        first_kept = last if self._stores_first and len(entries) >= BURST else first
         try:
             for seq, entry in enumerate(entries[first_kept - first :], first_kept):
                 self._execute("XADD", events, f"{seq}-0", "e", entry)

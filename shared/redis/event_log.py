@@ -81,22 +81,17 @@ class EventLog:
             raise LeaseLost
         return Seq(last)
 
-    async def append(
-        self, run_id: RunId, fence: Fence, tail: LogTail, *, needs: Seq, stored: Seq | None = None
-    ) -> None:
+    async def append(self, run_id: RunId, fence: Fence, tail: LogTail, *, needs: Seq) -> None:
         """Appends entries, each without a line break, and publishes them. Entries that the log has already stay as they
         are, so a repetition does no harm.
 
         `needs` is the number that the log must reach, or readers would find a hole; 0 if SQL has all earlier entries.
-        `stored` is the number up to which readers find the entries of this append in SQL: of those, the log keeps only
-        the last one. None: it keeps all.
-
         Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early or Redis does
         not know its owner.
         """
         holder, lifetime, publish = self._holder(fence), self._lifetime(tail), self._servers.publish
         log_keys = [keys.events(run_id), keys.fence(run_id)]
-        args = [holder, tail.first, needs, stored or 0, lifetime, publish, keys.feed(run_id), *tail.entries]
+        args = [holder, tail.first, needs, lifetime, publish, keys.feed(run_id), *tail.entries]
         # Not `crash_point`: a context manager for each token.
         reach(CrashPoint.APPEND, "before")
         if self._appends is not None:

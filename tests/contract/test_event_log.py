@@ -311,42 +311,6 @@ async def test_a_log_that_was_dropped_is_empty_and_keeps_its_owner(log: EventLog
     assert await log.read(run_id, Seq(0)) == numbered(5, 5)
 
 
-async def test_of_what_readers_find_in_sql_the_log_keeps_the_last_entry(log: EventLog, run_id: RunId) -> None:
-    """It shows how far the log reaches, and a reader that comes later sees the hole."""
-    await log.open(run_id, FIRST)
-    await log.append(run_id, FIRST, tail(2, 6), needs=SQL_HAS_THE_PAST, stored=Seq(6))
-    assert await log.read(run_id, Seq(0)) == numbered(6, 6)
-    await log.append(run_id, FIRST, tail(7, 10), needs=SQL_HAS_THE_PAST, stored=Seq(8))
-    assert await log.read(run_id, Seq(0)) == [*numbered(6, 6), *numbered(9, 10)]
-    await log.append(run_id, FIRST, tail(11, 11), needs=SQL_HAS_THE_PAST, stored=Seq(11))
-    assert await log.read(run_id, Seq(10)) == numbered(11, 11)
-    assert await log.open(run_id, SECOND) == 11
-
-
-async def test_what_sql_has_is_published_whole_and_appended_by_the_owner_alone(
-    log: EventLog, run_id: RunId, redis: ArqRedis, log_service: LogService
-) -> None:
-    connection = dedicated_connection(redis)
-    await connection.connect()
-    command = "SUBSCRIBE" if log_service.servers.publish == "PUBLISH" else "SSUBSCRIBE"
-    await connection.send_command(command, keys.feed(run_id))
-    await connection.read_response()
-    await log.open(run_id, FIRST)
-    for _ in range(2):
-        await log.append(run_id, FIRST, tail(2, 4), needs=SQL_HAS_THE_PAST, stored=Seq(4))
-    await redis.delete(keys.fence(run_id))
-    with pytest.raises(RedisLostData):
-        await log.append(run_id, FIRST, tail(5, 6), needs=SQL_HAS_THE_PAST, stored=Seq(6))
-    await log.open(run_id, SECOND)
-    with pytest.raises(LeaseLost):
-        await log.append(run_id, FIRST, tail(5, 6), needs=SQL_HAS_THE_PAST, stored=Seq(6))
-    first = first_seq_of(SECOND)
-    await log.append(run_id, SECOND, tail(first, first), needs=SQL_HAS_THE_PAST, stored=Seq(first))
-    payloads = [(await connection.read_response(disable_decoding=True))[2] for _ in range(2)]
-    await connection.disconnect()
-    assert payloads == [b'2 {"seq":2}\n{"seq":3}\n{"seq":4}', b'%d {"seq":%d}' % (first, first)]
-
-
 async def test_logs_of_different_runs_do_not_touch(log: EventLog) -> None:
     one, other = RunId("run-one"), RunId("run-other")
     await log.open(one, SECOND)

@@ -15,6 +15,7 @@ from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.log_writer import KEPT_FREE, NUMBERS_PER_FENCE, consecutive, unbroken
 from shared.domain.runs import Run
+from shared.redis.embedded import BURST, connect_embedded
 from shared.redis.event_log import EventLog
 from shared.sql.run_tables import event_blocks
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, checkpoint, stored_runs
@@ -22,7 +23,7 @@ from tests.kit.runs.unobserved import unobserved
 from tests.kit.services.redis_servers import RedisService
 from tests.kit.wait_until import wait_until
 from worker.run.interruption import Interruption
-from worker.run.publisher import BURST, SPILL_AT, SPILL_BYTES, Publisher
+from worker.run.publisher import SPILL_AT, SPILL_BYTES, Publisher
 
 SECOND = NUMBERS_PER_FENCE + 1
 """The first number of a run's second owner."""
@@ -144,10 +145,8 @@ async def test_many_small_blocks_are_put_together_when_their_run_ends(stores: St
 
 
 @pytest.mark.parametrize(("events", "kept"), [(BURST - 1, BURST - 1), (BURST, 1)])
-async def test_of_a_burst_that_sql_has_the_log_keeps_the_last_event(
-    stores: Stores, redis: ArqRedis, events: int, kept: int
-) -> None:
-    run = await stores.claimed()
+async def test_of_a_burst_that_sql_has_the_log_keeps_the_last_event(stores: Stores, events: int, kept: int) -> None:
+    run, redis = await stores.claimed(), connect_embedded(stores_first=True)
     publisher = publisher_of(run, stores, redis, stores_first=True)
     async with publisher.publishing():
         publisher.emit(*numbered(events))
@@ -155,6 +154,7 @@ async def test_of_a_burst_that_sql_has_the_log_keeps_the_last_event(
     entries = await stored(stores, run)
     assert [decode(entry) for _, entry in entries] == numbered(events)
     assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1)) == entries[-kept:]
+    await redis.aclose(close_connection_pool=True)
 
 
 async def test_what_readers_have_seen_is_left_behind_for_the_next_owner(

@@ -95,7 +95,7 @@ async def world(request: pytest.FixtureRequest, hosted: Hosted, sqlite_url: str)
         pytest.skip(f"{hosted.framework.name} has no {scenario}")
     hosted.stage.clear()
     hosted.models.forget()
-    redis = RedisService(None)
+    redis = RedisService(None, stores_first=True)
     try:
         async with stored_runs(sqlite_url) as stores:
             yield FrameworkWorld(stores, hosted.stage, redis.client(), hosted.agents, hosted=hosted)

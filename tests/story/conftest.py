@@ -93,7 +93,7 @@ async def project_of_its_own(request: pytest.FixtureRequest, settings: dict[str,
 
 @pytest.fixture
 async def own_embedded(sqlite_url: str) -> AsyncIterator[Backends]:
-    redis = RedisService(None)
+    redis = RedisService(None, stores_first=True)
     yield Backends(sqlite_url, redis)
     await redis.close()
 

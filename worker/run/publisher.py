@@ -152,9 +152,6 @@ APPEND_AT_MOST = 5000
 """The most entries of one append. More of them wait only after an outage of Redis, and a long script would block
 Redis."""
 
-BURST = 8
-"""Entries of one append of which the log keeps only the last, if SQL has them."""
-
 FLUSH_S = 2.0
 """Seconds for which the end of a run waits for an unresponsive Redis."""
 
@@ -365,8 +362,7 @@ class Publisher:
         since, self._unsent_since = self._unsent_since, None
         try:
             needs = self._writer.needed_before(tail)
-            stored = tail.last if self._stores_first and len(tail.entries) >= BURST else None
-            await self._event_log.append(self.run.id, self.run.fence, tail, needs=needs, stored=stored)
+            await self._event_log.append(self.run.id, self.run.fence, tail, needs=needs)
             self._writer.was_sent(tail.last)
             delay_s = None if since is None else self._clock.monotonic() - since
             self.observation.shown(sum(map(len, tail.entries)), delay_s)

@@ -39,7 +39,7 @@ class Backends(NamedTuple):
 @asynccontextmanager
 async def embedded_backends(migrated: Path, directory: Path) -> AsyncGenerator[Backends]:
     """A Redis in this process, and a copy of the migrated SQLite file in the directory. Both are empty."""
-    redis = RedisService(None)
+    redis = RedisService(None, stores_first=True)
     yield Backends(f"sqlite:///{shutil.copy(migrated, directory)}", redis)
     await redis.close()
 

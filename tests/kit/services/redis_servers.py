@@ -19,16 +19,17 @@ from tests.kit.wait_until import HANGS_S, wait_until
 
 
 class RedisService:
-    """One Redis, and the clients that a test has made of it."""
+    """One Redis, and the clients that a test has made of it. `stores_first`: as in `connect_embedded`."""
 
-    def __init__(self, url: str | None) -> None:
+    def __init__(self, url: str | None, *, stores_first: bool = False) -> None:
         self._url = url
+        self._stores_first = stores_first
         self._embedded = FakeServer()
         self._clients: list[ArqRedis] = []
 
     def client(self) -> ArqRedis:
         """One more client, as another process would have it."""
-        client = connect(self._url) if self._url else connect_embedded(self._embedded)
+        client = connect(self._url) if self._url else connect_embedded(self._embedded, stores_first=self._stores_first)
         if self._url:
             # redis-py's own limit is over whenever the machine stands still while a connection is made.
             cast("Any", client.connection_pool).connection_kwargs["socket_connect_timeout"] = HANGS_S
