@@ -233,8 +233,9 @@ class RunReader:
                     ended = await self._ended(project_id, run_id)
                 if entries and is_end(entries[-1][1]):
                     return
+                is_heard = bool(entries) and sent is None
                 del entries  # a reader that waits keeps nothing of what it was sent
-                if now() >= heard_at + quiet_s:
+                if not is_heard and now() >= heard_at + quiet_s:
                     heard_at = now()
                     yield []
         for one in ended:

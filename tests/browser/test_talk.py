@@ -56,9 +56,10 @@ async def test_a_message_whose_answer_was_lost_is_sent_again_and_answered_once(
 ) -> None:
     agent = await product.agent(model="builtin/echo")
     page = viewer.page
-    arrived = asyncio.Event()
+    is_seen, arrived = asyncio.Event(), asyncio.Event()
 
     async def lose(route: Route) -> None:
+        await is_seen.wait()  # the conversation's stream shows the message once the server has it
         await route.fetch()  # the server has it, and the page will never know
         arrived.set()
 
@@ -66,6 +67,7 @@ async def test_a_message_whose_answer_was_lost_is_sent_again_and_answered_once(
     await viewer.open(f"/agents/{agent.id}")
     await say(page, "Hello")
     await expect(page.get_by_text("on its way")).to_be_visible()
+    is_seen.set()
     await arrived.wait()
     await page.unroute("**/messages", lose)
     await page.reload()

@@ -121,6 +121,17 @@ async def test_a_hole_in_the_middle_of_a_page_is_filled_from_sql(
     assert live == [number for number in numbers if after < number <= SECOND + 2]
 
 
+async def test_what_a_running_run_has_now_ended_with_what_sql_had(
+    stores: Stores, reader: RunReader, log: EventLog
+) -> None:
+    """So a response in progress was shown as of its last stored step."""
+    run, _ = await two_owners(stores, log, stored=5, shown=2, follows=6)
+    run = await stores.runs.look_up(run.id)
+    async with asyncio.timeout(HANGS_S):
+        present = [seq async for batch in reader.present(run) for seq, _ in batch]
+    assert present == [*range(1, 7), *range(SECOND, SECOND + 3)]
+
+
 async def test_a_reader_is_not_stuck_behind_a_hole_that_sql_has_filled(
     stores: Stores, reader: RunReader, log: EventLog
 ) -> None:
