@@ -377,7 +377,7 @@ class Connection(AsyncConnection):
         return compiled.answer((), _changed(await self._driver_does(driver.execute(text, *values))))
 
     async def _execute_on_sqlite(self, compiled: Compiled, values: Sequence[Any]) -> Answer:
-        text, gives_rows, own = compiled.text, compiled.gives_rows, await self._without_thread()
+        text, gives_rows, own = compiled.text, compiled.gives_rows, _without_thread(self._driver)
         if text.startswith(_WRITES_OF_FEW_ROWS):
             written = own.execute(text, values)
             rows = written.fetchall()
@@ -388,16 +388,6 @@ class Connection(AsyncConnection):
             rows = cast("list[Any]", await self._driver.execute_fetchall(text, values))
             return compiled.answer(rows, len(rows))
         return compiled.answer((), (await self._driver.execute(text, values)).rowcount)
-
-    async def _without_thread(self) -> sqlite3.Connection:
-        """Returns SQLite's connection for statements that wait neither for a lock nor for the disk: in WAL mode, all
-        but the beginning and the end of a transaction. A hand-over to the driver's thread and back takes longer than
-        such a statement."""
-        kept: dict[str, Any] = cast("Any", self.sync_connection).info
-        if _WITHOUT_THREAD not in kept:
-            async with self._driver.cursor() as cursor:
-                kept[_WITHOUT_THREAD] = cursor.connection
-        return kept[_WITHOUT_THREAD]
 
     async def _driver_does(self, work: Awaitable[Result]) -> Result:
         try:
@@ -410,8 +400,11 @@ class Connection(AsyncConnection):
             raise kind(None, None, error, hide_parameters=True, connection_invalidated=is_lost) from error
 
 
-_WITHOUT_THREAD = "without thread"
-"""The place of SQLite's own connection in what the pool keeps with a driver's connection."""
+def _without_thread(driver: Any) -> sqlite3.Connection:
+    """Returns SQLite's connection for statements that wait neither for a lock nor for the disk: in WAL mode, all but
+    the beginning and the end of a transaction. A hand-over to the driver's thread and back takes longer than such a
+    statement."""
+    return driver._conn  # noqa: SLF001 - the driver's own methods all go to its thread
 
 
 def _read_quickly(connection: sqlite3.Connection, text: str, values: Sequence[Any]) -> list[Any] | None:
