@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.expected_times import ExpectedTimes, kept_times
 
-SELDOM_S = 10.0
+SELDOM_S = 30.0
 """A test function whose cases are all exhaustive, and take longer than so many seconds, has no case in some parts."""
 
 

@@ -1,5 +1,6 @@
 """CI names the tests that became slower, on a machine of any speed."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ USUAL = {"test_a": 1.0, "test_b[1]": 2.0, "test_b[2]": 4.0, "test_c": 0.6, "test
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The script in a folder of its own, where it finds and keeps its reference."""
-    return Path(shutil.copy(ROOT / ".ci/test-times", tmp_path))
+    """The script in a checkout of its own, where it finds the tests and keeps its reference."""
+    folder = tmp_path / ".ci"
+    folder.mkdir()
+    return Path(shutil.copy(ROOT / ".ci/test-times", folder))
 
 
 def report(directory: Path, times: dict[str, float], skipped: str = "") -> Path:
@@ -48,3 +51,13 @@ def test_what_is_new_skipped_or_a_trifle_is_not_named(script: Path) -> None:
 
 def test_a_run_without_a_reference_is_no_failure(script: Path) -> None:
     assert said(script, "compare", USUAL) == ["test times: the reference has none of these tests"]
+
+
+def test_a_test_that_a_run_left_out_was_unknown_to_the_next_one(script: Path) -> None:
+    file = script.parent.parent / "tests/unit/test_x.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def test_a() -> None: ...\ndef test_b() -> None: ...\n")
+    said(script, "keep", {"test_a": 1.0, "test_gone": 3.0, "test_b[1]": 4.0})
+    said(script, "keep", {"test_b[2]": 2.0})
+    kept = json.loads((script.parent / "test-times.json").read_text())
+    assert kept == {"tests.unit.test_x.test_a": 1.0, "tests.unit.test_x.test_b": 2.0}
