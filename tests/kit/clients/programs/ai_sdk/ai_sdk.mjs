@@ -110,11 +110,12 @@ const ACTS = {
     await chat.stop();
     await said;
   },
-  // Hangs up at the first part of a kind, or of a state.
+  // Hangs up at the answer's first part of a kind, or of a state; the message itself is a text, too.
   leaveAt: async (chat, _, text, at) => {
     const said = chat.sendMessage({ text });
     const shown = (part) => part.type === at || part.state === at;
-    while (!chat.messages.at(-1)?.parts.some(shown)) await pause(5);
+    const answer = () => chat.messages.at(-1)?.role === "assistant" && chat.messages.at(-1);
+    while (!answer() || !answer().parts.some(shown)) await pause(5);
     await chat.stop();
     await said;
   },
