@@ -123,7 +123,7 @@ def submission_service(
     return SubmissionService(
         runs=canceller.runs,
         listing=listing,
-        queued_runs=QueuedRuns(listing, process.settings.limits, process.clock),
+        queued_runs=QueuedRuns(canceller.runs, process.settings.limits, process.clock),
         max_steps=process.settings.max_steps,
         input_limits=input_limits_of(process.settings),
         approvals=decisions.approvals,

@@ -57,8 +57,8 @@ class _Room(NamedTuple):
 class QueuedRuns:
     """Enforces the projects' limits of queued runs."""
 
-    def __init__(self, listing: RunListing, limits: ProjectLimits, clock: Clock) -> None:
-        self._listing = listing
+    def __init__(self, runs: RunStore, limits: ProjectLimits, clock: Clock) -> None:
+        self._runs = runs
         self._limits = limits
         self._clock = clock
         self._rooms: dict[ProjectId, _Room] = {}
@@ -77,7 +77,7 @@ class QueuedRuns:
             self._rooms[project_id] = room._replace(left=room.left - 1)
 
     async def _left(self, project_id: ProjectId, most: int) -> int:
-        queued = await self._listing.count_queued(project_id, most)
+        queued = await self._runs.count_queued(project_id, most)
         if queued >= most:
             raise LimitReached(
                 f"The project {project_id!r} has {most} queued runs, which is its limit",

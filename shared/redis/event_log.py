@@ -9,9 +9,10 @@ The feed of live events complements it: one connection per process and log serve
 fast but lossy; the log is complete. A `Subscription` joins the two.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import structlog
@@ -22,7 +23,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import HoldfastError, LeaseLost, Unavailable
 from shared.domain.events import is_end
 from shared.domain.ids import Fence, RunId, Seq
-from shared.domain.log_writer import Entries, LogTail, of_bytes
+from shared.domain.log_writer import Entries, LogTail, of_bytes, unbroken
 from shared.domain.runs import Run
 from shared.redis import keys
 from shared.redis.connection import LuaScript, Redis, Script, redis_answers
@@ -37,6 +38,20 @@ class RedisLostData(HoldfastError):
     def __init__(self, last: Seq) -> None:
         super().__init__(f"the log in Redis ends at {last}")
         self.last = last
+
+
+class AdoptedLog(NamedTuple):
+    """A log whose remaining events are all in SQL."""
+
+    follows: Seq
+    """The number before the new owner's first event. Later events that readers may have seen are void."""
+    is_whole: bool
+    """Redis still has the log's end, so readers have seen nothing after `follows`."""
+
+
+StoreShown = Callable[[Run, Entries, datetime], Awaitable[None]]
+"""Stores events that an earlier owner of the run has shown (`CheckpointStore.adopt`). Raises `StaleFence` and
+`Unavailable`."""
 
 
 class EventLog:
@@ -80,6 +95,25 @@ class EventLog:
         if last < 0:
             raise LeaseLost
         return Seq(last)
+
+    async def adopt(self, run: Run, store: StoreShown, now: datetime, *, stores_first: bool = False) -> AdoptedLog:
+        """Hands the log to the run's next owner: fences off the earlier ones, and stores the events that they have
+        shown and SQL lacks. With `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
+
+        A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if one has the run, and
+        `Unavailable`.
+        """
+        last = await self.open(run.id, run.fence)
+        if last <= run.last_seq:
+            return AdoptedLog(run.last_seq, is_whole=stores_first or last == run.last_seq)
+        entries = await self.read(run.id, run.last_seq, limit=None)
+        shown = unbroken(run.last_seq, entries)
+        if len(shown) < len(entries):
+            # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
+            await self.drop(run.id)
+        if shown:
+            await store(run, shown, now)
+        return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=stores_first or len(shown) == len(entries))
 
     async def append(self, run_id: RunId, fence: Fence, tail: LogTail, *, needs: Seq) -> None:
         """Appends entries, each without a line break, and publishes them. Entries that the log has already stay as they

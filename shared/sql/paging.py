@@ -1,14 +1,12 @@
 """Lists that clients read page by page; a cursor is the id of a row."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
-from shared.concurrency import beside
 from shared.domain.ids import ProjectId
 from shared.sql.connection import Connection
 from shared.sql.portable import JsonOf, OwnedBy
@@ -135,22 +133,3 @@ def field_of_document(table: sa.Table, name: str | tuple[str, ...]) -> Any:
     """Returns a field of the JSON text in the table's `document`, for conditions too rare for a column. A tuple is the
     path to a nested field."""
     return JsonOf(table.c.document)[name]
-
-
-# Decodes rows to objects. Many or long rows are decoded on a thread, so that the event loop does not wait.
-
-
-Noun = TypeVar("Noun")
-
-CHARACTERS_OF_A_ROW = 500
-"""The cost of a row without its long columns, in characters of JSON that take as long to decode."""
-
-
-async def made_of(rows: Sequence[RowMapping], make: Callable[[RowMapping], Noun], long_column: str) -> list[Noun]:
-    """Returns `make(row)` for each row, in order. The long column is the one that takes longest to decode."""
-    size = sum(CHARACTERS_OF_A_ROW + len(row[long_column] or "") for row in rows)
-    return await beside(partial(_made, rows, make), size)
-
-
-def _made(rows: Sequence[RowMapping], make: Callable[[RowMapping], Noun]) -> list[Noun]:
-    return [make(row) for row in rows]

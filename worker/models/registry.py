@@ -255,7 +255,7 @@ class Models:
         self._importing = importing
         self._policy = RetryPolicy(retries, clock_sleep, jitter)
         self._connections: Connections | None = None
-        self._built: OrderedDict[Route, ModelProvider] = OrderedDict()
+        self._built: OrderedDict[str, ModelProvider] = OrderedDict()
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         """The answer as it comes, ending in `Finished`. Raises `ModelError`, its own and the provider's.
@@ -296,11 +296,10 @@ class Models:
     async def model_for(self, handle: str) -> ModelProvider:
         """Returns the model of a handle. Builds it, with its imports, at the first call. Raises `ModelError` as `route`
         does, or if a package is missing."""
-        route = self.route(handle)
-        model = self._built.get(route)
+        model = self._built.get(handle)
         if model is None:
-            model = self._built[route] = await self._build(route)
-        self._built.move_to_end(route)
+            model = self._built[handle] = await self._build(self.route(handle))
+        self._built.move_to_end(handle)
         while len(self._built) > MOST_BUILT_MODELS:
             self._built.popitem(last=False)
         return model

@@ -151,7 +151,7 @@ class _InterruptibleBlock(AbstractAsyncContextManager[None]):
         self._interruption.begin(self._name)
         if self._timeout_s is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._timeout_s, self._interruption.interrupt, RunTimeout())
+            self._timer = loop.call_later(self._timeout_s, self._time_out)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, _traceback: TracebackType | None
@@ -159,6 +159,9 @@ class _InterruptibleBlock(AbstractAsyncContextManager[None]):
         if self._timer is not None:
             self._timer.cancel()
         await self._interruption.end(failure)
+
+    def _time_out(self) -> None:
+        self._interruption.interrupt(RunTimeout())
 
 
 async def _take_pending_cancellation() -> bool:

@@ -36,8 +36,8 @@ from shared.sql.archival.archives import (
 )
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.paging import contains, made_of
-from shared.sql.tables import archives, passage_tags, passage_vectors, passages
+from shared.sql.paging import contains
+from shared.sql.tables import archives, made_of, passage_tags, passage_vectors, passages
 
 
 class PassagePage(msgspec.Struct, frozen=True):

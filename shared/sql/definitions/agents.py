@@ -21,15 +21,7 @@ from shared.sql.connection import Connection
 from shared.sql.definitions.groups import managed_groups
 from shared.sql.engine import Database
 from shared.sql.history.messages import ids_in_context
-from shared.sql.paging import (
-    Page,
-    contains,
-    count_rows,
-    field_of_document,
-    made_of,
-    nulls_last,
-    rows_of_page,
-)
+from shared.sql.paging import Page, contains, count_rows, field_of_document, nulls_last, rows_of_page
 from shared.sql.portable import OwnedBy
 from shared.sql.run_tables import runs
 from shared.sql.tables import (
@@ -41,6 +33,7 @@ from shared.sql.tables import (
     blocks,
     document_of,
     from_json,
+    made_of,
     tools,
 )
 

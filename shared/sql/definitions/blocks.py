@@ -30,11 +30,11 @@ from shared.sql.definitions.agents import (
 )
 from shared.sql.definitions.groups import share_blocks
 from shared.sql.engine import Database
-from shared.sql.paging import Page, contains, count_rows, field_of_document, made_of, remember_place, rows_of_page
+from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.portable import PositionOf
 from shared.sql.runs.checkpoints import EditedBlock, FinishedEdit, finish_intent, finished_edit
 from shared.sql.runs.rows import lock_owned
-from shared.sql.tables import agent_blocks, agent_tags, agents, blocks, from_json, to_json
+from shared.sql.tables import agent_blocks, agent_tags, agents, blocks, from_json, made_of, to_json
 
 
 class BlockFilter(msgspec.Struct, frozen=True):

@@ -23,9 +23,8 @@ from shared.sql.definitions.groups import groups_of, lock_group, managed_groups
 from shared.sql.engine import Database
 from shared.sql.history.messages import append_turn, is_listed, is_of, message_of
 from shared.sql.history.thread_queue import thread_lock
-from shared.sql.paging import made_of
 from shared.sql.runs.settlement import enqueue_turn
-from shared.sql.tables import agent_groups, agents, group_turns, messages
+from shared.sql.tables import agent_groups, agents, group_turns, made_of, messages
 
 AT_ONCE = 500
 """The limit for the turns of one group in a counting transaction, and for the turns whose messages one query reads."""

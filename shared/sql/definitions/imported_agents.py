@@ -36,8 +36,7 @@ from shared.sql.definitions.agents import block_values, load_blocks, lock_defini
 from shared.sql.definitions.groups import insert_group
 from shared.sql.engine import Database
 from shared.sql.history.messages import insert_brought_history
-from shared.sql.paging import made_of
-from shared.sql.tables import agents, blocks, tools
+from shared.sql.tables import agents, blocks, made_of, tools
 
 # Imported agents with their tools, memory and history, before they are stored.
 

@@ -23,8 +23,8 @@ from shared.sql.definitions.agents import (
     tools_of_agents,
 )
 from shared.sql.engine import Database
-from shared.sql.paging import Page, contains, count_rows, field_of_document, made_of, remember_place, rows_of_page
-from shared.sql.tables import agent_tools, agents, tools
+from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
+from shared.sql.tables import agent_tools, agents, made_of, tools
 
 
 class ToolFilter(msgspec.Struct, frozen=True):

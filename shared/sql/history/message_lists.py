@@ -14,8 +14,8 @@ from shared.domain.searches import MOST_WORDS, Role, has_words, kind_of_role, pl
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import is_listed, is_of, message_of
-from shared.sql.paging import contains, made_of
-from shared.sql.tables import agents, conversations, from_json, messages
+from shared.sql.paging import contains
+from shared.sql.tables import agents, conversations, from_json, made_of, messages
 
 Order = Literal["asc", "desc"]
 

@@ -18,9 +18,8 @@ from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import next_turn, oldest_in_progress, thread_lock
-from shared.sql.paging import made_of
 from shared.sql.run_tables import injected_messages, runs
-from shared.sql.tables import agents, from_json, messages, to_json
+from shared.sql.tables import agents, from_json, made_of, messages, to_json
 
 
 def message_of(row: Mapping[Any, Any]) -> Message:

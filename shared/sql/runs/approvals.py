@@ -16,9 +16,9 @@ from shared.domain.runs import Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.paging import Page, made_of, rows_of_page
+from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
-from shared.sql.tables import from_json
+from shared.sql.tables import from_json, made_of
 
 MOST_CALL_IDS = 1_000
 """How many later calls of a thread must be decided before a call may have the same id again."""

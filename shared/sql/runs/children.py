@@ -21,11 +21,10 @@ from shared.domain.runs import Dispatch, Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import next_dispatches
-from shared.sql.paging import made_of
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
 from shared.sql.runs.rows import RUN_COLUMNS, cancel_mode_of, run_of, status_of, update_owned
-from shared.sql.tables import to_json
+from shared.sql.tables import made_of, to_json
 
 _WAITS = (sa.literal_column("waits_for = 'runs'", sa.Boolean), runs.c.waits_until.is_not(None))
 """The first condition is literally that of the index `ix_runs_waits_for_runs`. The column keeps its value until the

@@ -15,11 +15,11 @@ from shared.domain.runs import MAX_OTIDS_CHARS, OTIDS, Run, has_otid, quoted_oti
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.paging import Page, made_of, remember_place, rows_of_page
+from shared.sql.paging import Page, remember_place, rows_of_page
 from shared.sql.portable import OwnedBy
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
 from shared.sql.runs.rows import RUN_COLUMNS, RUNS_OF_KEYS, not_found, run_of
-from shared.sql.tables import messages
+from shared.sql.tables import made_of, messages
 
 QUIET_PAGE = 500
 
@@ -185,17 +185,6 @@ class RunListing:
                 sa.select(*RUN_COLUMNS).where(*is_open).order_by(runs.c.number).limit(limit)
             )
             return await made_of(found.mappings().all(), run_of, "options")
-
-    async def count_queued(self, project_id: ProjectId, at_most: int) -> int:
-        """Returns how many runs of the project no worker has claimed yet. Counts up to `at_most`."""
-        waiting = (
-            sa.select(runs.c.number)
-            .where(runs.c.project_id == project_id, has_one_of(runs, ACTIVE), runs.c.status == RunStatus.CREATED)
-            .limit(at_most)
-        )
-        async with self._database.read() as connection:
-            counted = await connection.execute(sa.select(sa.func.count()).select_from(waiting.subquery()))
-            return counted.scalar_one()
 
     async def delete(self, project_id: ProjectId, run_id: RunId, *, with_thread: bool = False) -> None:
         """Deletes a run that has ended, with its log. Its messages stay in the history; `with_thread` also deletes the

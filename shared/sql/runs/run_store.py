@@ -72,6 +72,14 @@ from shared.sql.tables import from_json
 
 
 # Only the first claim reads the input, which may be megabytes.
+_QUEUED = (
+    sa.select(runs.c.number)
+    .where(runs.c.project_id == sa.bindparam("of_project"), has_one_of(runs, ACTIVE))
+    .where(runs.c.status == RunStatus.CREATED)
+    .limit(sa.bindparam("at_most"))
+)
+_COUNT_QUEUED = sa.select(sa.func.count()).select_from(_QUEUED.subquery())
+
 _WAITING = (
     sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"), lock_of(runs.c.thread_id))
     .select_from(sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True))
@@ -381,6 +389,12 @@ class RunStore:
             update_owned(connection, run.id, now, {"fence": fence, "owner": owner})
             is_lost = current.owner is not None
             return msgspec.structs.replace(current, fence=fence, owner=owner, follows_lost_owner=is_lost)
+
+    async def count_queued(self, project_id: ProjectId, at_most: int) -> int:
+        """Returns how many runs of the project no worker has claimed yet. Counts up to `at_most`."""
+        async with self._database.read() as connection:
+            counted = await connection.execute(_COUNT_QUEUED, {"of_project": project_id, "at_most": at_most})
+            return counted.scalar_one()
 
     async def request_cancel(self, run: Run, request: CancelRequest) -> Run:
         """Records a cancel request. Returns the run as stored. A stronger mode replaces `after_step`."""

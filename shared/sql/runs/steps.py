@@ -21,10 +21,10 @@ from shared.domain.log_writer import Entries, LogTail, consecutive
 from shared.domain.runs import Feedback, Run, Step
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
-from shared.sql.paging import Page, field_of_document, made_of, rows_of_page
+from shared.sql.paging import Page, field_of_document, rows_of_page
 from shared.sql.portable import PositionOf
 from shared.sql.run_tables import event_blocks, steps
-from shared.sql.tables import EPOCH, document_of, from_json, to_json
+from shared.sql.tables import EPOCH, document_of, from_json, made_of, to_json
 
 MOST_OF_A_RUN = 10_000
 

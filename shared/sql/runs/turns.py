@@ -13,10 +13,9 @@ from shared.domain.threads import Leg, RunGlance, RunScope, has_begun, legs_of
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.messages import message_of
-from shared.sql.paging import made_of
 from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.rows import RUN_COLUMNS, input_of, run_of, status_of
-from shared.sql.tables import agents, conversations, messages
+from shared.sql.tables import agents, conversations, made_of, messages
 
 THREADS_AT_ONCE = 1000
 MOST_FAILED = 100
