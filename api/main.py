@@ -209,7 +209,7 @@ def orphaned_runs(process: ProcessContext, run_store: RunStore, event_log: Event
     """Ends runs that no worker holds."""
     settlements = SettlementStore(process.database, process.ids)
     trees = RunTrees(
-        children=ChildStore(process.database),
+        children=process.patience().applied_to(ChildStore(process.database), ChildStore.wake),
         runs=run_store,
         queue=queue,
         signal=CancelSignal(process.redis),

@@ -339,7 +339,7 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
         settlements=patience.applied_to(SettlementStore(database, process.ids), SettlementStore.settle),
         events=EventStore(database),
         inbox=InboxStore(database),
-        children=ChildStore(database),
+        children=process.patience().applied_to(ChildStore(database), ChildStore.wake),
         event_log=event_log,
         budgets=BudgetService(
             budgets=settings.budgets,

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -176,6 +177,7 @@ def netloc_of(redis: Redis) -> str:
     return Address(settings.get("host", "localhost"), settings.get("port", 6379)).netloc
 
 
+@cache
 def text_of_script(name: str) -> str:
     """A Lua script of this package."""
     return files("shared.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8")

@@ -56,6 +56,23 @@ async def test_a_child_whose_call_had_an_unknown_outcome_kept_the_next_wait_from
     assert (await stores.runs.look_up(forgotten.id)).status is RunStatus.RUNNING
 
 
+async def test_a_run_whose_waking_was_not_heard_of_was_left_without_a_dispatch(stores: Stores) -> None:
+    run = await stores.claimed()
+    child = await child_of(stores, run, "call-1")
+    seen = [SeenChild(child.id, is_parked=False)]
+    await stores.children.let_wait(run, NOTHING_NEW, seen, until=UNTIL, now=NOW)
+    assert await stores.children.wake(child, NOW, again=True) is None
+    await stores.settle(child)
+    unheard = await stores.children.wake(child, NOW)
+    woken = await stores.children.wake(child, NOW, again=True)
+    assert unheard is not None
+    assert woken is not None
+    assert woken.number > unheard.number
+    claimed = await stores.runs.claim(run.id, woken.number, IDS.claim(), NOW)
+    assert claimed is not None
+    assert await stores.children.wake(child, NOW, again=True) is None
+
+
 async def test_a_run_whose_waker_died_is_found(stores: Stores) -> None:
     run = await stores.claimed()
     child = await child_of(stores, run, "call-1")

@@ -424,10 +424,8 @@ NOT_REPEATED = {
         "what was claimed is due again when the claim is over",
     ),
     "CallbackStore.postpone": "a callback that was not put off is claimed again when its claim is over",
-    **dict.fromkeys(
-        ("ChildStore.wake", "ChildStore.wake_forgotten"),
-        "a wake that nobody heard of left a run without a job, which the next sweep finds",
-    ),
+    "ChildStore.wake": "a repetition gives the woken run another dispatch, as `test_children.py` has it",
+    "ChildStore.wake_forgotten": "a wake that nobody heard of left a run without a job, which a sweep finds",
     **dict.fromkeys(
         ("WebhookEndpointStore.create", "WebhookEndpointStore.update", "WebhookEndpointStore.delete"),
         "an operator, and no run, writes the endpoints of a project",

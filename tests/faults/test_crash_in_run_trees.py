@@ -76,6 +76,32 @@ async def test_a_lost_answer_to_what_is_written_of_a_call_of_an_agent(
     await assert_asked_once(product, run_id)
 
 
+@pytest.mark.parametrize("end", ["after", "lost"])
+async def test_a_run_that_was_stored_for_a_call_and_not_dispatched_waited_for_the_sweeper(
+    product: Product, processes: Processes, end: str
+) -> None:
+    """Its caller found it when it repeated the call, and then waited for a run that no worker knew of: for as long as a
+    lease lasts."""
+    never = {**SETTINGS, "sweep_s": 3600.0}
+    run_id = await asked(product)
+    dying = await processes.worker(crash_at=f"submit:{end}", **never)
+    if end == "after":
+        assert await dying.ended(within_s=180.0) == -9
+        await end_leases(product.context.redis)
+        # This worker sweeps when it starts, and finds the caller.
+        await processes.worker(**never)
+    await assert_asked_once(product, run_id)
+
+
+async def test_a_caller_whose_wakings_answer_was_lost_waited_for_the_sweeper(
+    product: Product, processes: Processes
+) -> None:
+    """It had been woken, and nobody dispatched it: the store found no wait of it any more."""
+    run_id = await asked(product)
+    await processes.worker(crash_at="wake:lost:1:2", **SETTINGS, sweep_s=3600.0)
+    await assert_asked_once(product, run_id)
+
+
 async def test_what_an_api_left_of_a_cancel_stopped_children_without_rolling_them_back(
     working_product: Product, models: ModelServer
 ) -> None:

@@ -149,9 +149,9 @@ class RunFinisher:
             error=None if end.error is None else end.error.error_type,
         )
         await self._finish_stream(publisher, has_flag=settled.run.cancel is not None)
-        await self.on_change(settled.run)
         if settled.next is not None:
             await self._dispatch(settled.next)
+        await self.on_change(settled.run)
 
     async def _settled(self, publisher: Publisher, settlement: Settlement) -> Settled:
         with publisher.observation.write("settle"):

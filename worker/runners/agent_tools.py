@@ -85,6 +85,9 @@ class AgentToolRunner:
         error."""
         try:
             children = await self.children.of_call(run.run, call.id)
+            for child in children:
+                # An earlier attempt may have stored it and ended before it dispatched it.
+                await self.started.queue.dispatch_stored(child)
             # An agent may have been renamed since, and another agent may have its old name.
             is_known = bool(children) and tool.name != ASKS_TAGGED_AGENTS
             asked = {} if is_known else await self._asked(run, tool.name, arguments)

@@ -30,6 +30,9 @@ AT_ONCE = 500
 """The limit for the turns of one group in a counting transaction, and for the turns whose messages one query reads."""
 
 
+_NOW_DUE = group_turns.alias("now_due")
+
+
 class GroupTurnStore:
     """Counts turns, and finds the due ones."""
 
@@ -96,11 +99,10 @@ class GroupTurnStore:
         """Deletes the turns once the group's agents have their runs. `last`: the last message that the agents got."""
         async with self._database.write(CrashPoint.TURNS_TOLD) as connection:
             await lock_group(connection, due.group.id)
-            now_due = group_turns.alias("now_due")
-            is_still_due = (now_due.c.group_id == due.group.id, now_due.c.cause_id == due.cause_id)
+            is_still_due = (_NOW_DUE.c.group_id == due.group.id, _NOW_DUE.c.cause_id == due.cause_id)
             gone = await connection.execute(
                 sa.delete(group_turns).where(
-                    *_is_marked(due.group.id), sa.exists().where(*is_still_due, now_due.c.state == "due")
+                    *_is_marked(due.group.id), sa.exists().where(*is_still_due, _NOW_DUE.c.state == "due")
                 )
             )
             if gone.rowcount and last is not None:

@@ -197,9 +197,11 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
     place = [messages.c.turn, messages.c.position]
     if of.is_of_one_thread:
         return _of_owner(query, messages, of), place
-    first = messages.alias("first")
-    begins = sa.and_(first.c.thread_id == messages.c.thread_id, first.c.turn == messages.c.turn, first.c.position == 1)
-    return _of_owner(query.join(first, begins), messages, of), [first.c.created_at, messages.c.thread_id, *place]
+    return _of_owner(query.join(_FIRST, _BEGINS), messages, of), [_FIRST.c.created_at, messages.c.thread_id, *place]
+
+
+_FIRST = messages.alias("first")
+_BEGINS = sa.and_(_FIRST.c.thread_id == messages.c.thread_id, _FIRST.c.turn == messages.c.turn, _FIRST.c.position == 1)
 
 
 async def _narrowed(connection: Connection, of: MessageFilter) -> MessageFilter:

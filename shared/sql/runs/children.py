@@ -95,22 +95,24 @@ class ChildStore:
             values = {"awaited": False, "options": to_json(options)}
             await connection.execute(sa.update(runs).where(runs.c.id == child.id).values(values))
 
-    async def wake(self, child: Run, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
+    async def wake(self, child: Run, now: datetime, *, is_parked: bool = False, again: bool = False) -> Dispatch | None:
         """Ends the wait of the child's parent. The child has ended or, with `is_parked`, waits for a person now.
-        Returns the parent's next dispatch; None if the parent does not wait for runs, or still waits for another
-        one."""
+        Returns the parent's next dispatch; None if the parent does not wait for runs, or still waits for another one.
+
+        With `again`, the caller repeats a call whose answer was lost. If that call has woken the parent and no worker
+        has claimed it since, the method gives it another dispatch.
+        """
         parent = child.options.parent
+        if parent is None:
+            return None
         async with self._database.write(CrashPoint.WAKE) as connection:
-            return None if parent is None else await _wake(connection, parent.run_id, now, is_parked=is_parked)
+            return await _wake(connection, parent.run_id, now, is_parked=is_parked, again=again)
 
     async def wake_forgotten(self, now: datetime, limit: int = AT_ONCE) -> list[Dispatch]:
         """Ends the waits of runs whose awaited children have all ended: the process that ended the last child died
         before it woke the parent. Returns the next dispatches of the parents."""
-        child = runs.alias("child")
-        goes_on = sa.exists().where(child.c.parent_run_id == runs.c.id, has_one_of(child, ACTIVE), child.c.awaited)
-        forgotten = sa.select(runs.c.id).where(*_WAITS, ~goes_on).order_by(runs.c.number).limit(limit)
         async with self._database.read() as connection:
-            found = (await connection.execute(forgotten)).scalars().all()
+            found = (await connection.execute(_FORGOTTEN.limit(limit))).scalars().all()
         dispatches = list[Dispatch | None]()
         for run_id in found:
             async with self._database.write() as connection:
@@ -120,18 +122,8 @@ class ChildStore:
     async def left_behind(self, limit: int = AT_ONCE) -> list[tuple[Run, CancelMode]]:
         """Returns active runs whose parent was cancelled or has failed, and for which no cancel is recorded yet. Each
         with the mode in which it is to be cancelled: that of its parent."""
-        parent = runs.alias("parent")
-        is_over = sa.or_(
-            parent.c.cancel_requested_at.is_not(None), parent.c.status.in_([RunStatus.CANCELLED, RunStatus.FAILED])
-        )
-        query = (
-            sa.select(*RUN_COLUMNS, parent.c.cancel_mode.label("parents_mode"))
-            .join(parent, parent.c.id == runs.c.parent_run_id)
-            .where(runs.c.parent_run_id.is_not(None), has_one_of(runs, ACTIVE), runs.c.cancel_requested_at.is_(None))
-            .where(is_over)
-        )
         async with self._database.read() as connection:
-            found = (await connection.execute(query.order_by(runs.c.number).limit(limit))).mappings().all()
+            found = (await connection.execute(_LEFT_BEHIND.limit(limit))).mappings().all()
         modes = [cancel_mode_of(row["parents_mode"] or CancelMode.INTERRUPT) for row in found]
         return list(zip(await made_of(found, run_of, "options"), modes, strict=True))
 
@@ -163,10 +155,12 @@ class ChildStore:
             return await made_of(found.mappings().all(), run_of, "options")
 
 
-async def _wake(connection: Connection, parent_id: RunId, now: datetime, *, is_parked: bool = False) -> Dispatch | None:
+async def _wake(
+    connection: Connection, parent_id: RunId, now: datetime, *, is_parked: bool = False, again: bool = False
+) -> Dispatch | None:
     # The lock comes first: then either this process sees the parent's wait, or the parent sees the child's end.
     await connection.execute(sa.select(runs.c.id).where(runs.c.id == parent_id).with_for_update())
-    waits = (runs.c.id == parent_id, runs.c.status == RunStatus.RUNNING, *_WAITS)
+    waits = (runs.c.id == parent_id, runs.c.status == RunStatus.RUNNING, *(_WAITS[:1] if again else _WAITS))
     found = await connection.execute(sa.select(runs.c.id).where(*waits))
     if found.one_or_none() is None:
         return None
@@ -205,6 +199,20 @@ async def _next_dispatch(connection: Connection, run_id: RunId) -> Dispatch | No
     return dispatched[0] if dispatched else None
 
 
+_CHILD, _PARENT = runs.alias("child"), runs.alias("parent")
+_GOES_ON = sa.exists().where(_CHILD.c.parent_run_id == runs.c.id, has_one_of(_CHILD, ACTIVE), _CHILD.c.awaited)
+_FORGOTTEN = sa.select(runs.c.id).where(*_WAITS, ~_GOES_ON).order_by(runs.c.number)
+_LEFT_BEHIND = (
+    sa.select(*RUN_COLUMNS, _PARENT.c.cancel_mode.label("parents_mode"))
+    .join(_PARENT, _PARENT.c.id == runs.c.parent_run_id)
+    .where(runs.c.parent_run_id.is_not(None), has_one_of(runs, ACTIVE), runs.c.cancel_requested_at.is_(None))
+    .where(
+        sa.or_(
+            _PARENT.c.cancel_requested_at.is_not(None), _PARENT.c.status.in_([RunStatus.CANCELLED, RunStatus.FAILED])
+        )
+    )
+    .order_by(runs.c.number)
+)
 _BUSY = sa.select(runs.c.id).where(has_one_of(runs, ACTIVE), runs.c.status == RunStatus.RUNNING)
 
 

@@ -31,6 +31,16 @@ UNCLAIMED = frozenset({RunStatus.CREATED, RunStatus.AWAITING_APPROVAL})
 """The statuses in which no worker owns a run."""
 
 
+_EARLIER = runs.alias("earlier")
+_IS_BLOCKED = sa.exists().where(
+    _EARLIER.c.thread_id == runs.c.thread_id,
+    _EARLIER.c.id != runs.c.id,
+    has_one_of(_EARLIER, ACTIVE),
+    _EARLIER.c.status != RunStatus.CREATED,
+)
+"""Whether another run of the thread is running or parked."""
+
+
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs to list. None: no condition."""
 
@@ -152,18 +162,11 @@ class RunListing:
         It also returns runs whose last write lies in the future: the clock was set back, and to wait for that time
         could take long.
         """
-        earlier = runs.alias("earlier")
-        blocked = sa.exists().where(
-            earlier.c.thread_id == runs.c.thread_id,
-            earlier.c.id != runs.c.id,
-            has_one_of(earlier, ACTIVE),
-            earlier.c.status != RunStatus.CREATED,
-        )
         columns = (runs.c.id, runs.c.status, runs.c.dispatch, runs.c.fence, runs.c.updated_at)
         query = sa.select(*columns, runs.c.waits_until.is_not(None).label("waits")).where(
             runs.c.status.in_([RunStatus.CREATED, RunStatus.RUNNING]),
             sa.or_(runs.c.updated_at < since, runs.c.updated_at > now),
-            sa.or_(runs.c.status == RunStatus.RUNNING, ~blocked),
+            sa.or_(runs.c.status == RunStatus.RUNNING, ~_IS_BLOCKED),
             # Leaves out runs that wait for room in a budget, unless a cancel of them is recorded.
             sa.or_(runs.c.waits_until.is_(None), runs.c.waits_until <= now, runs.c.cancel_requested_at.is_not(None)),
         )
