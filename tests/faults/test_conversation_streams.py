@@ -10,6 +10,7 @@ from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
 from tests.kit.product.conversation_reader import ConversationReader, read_conversation, reading_conversation
 from tests.kit.product.processes import Processes, api_at
+from tests.kit.services.redis_losses import end_leases
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.wait_until import wait_until
 
@@ -30,7 +31,9 @@ async def test_a_run_that_another_worker_takes_over_is_the_same_for_live_and_lat
         run_id = await say(product, agent.id, "Hello")
         await wait_until(lambda: live.text.count("word") == 20, description="the first words")
         models.say("The rest.")
-        await asyncio.gather(worker.kill(), processes.worker())
+        await worker.kill()
+        await end_leases(product.context.redis)
+        await processes.worker()
         await live.until("run_ended")
         models.say("Again.")
         await say(product, agent.id, "And now?")
