@@ -199,6 +199,7 @@ async def test_a_worker_that_dies_there(
     await begin_story(product, agent_id)
     if write is CrashPoint.DISPATCH_AGAIN:
         await cast("Any", product.context.redis).flushdb()  # only the sweeper can find the run now
+        await grow_quiet(product.context.database)
     async with deciding(product.http):
         dying = await processes.worker(crash_at=f"{write}:{side}", **PLAIN_TOOLS)
         assert await dying.ended(within_s=LONG_S) == -9
