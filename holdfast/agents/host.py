@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from glob import glob
 from typing import Any
 
 from holdfast.agents.adapters import ADAPTERS, warnings_of
@@ -54,7 +55,7 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
         _answer(control, children, MemoryWatch(max_mb * MIB), libc)
     finally:
         for child in children:
-            _kill_group(child)
+            _kill_all_of(child)
 
 
 def _flaws(module: str, ours: set[int]) -> list[str]:
@@ -115,7 +116,7 @@ def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch
         readable, _, _ = select.select([control], [], [], watch.pause_s)
         for pid, size in watch.too_large([pid for pid, ended_at in children.items() if not ended_at]).items():
             children[pid] = size
-            _kill_group(pid)
+            _kill_all_of(pid)
         if not readable:
             continue
         data, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 1)
@@ -130,7 +131,7 @@ def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch
             os.close(pidfd)
         else:
             pid = request["pid"]
-            _kill_group(pid)
+            _kill_all_of(pid)
             _, status = os.waitpid(pid, 0)
             status, size = os.waitstatus_to_exitcode(status), children.pop(pid)
             _say(control, {"t": "buried", "pid": pid, "status": status, "grown_mb": size // MIB})
@@ -165,9 +166,32 @@ def _lead_group(child: int) -> None:
         os.setpgid(child, child)
 
 
-def _kill_group(leader: int) -> None:
+def _kill_all_of(leader: int) -> None:
+    """Kills the process with its group, and those that it has started in groups of their own, as a browser or
+    `start_new_session` does. The group stands still meanwhile, so that it starts no others."""
+    _signal_group(leader, signal.SIGSTOP)
+    started = _started_by(leader)
+    _signal_group(leader, signal.SIGKILL)
+    for pid in started:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, number)
+
+
+def _started_by(pid: int) -> list[int]:
+    """The processes that this one has started, and those that they have, while their parents live."""
+    found: list[int] = []
+    left = [pid]
+    while left:
+        for tasks in glob(f"/proc/{left.pop()}/task/*/children"):  # noqa: PTH207 - of numbers
+            with suppress(OSError), open(tasks, encoding="ascii") as file:  # noqa: PTH123 - as above
+                left += (new := [int(one) for one in file.read().split()])
+                found += new
+    return found
 
 
 def _say(control: socket.socket, message: Any) -> None:

@@ -253,6 +253,8 @@ async def test_a_failure_that_the_model_is_not_told_ends_the_run(world: Framewor
     [
         ("pages", {"what": "otters"}, "page 1 of otters"),
         ("numbers", {}, "{'found': 2, 'where': ['pond', 'sea']}"),
+        ("mean", {}, "nan"),
+        ("leaves", {}, "An error occurred while running the tool"),
     ],
 )
 async def test_a_result_need_not_be_text(

@@ -15,11 +15,13 @@ import pytest
 from arq.connections import ArqRedis
 
 from shared.sql.engine import Database
+from tests.kit.ag_ui import Page
 from tests.kit.code_agents.stage import FileStage
 from tests.kit.mcp.official import PIXEL, official_server
 from tests.kit.mcp.taken_over import taken_over
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
+from tests.kit.product.frame_reader import read_whole
 from tests.kit.project.documents import ROOT
 from tests.kit.wait_until import wait_until
 
@@ -122,6 +124,24 @@ async def test_a_run_shows_its_journal_and_its_agent(product: Product) -> None:
     answer = await product.http.get(f"/v1/runs/{run.id}/replay")
     assert answer.status_code == 409, answer.text
     assert agent_id != other.id
+
+
+async def test_pages_are_shown_the_data_of_an_agents_code(product: Product) -> None:
+    agent = await product.agent(model="code/shows-data")
+    page = Page(product.http, agent.id, "desk", is_current=True)
+    client = await page.say("go")
+    shown = [{"type": "CUSTOM", "name": "progress", "value": {"done": done}} for done in (1, 2)]
+    assert [{name: one[name] for name in ("type", "name", "value")} for one in client.custom] == shown
+    [run] = (await product.client.runs.list(agent_id=agent.id)).items
+    frames = (await read_whole(product.http, run.id)).frames
+    told = [frame for frame in frames if frame.get("event_type") == "data"]
+    assert [one["event_data"]["value"] for one in told] == [{"done": 1}, {"done": 2}]
+
+    message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "go"}]}
+    sent = {"id": "chat", "messages": [message], "trigger": "submit-message"}
+    answer = await product.http.post(f"/ai-sdk/{agent.id}/chat", json=sent)
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith('data: {"type":"data-')]
+    assert chunks == [{"type": "data-progress", "data": {"done": done}, "transient": True} for done in (1, 2)]
 
 
 async def test_results_are_shown_if_asked_for_and_errors_always(product: Product) -> None:

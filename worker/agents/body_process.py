@@ -20,6 +20,7 @@ import structlog
 
 from shared.concurrency import task_group
 from shared.domain.errors import InvalidRequest, Unavailable
+from shared.json_limits import printable_object
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -28,8 +29,7 @@ Frame = dict[str, Any]
 LONGEST_FRAME = 64_000_000
 """Bytes, as in `holdfast.agents.frames`."""
 
-FRAMES = json.JSONEncoder(separators=(",", ":"))
-"""Made once: `json.dumps` makes another one for each frame."""
+FRAMES = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes another one for each frame
 
 LENGTH_BYTES = 4
 READ_AT_ONCE = 65_536
@@ -417,7 +417,7 @@ class BodyProcess:
                 raise EOFError
             self._buffer += more
             self._heard_at = time.monotonic()
-        return json.loads(data)
+        return printable_object(data, apart_from="value")
 
     def _next_in_buffer(self) -> bytearray | None:
         """Takes the next frame's JSON. None: not all of it has come. Raises `ValueError` if it is too long."""
