@@ -162,6 +162,43 @@ async def test_results_are_shown_if_asked_for_and_errors_always(product: Product
     assert len(replay["entries"][0]["hash"]) > 10
 
 
+@pytest.mark.parametrize(
+    ("edited", "result", "answer"),
+    [
+        ({"amount": 7, "to": "bob"}, "paid 7 to bob", "paid 7 to bob"),
+        ({"amount": 7}, "Error: TypeError: _pay() missing 1 required positional argument: 'to'", None),
+    ],
+)
+async def test_what_code_asked_for_could_not_be_edited_by_any_client(
+    product: Product, edited: dict[str, Any], result: str, answer: str | None
+) -> None:
+    agent = await product.agent(model="code/gated")
+    run = await product.client.agents.messages.create_async(agent.id, input="go")
+
+    async def asked() -> Any:
+        return await _json(product, "/v1/approvals", agent_id=agent.id)
+
+    [waiting] = await wait_until(asked, description="the run to ask", every=0.05)
+    sent = await product.http.post(f"/v1/approvals/{waiting['id']}", json={"decision": "approve", "arguments": edited})
+    assert sent.status_code == 200, sent.text
+    after = (await _json(product, f"/v1/runs/{run.id}"))["metadata"]["continued_by_run_id"]
+    ended = await product.ended(after)
+    assert ended["status"] == ("failed" if answer is None else "completed"), ended
+    history = await product.history(agent.id)
+    assert [one["tool_return"] for one in history if one["message_type"] == "tool_return_message"] == [result]
+    if answer is not None:
+        assert history[-1]["content"] == answer
+
+
+async def test_a_page_edits_what_code_has_asked_for(product: Product) -> None:
+    agent = await product.agent(model="code/gated")
+    page = Page(product.http, agent.id, "desk", is_current=True)
+    client = await page.say("go")
+    [interrupt] = client.pending
+    await page.resume(**{interrupt["id"]: {"approved": True, "editedArgs": {"amount": 7, "to": "bob"}}})
+    assert (client.text, client.of_role("tool")) == ("paid 7 to bob", ["paid 7 to bob"])
+
+
 def _environment(folder: Path, *lines: str) -> str:
     """A file with the environment of the agents."""
     file = folder / "agents.env"
