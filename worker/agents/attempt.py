@@ -466,7 +466,10 @@ class Attempt:
         return await handle.park(messages, approvals, journal=[*self._unstored, *(one.entry for one in self._asked)])
 
     async def _ended(self, frame: Frame) -> Outcome:
-        """The body has returned. Its text is the answer, unless it has emitted text since its last tool."""
+        """The body has returned. Its text is the answer, unless it has emitted text since its last tool. What is
+        in hand ends with its process."""
+        for entry in [entry for slot, entry in self._in_hand.items() if slot in self._calls]:
+            await self._unknown(entry)
         if not self._shown.has_spoken and frame["text"]:
             self._shown.say(frame["text"])
         # An earlier attempt may have stored another state, and its worker have died before the run's end.
@@ -477,7 +480,7 @@ class Attempt:
 
     def _completed(self, reason: StopReason) -> Outcome:
         end = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=reason)
-        return Outcome(end=end, messages=self._shown.ending())
+        return Outcome(end=end, messages=[*self._shown.pausing(()), *self._shown.ending()])
 
     async def _record(self, entries: list[JournalEntry], step: Step | None = None) -> None:
         await self._handle.record_journal([*self._unstored, *entries], step=step)

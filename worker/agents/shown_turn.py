@@ -219,8 +219,9 @@ class ShownTurn:
         return [] if self._open else self._messages_of_late()
 
     def pausing(self, scopes: Collection[str]) -> list[NewMessage]:
-        """Ends the calls that are open, because a person is asked behind them. Those of `scopes` go on when the person
-        has decided, and are shown again with what they return. Returns the messages for the history."""
+        """Ends the calls that are open, because a person is asked behind them, or the body has ended. Those of `scopes`
+        go on when the person has decided, and are shown again with what they return. Returns the messages for the
+        history."""
         for call in self._open.values():
             if call.id in scopes:
                 self._paused.add(call.id)
