@@ -25,7 +25,7 @@ RESTS, REST_S = 10, 0.005
 also waits is asked for together."""
 
 
-LONGEST_TRACEBACK = 100_000
+LONGEST_TRACEBACK = 50_000
 """Characters."""
 
 

@@ -22,12 +22,16 @@ from glob import glob
 from typing import Any
 
 from holdfast.agents.adapters import ADAPTERS, warnings_of
-from holdfast.agents.child import execute
+from holdfast.agents.child import LONGEST_TRACEBACK, execute
+from holdfast.agents.errors import told
 from holdfast.agents.memory import MemoryWatch, private_bytes
 from holdfast.agents.registry import REGISTERED, Agent
 from holdfast.agents.shared import execute_several
 
 LONGEST_REQUEST = 65536
+LONGEST_REASON = 2000
+LARGEST_SAYING = 100_000
+"""Bytes of what is said of all agents, and half of what the socket takes at once."""
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
 
@@ -40,11 +44,21 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
     try:
         flaws = [*_flaws(module, ours), *_flaws_of_system(max_mb)]
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, and its worker says what it was
-        flaws, trace = [f"{module} cannot be imported: {type(error).__name__}: {error}"], traceback.format_exc()
+        kind, text = told(error).values()
+        flaws = [f"{module} cannot be imported: {kind}: {text[:LONGEST_REASON]}"]
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     agents = [{**one.described(), "shares": _shares(one)} for one in REGISTERED.values()]
-    said = {"agents": agents, "warnings": [] if trace else _warnings(module)}
+    said: dict[str, Any] = {"agents": agents, "warnings": [] if trace else _warnings(module)}
+    if (size := len(json.dumps(said))) > LARGEST_SAYING:
+        flaws.append(
+            f"{module} registers {len(agents)} agents, whose names and descriptions have {size} bytes together, "
+            f"{LARGEST_SAYING} are allowed: shorten the descriptions, or use several modules"
+        )
+        said = {"agents": [], "warnings": []}
     if flaws:
-        _say(control, {"t": "unfit", "reasons": flaws, "traceback": trace[-LONGEST_REQUEST:], **said})
+        unfit = {"t": "unfit", "reasons": flaws, **said}
+        trace = trace[-LONGEST_TRACEBACK:]
+        _say(control, {**unfit, "traceback": trace if len(json.dumps(trace)) < LARGEST_SAYING // 2 else ""})
         return
     libc = ctypes.CDLL(None, use_errno=True)
     gc.collect()
@@ -172,7 +186,11 @@ def _kill_all_of(leader: int) -> None:
     _signal_group(leader, signal.SIGSTOP)
     started = _started_by(leader)
     _signal_group(leader, signal.SIGKILL)
-    for pid in started:
+    _kill(started)
+
+
+def _kill(processes: list[int]) -> None:
+    for pid in processes:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
@@ -202,4 +220,7 @@ def _say(control: socket.socket, message: Any) -> None:
 def main() -> None:
     """Starts the host: the number of its control socket's descriptor, the MiB that a process may have and the module's
     name are its arguments."""
-    serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    try:
+        serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    finally:
+        _kill(_started_by(os.getpid()))

@@ -397,6 +397,7 @@ def _object_of(text: str) -> dict[str, Any]:
     """The arguments of a call. What is no object is shown under a name: the tool's own error tells the model."""
     try:
         value = json.loads(text or "{}")
+        json.dumps(value, allow_nan=False)
     except ValueError:
         value = text
     return value if isinstance(value, dict) else {"arguments": value}

@@ -386,8 +386,8 @@ class Run:
         """Asks the worker how to go on with an entry of the journal. Raises `StepFailed` or `OutcomeUnknown` if the
         journal says so. For this package alone."""
         scope = self._here()
-        if not 0 < len(text_for("the name of a call", name)) <= LONGEST_NAME:
-            raise ValueError(f"the name of a call has {len(name)} characters: it may have from 1 to {LONGEST_NAME}")
+        if len(text_for("the name of a call", name)) > LONGEST_NAME:
+            raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
         return self._checked(name, answer)

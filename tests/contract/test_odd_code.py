@@ -1,16 +1,24 @@
 """Code of an operator's own that says what nobody can be shown, and that ends in ways that programs have by accident:
 its run ends once, says what went wrong, and loses nothing."""
 
+import os
+import sys
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from arq.connections import ArqRedis
 
+from shared.domain.errors import InvalidRequest
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
+from shared.domain.settling import OUTCOME_UNKNOWN, RUN_FAILED
 from tests.kit.code_agents.world import World, world_of_agents
+from tests.kit.project.documents import ROOT
+from tests.kit.wait_until import wait_until
+from worker.agents.hosts import CodeAgents, plans
 
 PROGRAM = "tests.kit.code_agents.odd_program"
 
@@ -19,6 +27,54 @@ PROGRAM = "tests.kit.code_agents.odd_program"
 async def world(database_url: str, redis: ArqRedis, tmp_path: Path) -> AsyncGenerator[World]:
     async with world_of_agents(database_url, redis, tmp_path, module=PROGRAM) as world:
         yield world
+
+
+AGENT = """
+from holdfast.agents import agent
+@agent("a")
+async def a(run):
+    return "x"
+"""
+
+
+@asynccontextmanager
+async def _imported(folder: Path, source: str) -> AsyncGenerator[CodeAgents]:
+    """The agents of a module with this source."""
+    (folder / "odd_module.py").write_text(source, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    async with CodeAgents.running(plans(["odd_module"], sys.executable, "", environment)) as agents:
+        yield agents
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise ValueError('x' * 3_000_000)", "odd_module cannot be imported: ValueError: xxx"),
+        ("import os; os._exit(5)", "ended with exit code 5 before it had imported odd_module"),
+        ("import os; os.kill(os.getpid(), 11)", "ended with signal 11 before it had imported odd_module"),
+        (
+            "from holdfast.agents import register\nasync def a(run): ...\nfor n in range(3000): register(f'a{n}', a)",
+            "odd_module registers 3000 agents, whose names and descriptions have ",
+        ),
+        (AGENT.replace("return", "yield"), "the agent 'a' yields: give a function that calls run.emit_text instead"),
+    ],
+    ids=["long-error", "exit", "signal", "many", "generator"],
+)
+async def test_a_module_that_could_not_be_used_did_not_say_why(tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        async with _imported(tmp_path, source):
+            pass
+    assert said in refused.value.message
+    assert len(refused.value.message) < 3000
+
+
+async def test_a_process_that_a_module_had_started_kept_its_worker_from_ending(tmp_path: Path) -> None:
+    starts = "import subprocess, sys\nP = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+    source = f"{starts}open(r'{tmp_path / 'pid'}', 'w').write(str(P.pid))\n{AGENT}"
+    async with _imported(tmp_path, source) as agents:
+        assert [*agents.described] == ["a"]
+        pid = int((tmp_path / "pid").read_text())
+    await wait_until(lambda: not Path(f"/proc/{pid}").exists(), description="the process to be gone")
 
 
 async def _failed(world: World, way: str) -> str:
@@ -91,6 +147,17 @@ async def test_an_exception_without_a_text_crashed_its_process_or_left_its_step_
     assert parked.status is RunStatus.AWAITING_APPROVAL
     assert (await world.done(await world.approved(parked))).status is RunStatus.COMPLETED
     assert (await world.texts())[-1] == "went on after Unsayable"
+
+
+async def test_a_call_that_code_had_left_behind_had_no_result_for_ever(world: World) -> None:
+    assert await _answer(world, "leaves", "going on") == "left False"
+    assert await world.results() == [OUTCOME_UNKNOWN]
+    assert await world.is_valid()
+    parked = await world.done(await world.submitted("leaves", "asked"))
+    assert (await world.done(await world.approved(parked))).status is RunStatus.COMPLETED
+    assert await world.results() == [OUTCOME_UNKNOWN, RUN_FAILED]
+    assert await world.is_valid()
+    assert (await world.texts())[-1] == "left"
 
 
 async def test_a_function_that_raised_stop_iteration_kept_its_run_for_ever(world: World) -> None:

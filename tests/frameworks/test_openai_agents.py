@@ -266,6 +266,12 @@ async def test_a_result_need_not_be_text(
     assert heard in str(world.sent_to_model(1)[-1]["content"])
 
 
+async def test_a_model_that_gave_nan_to_a_tool_failed_the_run(world: FrameworkWorld) -> None:
+    world.models.play(Turn(calls=[Call("mean", '{"of": NaN}')]), Turn(text="Well."))
+    run = await world.done(await world.submitted("more"))
+    assert run.status is RunStatus.COMPLETED, run.error
+
+
 async def test_a_tool_that_takes_too_long_is_given_up(world: FrameworkWorld) -> None:
     """Its run can wait for a person afterwards, and replays what the model heard."""
     world.models.play(

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast.agents import Run, StepFailed, Usage, agent
-from tests.kit.code_agents.places import at, reach
+from tests.kit.code_agents.places import STAGE, at, reach
 
 HALF = "a\ud800b"
 NUL = "a\x00b"
@@ -232,6 +232,26 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "returns an object": _returns_object,
     "returns nothing that json says": _returns_nothing_that_json_says,
 }
+
+
+@agent("leaves")
+async def leaves(run: Run) -> str:
+    """Returns while a tool of its own goes on, or without the call that a person has decided about."""
+    asks, asked = run.text == "asked", STAGE / "asked"
+    if asks and asked.exists():
+        return "left"
+    if asks:
+        asked.touch()
+    began = asyncio.Event()
+
+    async def goes_on() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    tool = asyncio.create_task(run.tool("go on", goes_on, key=1, needs_approval=asks))
+    await began.wait()
+    run.emit_text(f"left {tool.done()}")
+    return ""
 
 
 @agent("keeps-first")
