@@ -92,15 +92,18 @@ class ApprovalDecisions:
 
 async def edited_arguments(tools: ToolStore, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
     """Returns the arguments with which a person wants the call made, as text; None if they equal those that were shown.
+    A call of an agent's own code has no schema here: the code checks what it gets.
 
     Raises `InvalidRequest` if they do not fit the tool's schema, `Conflict` if the agent no longer has the tool.
     """
     if arguments is None or arguments == parsed_arguments(asked.arguments):
         return None
+    text = json.dumps(arguments, ensure_ascii=False)
+    if asked.tool_version is None and not asked.client_side:
+        return text
     schemas = {tool.name: tool.accepted_arguments for tool in await tools.for_agent(asked.project_id, asked.agent_id)}
     if asked.tool_name not in schemas:
         raise Conflict(f"the agent no longer has the tool {asked.tool_name}, so its arguments cannot be checked")
-    text = json.dumps(arguments, ensure_ascii=False)
     checked = await check_arguments(text, schemas[asked.tool_name])
     if isinstance(checked, RefusedArguments):
         raise InvalidRequest(f"arguments: {checked.text.removeprefix('Error: ')}", field="arguments")

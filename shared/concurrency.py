@@ -171,6 +171,17 @@ LATE_S = 1.0
 """An event loop that notices a timeout this many seconds late has stood still meanwhile."""
 
 
+async def lines_of(stream: asyncio.StreamReader) -> AsyncGenerator[bytes]:
+    """The lines of a stream. One that is longer than the stream's buffer comes in pieces."""
+    while not stream.at_eof():
+        try:
+            yield await stream.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            yield error.partial
+        except asyncio.LimitOverrunError as error:
+            yield await stream.read(error.consumed)
+
+
 class AnswerTimeout:
     """Limits a wait for a service or a tool, like `asyncio.timeout`. If the process stood still when the time ran out,
     as on a paused virtual machine, the other side may have answered. The wait then starts once more."""

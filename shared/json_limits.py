@@ -37,6 +37,26 @@ LONGEST_INTEGER = 20
 Place = tuple[str | int, ...]
 
 
+def printable(text: str) -> str:
+    """The text without characters that no database stores: NUL, and lone surrogates."""
+    clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return clean if clean.isascii() else clean.encode("utf-8", "replace").decode()
+
+
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""In JSON, where a backslash is written twice."""
+
+
+def printable_object(document: bytes | bytearray, *, apart_from: str) -> dict[str, Any]:
+    """The object of a JSON document in ASCII, whose texts are printable, but for those of one field."""
+    found: dict[str, Any] = json.loads(document)
+    if b"\\u0000" not in document and b"\\ud" not in document:
+        return found
+    kept = {apart_from: found.pop(apart_from)} if apart_from in found else {}
+    text = printable(json.dumps(found, ensure_ascii=False))
+    return json.loads(_ESCAPED_NUL.sub(r"\1" + "\N{REPLACEMENT CHARACTER}", text)) | kept
+
+
 class JsonFlaw(NamedTuple):
     """A flaw of a JSON value, and its place."""
 

@@ -245,16 +245,16 @@ class LegFold:
         match part:
             case parts.Returned():
                 return self._returned(part)
+            case parts.DataShown():
+                return iter(({"type": "CUSTOM", "name": part.event.name, "value": part.event.value},))
             case parts.Injected():
                 return self._injected(part)
             case parts.Restarted():
                 return self._restarted(part)
             case parts.Lost():
                 return self._lost()
-            case parts.CompactionStart():
-                return self._compacting(part)
-            case parts.CompactedTo():
-                return self._compacted(part)
+            case parts.Compaction():
+                return iter((_compaction(part.event),))
             case _:
                 return iter(())
 
@@ -353,17 +353,6 @@ class LegFold:
         yield {"type": "CUSTOM", "name": "holdfast.gap", "value": {}}
         yield from self.snapshots()
 
-    def _compacting(self, part: parts.CompactionStart) -> Iterator[Event]:
-        event = part.event
-        sizes = {"context_tokens": event.context_tokens, "context_window": event.context_window}
-        told = {"state": "began", "trigger": event.trigger, **sizes}
-        yield {"type": "CUSTOM", "name": "holdfast.compaction", "value": told}
-
-    def _compacted(self, part: parts.CompactedTo) -> Iterator[Event]:
-        stats = part.event.stats
-        sizes = {"messages_before": stats.messages_before, "messages_after": stats.messages_after}
-        yield {"type": "CUSTOM", "name": "holdfast.compaction", "value": {"state": "completed", **sizes}}
-
     def _opening(self, part_id: str, kind: str, **fields: str) -> Event:
         self._open[part_id] = {"type": kind, **fields}
         return self._open[part_id]
@@ -398,6 +387,16 @@ class LegFold:
             if part_id.rstrip(parts.AGAIN) == asked.tool_call_id.rstrip(parts.AGAIN):
                 return self._ids.of(part_id)
         return asked.tool_call_id
+
+
+def _compaction(event: events.CompactionBegan | events.Compacted) -> Event:
+    if isinstance(event, events.CompactionBegan):
+        sizes = {"context_tokens": event.context_tokens, "context_window": event.context_window}
+        told = {"state": "began", "trigger": event.trigger, **sizes}
+    else:
+        sizes = {"messages_before": event.stats.messages_before, "messages_after": event.stats.messages_after}
+        told = {"state": "completed", **sizes}
+    return {"type": "CUSTOM", "name": "holdfast.compaction", "value": told}
 
 
 def _opened_again(opening: Event) -> Iterator[Event]:

@@ -24,8 +24,8 @@ from api.pages.leg_parts import (
     CallIds,
     CallOpened,
     CallReady,
-    CompactedTo,
-    CompactionStart,
+    Compaction,
+    DataShown,
     Decided,
     Injected,
     LegEnded,
@@ -295,8 +295,8 @@ class AnswerChunks:
         self._is_reset = False
         yield {"type": "data-holdfast-gap", "data": {}}
 
-    def _compaction(self, part: CompactionStart | CompactedTo) -> Iterator[Chunk]:
-        state = "began" if isinstance(part, CompactionStart) else "done"
+    def _compaction(self, part: Compaction) -> Iterator[Chunk]:
+        state = "began" if isinstance(part.event, events.CompactionBegan) else "done"
         yield {"type": "data-holdfast-compaction", "data": {"state": state}, "transient": True}
 
     def _ended(self, part: LegEnded) -> Iterator[Chunk]:
@@ -322,8 +322,9 @@ class AnswerChunks:
         Injected: _injected,
         Restarted: _restarted,
         Lost: _lost,
-        CompactionStart: _compaction,
-        CompactedTo: _compaction,
+        Compaction: _compaction,
+        # No history has it, so it is for the page's `onData` and no part of the message.
+        DataShown: lambda _, part: ({"type": f"data-{part.event.name}", "data": part.event.value, "transient": True},),
         LegEnded: _ended,
     }
 

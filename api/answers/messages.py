@@ -327,7 +327,7 @@ class SummaryFrame(SummaryMessage, Shown):
 
 class EventFrame(MessageHead, Shown):
     """Something that is no part of the conversation: `step_restarted`, `log_continued`, `gap`, `compaction`,
-    `child_run_started`, `child_run_waits`. In the stream of a conversation also `run_started`, `run_ended`,
+    `child_run_started`, `child_run_waits`, `data`. In the stream of a conversation also `run_started`, `run_ended`,
     `approvals_resolved` and `caught_up`."""
 
     message_type: Literal["event_message"]

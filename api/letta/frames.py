@@ -109,6 +109,7 @@ class Frames:
                 | events.Gap()
                 | events.ChildStarted()
                 | events.ChildWaits()
+                | events.DataPart()
             ):
                 return self._note(seq, event)
             case (
@@ -222,7 +223,12 @@ class Frames:
     def _note(
         self,
         seq: Seq,
-        event: events.StepRestarted | events.LogContinued | events.Gap | events.ChildStarted | events.ChildWaits,
+        event: events.StepRestarted
+        | events.LogContinued
+        | events.Gap
+        | events.ChildStarted
+        | events.ChildWaits
+        | events.DataPart,
     ) -> dict[str, Any]:
         """Letta's message type for information to developers, outside the conversation."""
         match event:
@@ -240,6 +246,8 @@ class Frames:
                 event_type, data = "child_run_started", {"tool_call_id": event.call_id, **started}
             case events.ChildWaits():
                 event_type, data = "child_run_waits", {"tool_call_id": event.call_id, **wire_waiting(event.waiting)}
+            case events.DataPart():
+                event_type, data = "data", {"name": event.name, "value": event.value, "message_id": event.message_id}
             case _:
                 assert_never(event)
         return self._event_message(seq, event.at, event_type, data)

@@ -123,6 +123,12 @@ class Returned(NamedTuple):
     result: ToolReturn
 
 
+class DataShown(NamedTuple):
+    """Data of the agent's code, beside its answer."""
+
+    event: events.DataPart
+
+
 class Injected(NamedTuple):
     """A user's message that came into the running run."""
 
@@ -142,16 +148,10 @@ class Lost(NamedTuple):
     """Entries of the log are gone: what follows may lack its beginning."""
 
 
-class CompactionStart(NamedTuple):
-    """A summary is about to replace old messages of the context."""
+class Compaction(NamedTuple):
+    """A summary is about to replace old messages of the context, or has replaced them."""
 
-    event: events.CompactionBegan
-
-
-class CompactedTo(NamedTuple):
-    """A summary has replaced old messages of the context."""
-
-    event: events.Compacted
+    event: events.CompactionBegan | events.Compacted
 
 
 class LegEnded(NamedTuple):
@@ -179,11 +179,11 @@ Part = (
     | CallCut
     | Decided
     | Returned
+    | DataShown
     | Injected
     | Restarted
     | Lost
-    | CompactionStart
-    | CompactedTo
+    | Compaction
     | LegEnded
 )
 
@@ -416,13 +416,12 @@ class LegParts:
         if not self._says_ends and event.reason not in _CUT_OFF:
             yield from self._close_all(is_whole=True)
 
-    def _reported(self, event: events.UsageReported) -> Iterator[Part]:
-        self._usage = event
-        yield from ()
-
-    def _failed(self, event: events.Failed) -> Iterator[Part]:
-        self._failure = event
-        yield from ()
+    def _noted(self, event: events.UsageReported | events.Failed) -> Iterable[Part]:
+        if isinstance(event, events.Failed):
+            self._failure = event
+        else:
+            self._usage = event
+        return ()
 
     def _end(self, _event: events.Ended) -> Iterator[Part]:
         yield from self._close_all(is_whole=False)
@@ -470,6 +469,7 @@ class LegParts:
     _TAKERS: ClassVar[dict[type, Callable[[Any, Any], Iterable[Part]]]] = {
         events.ReasoningChunk: _grow_text,
         events.TextChunk: _grow_text,
+        events.DataPart: lambda _, event: (DataShown(event),),
         events.ToolCallChunk: _grow_call,
         events.ToolCalls: _whole_calls,
         events.Answered: _answered,
@@ -480,11 +480,11 @@ class LegParts:
         events.StepRestarted: _continued,
         events.LogContinued: _continued,
         events.Gap: _gap,
-        events.CompactionBegan: lambda _, event: (CompactionStart(event),),
-        events.Compacted: lambda _, event: (CompactedTo(event),),
+        events.CompactionBegan: lambda _, event: (Compaction(event),),
+        events.Compacted: lambda _, event: (Compaction(event),),
         events.Stopped: _stopped,
-        events.UsageReported: _reported,
-        events.Failed: _failed,
+        events.UsageReported: _noted,
+        events.Failed: _noted,
         events.Ended: _end,
     }
     """What makes parts of an entry. Entries of other types give none."""

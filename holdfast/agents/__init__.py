@@ -6,9 +6,10 @@ on the path of the Python that runs the agents, so both sides always are of one 
 
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed
 from holdfast.agents.info import AgentInfo, BlockInfo, ToolInfo
+from holdfast.agents.models import Usage
 from holdfast.agents.probes import Verdict, cannot_tell, did_not_happen, happened
 from holdfast.agents.registry import agent, register
-from holdfast.agents.run import Approved, Call, Run, Usage, call
+from holdfast.agents.run import Approved, Call, Run, call
 
 __all__ = [
     "agent",

@@ -73,6 +73,8 @@ def body_for(name: str, value: Any) -> tuple[Body, str]:
         return adapter.load().body_of(value, name), adapter.framework
     if inspect.iscoroutinefunction(value):
         return value, FUNCTION
+    if inspect.isasyncgenfunction(value):
+        raise TypeError(f"the agent {name!r} yields: give a function that calls run.emit_text instead")
     if not inspect.isroutine(value):
         raise TypeError(
             f"the agent {name!r} is a {type(value).__name__}: give an async function, an agent of "
@@ -106,7 +108,10 @@ def _made_per_run(name: str, factory: Callable[..., Any]) -> Body:
         made = factory(run) if takes_run else factory()
         adapter = _adapter_of(made)
         if adapter is None:
-            raise TypeError(f"what makes the agent {name!r} has returned a {type(made).__name__}, which is no agent")
+            raise TypeError(
+                f"the agent {name!r} is a function that is not async, so it has to return an agent of a framework; it "
+                f"has returned a {type(made).__name__}"
+            )
         return await adapter.load().run_agent(run, made)
 
     return body

@@ -15,8 +15,8 @@ class Worker(Protocol):
         """Sends a frame and returns the answer to it."""
         ...
 
-    def tell(self, frame: Frame) -> None:
-        """Sends a frame that has no answer."""
+    def send(self, data: bytes) -> None:
+        """Sends packed frames that have no answer."""
         ...
 
 

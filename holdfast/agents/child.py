@@ -1,17 +1,21 @@
 """The process of one body: it talks to the worker over one socket, and executes the body once."""
 
 import asyncio
+import json
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.agents.errors import StepFailed
+from holdfast.agents.errors import StepFailed, sole, told
 from holdfast.agents.frames import Frame, packed, read_frame
 from holdfast.agents.registry import REGISTERED
 from holdfast.agents.run import Run
+from holdfast.agents.values import plain
 
 MOST_FRAMES_NAMED = 5
 """Functions of the program that an error names, the innermost last."""
@@ -19,6 +23,28 @@ MOST_FRAMES_NAMED = 5
 RESTS, REST_S = 10, 0.005
 """A body that waits for a person is at rest when its loop has had so many turns, so many seconds from each other: what
 also waits is asked for together."""
+
+
+LONGEST_TRACEBACK = 50_000
+"""Characters."""
+
+
+class Threads(ThreadPoolExecutor):
+    """The loop's threads, for functions that are not async."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Calls the function in a thread."""
+        return super().submit(_ended, fn, *args, **kwargs)
+
+
+def _ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls the function. What asyncio cannot hand on becomes a `RuntimeError` that names it: before Python 3.12 who
+    waits for `StopIteration` does so for ever, and in a task of a framework `sys.exit` ends the process."""
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        kind, text = told(error).values()
+        raise RuntimeError(f"the function raised {kind}" + (f": {text}" if text else "")) from error
 
 
 class WorkerConnection:
@@ -92,6 +118,7 @@ def execute(name: str, connection: socket.socket) -> None:
 
 
 async def _execute(name: str, connection: socket.socket) -> None:
+    asyncio.get_running_loop().set_default_executor(Threads())
     worker = WorkerConnection(*await asyncio.open_unix_connection(sock=connection))
     hello = await worker.hello()
     if hello is None:
@@ -110,24 +137,45 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
         run.models.take_all()
     try:
         value = await REGISTERED[name].body(run)
-        return packed({"t": "returned", "text": value if isinstance(value, str) else "", "state": run.state})
-    except asyncio.CancelledError:
-        return packed({"t": "stopped"})
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run fails with it
+        return packed({"t": "returned", "text": _answer_of(value), "state": _state_of(run)})
+    except asyncio.CancelledError as error:
+        # Code that awaits a task of its own which was cancelled is cancelled as well, and nobody has asked for it.
+        return packed({"t": "stopped"} if run.cancelled else _raised(error))
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the run fails with it
         return packed(_raised(error))
 
 
-def _raised(error: Exception) -> Frame:
+def _answer_of(value: Any) -> str:
+    """What a body has returned, as text: a value that is none as the JSON that a tool's result would be. Raises as
+    `plain`."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(plain(value, "what the agent has returned"), ensure_ascii=False)
+
+
+def _state_of(run: Run) -> dict[str, Any]:
+    """The state as JSON has it. Raises `TypeError` for what is no dictionary, which no later run could read, and as
+    `plain`."""
+    state: Any = run.state
+    if not isinstance(state, dict):
+        raise TypeError(f"run.state is a {type(state).__name__}: it has to stay a dictionary")
+    return plain(state, "run.state")
+
+
+def _raised(raised: BaseException) -> Frame:
     """The error without paths, and its traceback for the worker's log."""
-    kind, text = type(error).__name__, str(error)
+    error = sole(raised)
+    kind, text = told(error).values()
     if isinstance(error, StepFailed):
         kind, text = error.error_type, f"{error.text} (in {error.name!r})"
+    elif isinstance(error, asyncio.CancelledError):
+        text = f"{text or 'the code was cancelled'}, and nobody has cancelled its run"
     own = str(Path(__file__).parent)
-    named = [
-        one.name for one in traceback.extract_tb(_innermost(error).__traceback__) if not one.filename.startswith(own)
-    ]
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"t": "raised", "type": kind, "text": text, "functions": named[-MOST_FRAMES_NAMED:], "traceback": trace}
+    places = [_innermost(error)] if error is raised else [raised, _innermost(error)]
+    frames = [frame for one in places for frame in traceback.extract_tb(one.__traceback__)]
+    named = [frame.name for frame in frames if not frame.filename.startswith(own)][-MOST_FRAMES_NAMED:]
+    trace = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__))[-LONGEST_TRACEBACK:]
+    return {"t": "raised", "type": kind, "text": text, "functions": named, "traceback": trace}
 
 
 def _innermost(error: BaseException) -> BaseException:

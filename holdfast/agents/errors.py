@@ -1,4 +1,34 @@
-"""What the calls of a run raise."""
+"""What the calls of a run raise, and what is told of any other exception."""
+
+LONGEST_TEXT = 20_000
+"""Characters of an exception's text that the journal and the worker get."""
+
+MOST_NAMED = 5
+"""Exceptions of a group that its text names."""
+
+
+def told(error: BaseException) -> dict[str, str]:
+    """The type and the text of an exception. A group, as of `asyncio.TaskGroup`, says what is in it: its own text only
+    counts that."""
+    error = sole(error)
+    text = _text_of(error)
+    if inner := getattr(error, "exceptions", ()):
+        named = [told(one) for one in inner[:MOST_NAMED]]
+        text = f"{text}: " + "; ".join(f"{one['type']}: {one['text']}" for one in named)
+    return {"type": type(error).__name__, "text": text[:LONGEST_TEXT]}
+
+
+def sole(error: BaseException) -> BaseException:
+    """The exception that a group consists of; any other is itself."""
+    inner = getattr(error, "exceptions", ())
+    return sole(inner[0]) if len(inner) == 1 else error
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - whatever it is, the error has to be told
+        return f"its text cannot be made: {type(failed).__name__}"
 
 
 class Denied(Exception):

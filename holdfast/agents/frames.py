@@ -7,7 +7,7 @@ from typing import Any
 Frame = dict[str, Any]
 
 LONGEST_FRAME = 64_000_000
-"""Bytes."""
+"""Bytes of a frame for the worker. What the worker sends has no limit: a long history has to reach the code."""
 
 
 FRAMES = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -15,18 +15,19 @@ FRAMES = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def packed(frame: Frame) -> bytes:
-    """The frame as bytes. Raises `TypeError` or `ValueError` for what JSON cannot say."""
+    """The frame as bytes. Raises `TypeError` or `ValueError` for what JSON cannot say, and `ValueError` for more than
+    `LONGEST_FRAME` bytes, which the worker would take for the end of this process."""
     data = FRAMES.encode(frame).encode()
+    if len(data) > LONGEST_FRAME:
+        raise ValueError(f"what the code gives to its run at once has {len(data)} bytes, {LONGEST_FRAME} are allowed")
     return len(data).to_bytes(4, "big") + data
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     """Returns the next frame, or None if the other side is gone. A killed peer that left bytes unread resets the
-    connection, which means the same as its end. Raises `ValueError` for a frame that is longer than any may be."""
+    connection, which means the same as its end."""
     try:
         length = int.from_bytes(await reader.readexactly(4), "big")
-        if length > LONGEST_FRAME:
-            raise ValueError(f"a frame has {length} bytes, {LONGEST_FRAME} are allowed")
         return json.loads(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

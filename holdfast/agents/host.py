@@ -18,15 +18,20 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from glob import glob
 from typing import Any
 
 from holdfast.agents.adapters import ADAPTERS, warnings_of
-from holdfast.agents.child import execute
+from holdfast.agents.child import LONGEST_TRACEBACK, execute
+from holdfast.agents.errors import told
 from holdfast.agents.memory import MemoryWatch, private_bytes
 from holdfast.agents.registry import REGISTERED, Agent
 from holdfast.agents.shared import execute_several
 
 LONGEST_REQUEST = 65536
+LONGEST_REASON = 2000
+LARGEST_SAYING = 100_000
+"""Bytes of what is said of all agents, and half of what the socket takes at once."""
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
 
@@ -39,11 +44,21 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
     try:
         flaws = [*_flaws(module, ours), *_flaws_of_system(max_mb)]
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, and its worker says what it was
-        flaws, trace = [f"{module} cannot be imported: {type(error).__name__}: {error}"], traceback.format_exc()
+        kind, text = told(error).values()
+        flaws = [f"{module} cannot be imported: {kind}: {text[:LONGEST_REASON]}"]
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     agents = [{**one.described(), "shares": _shares(one)} for one in REGISTERED.values()]
-    said = {"agents": agents, "warnings": [] if trace else _warnings(module)}
+    said: dict[str, Any] = {"agents": agents, "warnings": [] if trace else _warnings(module)}
+    if (size := len(json.dumps(said))) > LARGEST_SAYING:
+        flaws.append(
+            f"{module} registers {len(agents)} agents, whose names and descriptions have {size} bytes together, "
+            f"{LARGEST_SAYING} are allowed: shorten the descriptions, or use several modules"
+        )
+        said = {"agents": [], "warnings": []}
     if flaws:
-        _say(control, {"t": "unfit", "reasons": flaws, "traceback": trace[-LONGEST_REQUEST:], **said})
+        unfit = {"t": "unfit", "reasons": flaws, **said}
+        trace = trace[-LONGEST_TRACEBACK:]
+        _say(control, {**unfit, "traceback": trace if len(json.dumps(trace)) < LARGEST_SAYING // 2 else ""})
         return
     libc = ctypes.CDLL(None, use_errno=True)
     gc.collect()
@@ -54,7 +69,7 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
         _answer(control, children, MemoryWatch(max_mb * MIB), libc)
     finally:
         for child in children:
-            _kill_group(child)
+            _kill_all_of(child)
 
 
 def _flaws(module: str, ours: set[int]) -> list[str]:
@@ -115,7 +130,7 @@ def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch
         readable, _, _ = select.select([control], [], [], watch.pause_s)
         for pid, size in watch.too_large([pid for pid, ended_at in children.items() if not ended_at]).items():
             children[pid] = size
-            _kill_group(pid)
+            _kill_all_of(pid)
         if not readable:
             continue
         data, descriptors, _, _ = socket.recv_fds(control, LONGEST_REQUEST, 1)
@@ -130,7 +145,7 @@ def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch
             os.close(pidfd)
         else:
             pid = request["pid"]
-            _kill_group(pid)
+            _kill_all_of(pid)
             _, status = os.waitpid(pid, 0)
             status, size = os.waitstatus_to_exitcode(status), children.pop(pid)
             _say(control, {"t": "buried", "pid": pid, "status": status, "grown_mb": size // MIB})
@@ -165,9 +180,36 @@ def _lead_group(child: int) -> None:
         os.setpgid(child, child)
 
 
-def _kill_group(leader: int) -> None:
+def _kill_all_of(leader: int) -> None:
+    """Kills the process with its group, and those that it has started in groups of their own, as a browser or
+    `start_new_session` does. The group stands still meanwhile, so that it starts no others."""
+    _signal_group(leader, signal.SIGSTOP)
+    started = _started_by(leader)
+    _signal_group(leader, signal.SIGKILL)
+    _kill(started)
+
+
+def _kill(processes: list[int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, number)
+
+
+def _started_by(pid: int) -> list[int]:
+    """The processes that this one has started, and those that they have, while their parents live."""
+    found: list[int] = []
+    left = [pid]
+    while left:
+        for tasks in glob(f"/proc/{left.pop()}/task/*/children"):  # noqa: PTH207 - of numbers
+            with suppress(OSError), open(tasks, encoding="ascii") as file:  # noqa: PTH123 - as above
+                left += (new := [int(one) for one in file.read().split()])
+                found += new
+    return found
 
 
 def _say(control: socket.socket, message: Any) -> None:
@@ -178,4 +220,7 @@ def _say(control: socket.socket, message: Any) -> None:
 def main() -> None:
     """Starts the host: the number of its control socket's descriptor, the MiB that a process may have and the module's
     name are its arguments."""
-    serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    try:
+        serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    finally:
+        _kill(_started_by(os.getpid()))

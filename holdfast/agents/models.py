@@ -10,9 +10,31 @@ import functools
 import os
 import socket
 import threading
+from dataclasses import asdict, dataclass
 
 PIECE = 65536
 """Bytes."""
+
+
+MOST_TOKENS = 10**12
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one call of a model, as its provider counts them."""
+
+    input_tokens: int = 0
+    """All of the prompt, cached or not."""
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, read from the provider's cache."""
+    reasoning_tokens: int = 0
+    """Of the output."""
+
+    def __post_init__(self) -> None:
+        for name, tokens in asdict(self).items():
+            if not isinstance(tokens, int) or not 0 <= tokens <= MOST_TOKENS:
+                raise ValueError(f"{name} of a Usage is a number of tokens, not {tokens!r:.100}")
 
 
 class Models:

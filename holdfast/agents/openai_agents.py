@@ -36,8 +36,8 @@ from pydantic import TypeAdapter
 
 from holdfast.agents.adapters import Body, refuse_sharing
 from holdfast.agents.errors import Denied, OutcomeUnknown, StepFailed
+from holdfast.agents.models import Usage as Tokens
 from holdfast.agents.run import Run
-from holdfast.agents.run import Usage as Tokens
 
 refuse_sharing(__name__)  # agents and tools are changed in place
 
@@ -397,6 +397,7 @@ def _object_of(text: str) -> dict[str, Any]:
     """The arguments of a call. What is no object is shown under a name: the tool's own error tells the model."""
     try:
         value = json.loads(text or "{}")
+        json.dumps(value, allow_nan=False)
     except ValueError:
         value = text
     return value if isinstance(value, dict) else {"arguments": value}
@@ -409,7 +410,7 @@ def _storable(result: Any) -> Any:
     if isinstance(result, list) and all(isinstance(one, (dict, str)) or hasattr(one, "model_dump") for one in result):
         return [_storable(one) for one in result]
     try:
-        return json.loads(json.dumps(result))
+        return json.loads(json.dumps(result, allow_nan=False))
     except (TypeError, ValueError):
         return str(result)
 

@@ -46,7 +46,8 @@ from pydantic_core import to_json, to_jsonable_python
 
 from holdfast.agents.adapters import Body
 from holdfast.agents.errors import Denied, OutcomeUnknown, StepFailed
-from holdfast.agents.run import Run, Usage
+from holdfast.agents.models import Usage
+from holdfast.agents.run import Run
 
 try:
     from pydantic_ai.exceptions import ToolFailed

@@ -18,12 +18,12 @@ from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
 from holdfast.agents.asking import Worker, begun, given_up, made_by_worker, settled
-from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed
-from holdfast.agents.frames import Frame
+from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed, told
+from holdfast.agents.frames import Frame, packed
 from holdfast.agents.info import AgentInfo, agent_of
-from holdfast.agents.models import Models
+from holdfast.agents.models import Models, Usage
 from holdfast.agents.probes import cannot_tell, verdict_of
-from holdfast.agents.values import content_hash, plain, restored, shown_arguments
+from holdfast.agents.values import content_hash, plain, restored, shown_arguments, shown_data, text_for
 
 Result = TypeVar("Result")
 
@@ -32,20 +32,10 @@ Function = Callable[..., Any]
 
 OnExpiry = Literal["keep", "deny", "cancel"]
 
+LONGEST_NAME = 500
+"""Characters of a call's name: it is a part of a key in the database."""
+
 LONGEST_SLEEP_S = 366 * 86_400
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of one call of a model, as its provider counts them."""
-
-    input_tokens: int = 0
-    """All of the prompt, cached or not."""
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    """Of the prompt, read from the provider's cache."""
-    reasoning_tokens: int = 0
-    """Of the output."""
 
 
 class Approved:
@@ -145,11 +135,17 @@ class Run:
 
     def emit_text(self, text: str) -> None:
         """Shows text to readers. It is not awaited."""
-        self._tell({"t": "text", "text": text})
+        self._show("text", text)
 
     def emit_reasoning(self, text: str) -> None:
         """Shows reasoning to readers. It is not awaited."""
-        self._tell({"t": "reasoning", "text": text})
+        self._show("reasoning", text)
+
+    def emit_data(self, name: str, value: Any) -> None:
+        """Shows data to readers, beside the answer: no history has it. After a crash it may come again. It is not
+        awaited. Raises `ValueError` for a name that is none (letters, digits, `.`, `_`, `-`; up to 64 characters; not
+        `holdfast…`) and for more than 64,000 bytes of JSON, and `TypeError` for what JSON cannot say."""
+        self._send({"t": "data", **shown_data(name, value)})
 
     async def step(
         self,
@@ -390,6 +386,8 @@ class Run:
         """Asks the worker how to go on with an entry of the journal. Raises `StepFailed` or `OutcomeUnknown` if the
         journal says so. For this package alone."""
         scope = self._here()
+        if len(text_for("the name of a call", name)) > LONGEST_NAME:
+            raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
         return self._checked(name, answer)
@@ -416,7 +414,7 @@ class Run:
         inner = _SCOPE.set(Scope(self._journal, f"{answer['call']}/", scope.task, scope.at, may_wait=may_wait))
         outer = _CALL.set(Call(answer["call"], answer["key"], answer["attempt"]))
         ended: Frame = {"t": "end", "call": answer["call"]}
-        cause: Exception | None = None
+        cause: BaseException | None = None
         try:
             ended["value"] = plain(await _called(function, args, kwargs))
             if usage is not None and (used := usage(ended["value"])) is not None:
@@ -427,15 +425,15 @@ class Run:
             ):  # the body has given up this call alone, and goes on: the worker must not wait for it
                 await self._worker.ask(given_up(answer["call"]))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the journal has it
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the journal has it
             cause = error
-            ended["error"] = {"type": type(error).__name__, "text": str(error)}
+            ended["error"] = told(error)
         finally:
             _CALL.reset(outer)
             _SCOPE.reset(inner)
         self._seen(await self._worker.ask(ended))
         if cause is not None:
-            raise StepFailed(name, type(cause).__name__, str(cause)) from cause
+            raise StepFailed(name, ended["error"]["type"], ended["error"]["text"]) from cause
         return ended["value"]
 
     def _checked(self, name: str, answer: Frame) -> Frame:
@@ -463,11 +461,15 @@ class Run:
             _SCOPE.set(scope)
         return scope
 
-    def _tell(self, frame: Frame) -> None:
+    def _show(self, kind: str, text: str) -> None:
+        self._send({"t": kind, "text": text_for(f"emit_{kind}", text)})
+
+    def _send(self, frame: Frame) -> None:
+        data = packed(frame)
         if threading.get_ident() == self._thread:
-            self._worker.tell(frame)
+            self._worker.send(data)
         else:
-            self._loop.call_soon_threadsafe(self._worker.tell, frame)
+            self._loop.call_soon_threadsafe(self._worker.send, data)
 
 
 def _text_of(result: Any) -> str:

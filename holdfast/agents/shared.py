@@ -16,12 +16,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 from weakref import WeakSet
 
 from holdfast.agents.adapters import begin_sharing
-from holdfast.agents.child import WorkerConnection, execute_body
+from holdfast.agents.child import Threads, WorkerConnection, execute_body
 from holdfast.agents.models import FORWARDER
 
 LONGEST_REQUEST = 65536
@@ -91,7 +91,7 @@ def _unless_frozen(callback: Any, context: contextvars.Context | None) -> Any:
     return called
 
 
-class _Threads(ThreadPoolExecutor):
+class _Threads(Threads):
     """The loop's threads. They note whose job each of them does."""
 
     def __init__(self) -> None:

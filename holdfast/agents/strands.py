@@ -30,7 +30,8 @@ from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from holdfast.agents.adapters import Body, refuse_sharing
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed
-from holdfast.agents.run import Run, Usage
+from holdfast.agents.models import Usage
+from holdfast.agents.run import Run
 
 refuse_sharing(__name__)  # agents hold conversations, and get a run's middlewares
 

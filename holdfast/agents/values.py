@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -13,15 +14,23 @@ LARGEST_VALUE = 1_000_000
 """Bytes of JSON that one entry of the journal may have."""
 
 
-def plain(value: Any) -> Any:
+LARGEST_DATA = 64_000
+"""Bytes of JSON that readers are shown at once."""
+
+_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def plain(value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE) -> Any:
     """What JSON makes of the value; dataclasses and pydantic models become objects. Raises `TypeError` for what JSON
-    cannot say, and `ValueError` for more than `LARGEST_VALUE` bytes."""
+    cannot say, and `ValueError`, with this name, for more than `largest` bytes. Half a character of UTF-16, as
+    in the name of a file that is no text, becomes a question mark."""
     text = json.dumps(value, default=_as_json, allow_nan=False)
-    if len(text) > LARGEST_VALUE:
+    if len(text) > largest:
         raise ValueError(
-            f"a value of the journal has {len(text)} bytes, {LARGEST_VALUE} are allowed: keep what is large elsewhere, "
-            "and return its address"
+            f"{name} has {len(text)} bytes, {largest} are allowed: keep what is large elsewhere, and return its address"
         )
+    if "\\ud" in text:  # a half of a character, which no database stores and no reader can be shown
+        text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
     return json.loads(text)
 
 
@@ -41,6 +50,22 @@ def shown_arguments(function: Callable[..., Any] | None, args: tuple[Any, ...], 
         except (TypeError, ValueError):
             named = {"args": list(args)}
     return {name: _counted(value) if callable(value) else value for name, value in {**named, **kwargs}.items()}
+
+
+def shown_data(name: Any, value: Any) -> dict[str, Any]:
+    """The name and the value of data for readers. Raises as `Run.emit_data`."""
+    if not _DATA_NAME.fullmatch(text_for("the name of data", name)):
+        raise ValueError(f"{name!r:.100} is no name of data: letters, digits, '.', '_' and '-', at most 64")
+    if name.startswith("holdfast"):
+        raise ValueError(f"{name!r} is a name of data of Holdfast itself")
+    return {"name": name, "data": plain(value, f"the data {name!r}", LARGEST_DATA)}
+
+
+def text_for(purpose: str, text: Any) -> str:
+    """The text. Raises `TypeError` for what is none."""
+    if not isinstance(text, str):
+        raise TypeError(f"{purpose} takes a text, not a {type(text).__name__}")
+    return text
 
 
 def restored(value: Any, returns: Callable[..., Result] | None) -> Any:

@@ -27,7 +27,7 @@ What a fold may rely on, wherever the log begins again, is cut, or ends:
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -81,6 +81,17 @@ class TextChunk(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
     message_id: MessageId
     text: str
     part: int = 0
+
+
+class DataPart(msgspec.Struct, frozen=True, tag="data"):
+    """Data that the code of an agent shows beside its answer. It is in no history. As a piece of the answer in hand, it
+    is void when that begins again, and comes once more."""
+
+    at: int
+    step_id: StepId
+    message_id: MessageId
+    name: str
+    value: Any
 
 
 class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults=True):
@@ -348,6 +359,7 @@ Event = (
     | StatusChanged
     | ReasoningChunk
     | TextChunk
+    | DataPart
     | ToolCallChunk
     | ToolCalls
     | ToolsReturned

@@ -19,6 +19,7 @@ from shared.domain.events import (
     ChildStarted,
     ChildWaits,
     Compacted,
+    DataPart,
     Ended,
     Event,
     Failed,
@@ -290,6 +291,8 @@ class ShownStep:
             case ReasoningChunk():
                 self._thought.append(event.text)
                 self._note(event)
+            case DataPart():
+                self._note(event)
             case ToolCallChunk():
                 name, pieces = self._calls.setdefault(event.call_id, (event.name or "", []))
                 self._calls[event.call_id] = (event.name or name, pieces)
@@ -385,7 +388,7 @@ class ShownStep:
         """The answer's id, if a valid part of it was shown."""
         self._step_id: StepId | None = None
 
-    def _note(self, event: TextChunk | ReasoningChunk) -> None:
+    def _note(self, event: TextChunk | ReasoningChunk | DataPart) -> None:
         """Text and reasoning have the answer's own id; a call may have that of its second part."""
         self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shared.domain.effects import KEY_PARAMETER
 from shared.domain.mcp_servers import NAMES_PROBE, RemoteImage, RemoteProbe, RemoteResult, RemoteTool
-from shared.json_limits import characters_of, schema_flaw, shortened
+from shared.json_limits import characters_of, printable, schema_flaw, shortened
 
 LONGEST_TEXT = 1_000_000
 """Characters of a result."""
@@ -67,12 +67,6 @@ def remote_result(result: mcp_types.CallToolResult) -> RemoteResult:
     if not whole and not images:
         whole = _NO_CONTENT
     return RemoteResult(text=whole, is_error=result.is_error, images=images)
-
-
-def printable(text: str) -> str:
-    """The text without characters that no database stores: NUL, and lone surrogates."""
-    clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return clean if clean.isascii() else clean.encode("utf-8", "replace").decode()
 
 
 def _is_usable(tool: mcp_types.Tool) -> bool:

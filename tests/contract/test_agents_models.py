@@ -172,6 +172,19 @@ async def test_what_cannot_be_asked_is_refused_by_name(world: World) -> None:
     assert world.server.requests == []
 
 
+async def test_a_request_that_was_too_large_ended_without_a_word(world: World) -> None:
+    world.server.play(Turn(text="First."))
+    run = await world.done(await world.submitted("asks-much"))
+    assert run.status is RunStatus.FAILED
+    assert run.error is not None
+    assert run.error.error_type == "body_error"
+    detail = run.error.detail or ""
+    assert "Error code: 413" in detail
+    assert "The request to the model has 640000" in detail
+    assert "it may have 64000000" in detail
+    assert (len(world.server.requests), run.step_count) == (1, 1), "what was answered before it is kept, and paid once"
+
+
 async def test_models_are_listed(world: World) -> None:
     status, said = await world.posted("/models")
     assert status == 200

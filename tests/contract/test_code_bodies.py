@@ -11,7 +11,7 @@ import uvloop
 from arq.connections import ArqRedis
 
 from shared.domain.errors import ShutdownRequested
-from shared.domain.events import InputDelivered
+from shared.domain.events import DataPart, InputDelivered, StepRestarted
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
 from shared.domain.runs import CancelRequest, Run
@@ -174,6 +174,13 @@ async def test_what_a_body_has_started_ends_with_it(world: World) -> None:
     await wait_until(lambda: not _lives(child), description="the child to be gone")
 
 
+async def test_what_a_body_had_started_in_a_session_of_its_own_survived_its_run(world: World) -> None:
+    run = await world.done(await world.submitted("ends", "session"))
+    assert run.status is RunStatus.COMPLETED
+    child = int((await world.stage.begins("child ")).split()[1])
+    await wait_until(lambda: not _lives(child), description="the child to be gone")
+
+
 def _lives(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
@@ -319,6 +326,28 @@ async def test_a_denial_is_told_to_the_code(world: World) -> None:
     assert run.status is RunStatus.COMPLETED
     assert (await world.texts())[-1] == "denied: not today"
     assert world.stage.reached == ["caught ValueError"] * 2
+
+
+async def test_data_is_shown_again_with_the_step_that_begins_again_and_not_behind_a_decision(world: World) -> None:
+    run = await world.submitted("shows-data")
+    worker = await world.begun(run, "one")
+    os.kill(int((await world.stage.begins("pid ")).split()[1]), signal.SIGKILL)
+    await wait_until(lambda: world.stage.reached.count("one") == 2, description="another process")
+    world.stage.go_on()
+    assert await worker.ended() is None
+    first, again, second = [one for one in await world.events(run) if isinstance(one, DataPart)]
+    assert [one.value for one in (first, again, second)] == [{"done": 1}, {"done": 1}, {"done": 2}]
+    [restarted] = [one for one in await world.events(run) if isinstance(one, StepRestarted)]
+    assert restarted.void_message_ids == [first.message_id]
+    assert again.message_id == second.message_id != first.message_id
+    parked = await world.stores.runs.look_up(run.id)
+    behind = await world.approved(parked)
+    assert (await world.done(behind)).status is RunStatus.COMPLETED
+    [third] = [one for one in await world.events(behind) if isinstance(one, DataPart)]
+    assert (third.name, third.value) == ("progress", {"done": 3, "of": "\N{OTTER}"})
+    refused = [one for one in world.stage.reached if one.startswith("refused ")]
+    assert "'holdfast-gap' is a name of data of Holdfast itself" in refused[0]
+    assert "'no name' is no name of data" in refused[1]
 
 
 async def test_what_is_injected_is_taken_once(world: World) -> None:

@@ -87,19 +87,27 @@ async def test_agents_that_ask_the_workers_models_have_processes_of_their_own(wo
     assert [run.status for run in await _ended(world, begun)] == [RunStatus.COMPLETED] * 2
 
 
-@pytest.mark.parametrize(("way", "named"), [("exits", "exit code 3"), ("leaves", "exit code 1")])
-async def test_a_crash_counts_for_nobody_until_each_run_is_alone(world: World, way: str, named: str) -> None:
-    begun = await _begun(world, "ada stands", f"bob {way}", "cyd stands")
+async def test_a_crash_counts_for_nobody_until_each_run_is_alone(world: World) -> None:
+    begun = await _begun(world, "ada stands", "bob exits", "cyd stands")
     (world.stage.folder / "stop bob").unlink()
     await wait_until(lambda: len(_pids(world, "ada")) == len(_pids(world, "cyd")) == 2, description="the replays")
     assert len({*_pids(world, "ada"), *_pids(world, "cyd")}) == 3, "each is alone then"
     ada, bob, cyd = await _ended(world, begun)
     assert (ada.status, cyd.status) == (RunStatus.COMPLETED, RunStatus.COMPLETED)
     assert bob.error is not None
-    assert (bob.error.error_type, named in (bob.error.detail or "")) == ("body_crashed", True)
+    assert (bob.error.error_type, "exit code 3" in (bob.error.detail or "")) == ("body_crashed", True)
     assert len(_pids(world, "bob")) == 4, "the process that it shared was none of the three"
     assert [world.stage.reached.count(f"{name} first") for name in ("ada", "bob", "cyd")] == [1, 1, 1]
     assert await world.shown_text(ada) == "ada begins. "
+
+
+async def test_code_that_left_by_sys_exit_cost_the_others_a_replay(world: World) -> None:
+    begun = await _begun(world, "ada stands", "bob leaves")
+    ada, bob = await _ended(world, begun)
+    assert ada.status is RunStatus.COMPLETED
+    assert bob.error is not None
+    assert (bob.error.error_type, "SystemExit: 4" in (bob.error.detail or "")) == ("body_error", True)
+    assert len({*_pids(world, "ada"), *_pids(world, "bob")}) == 1, "nothing was executed again"
 
 
 async def test_a_cancel_ends_its_run_alone(world: World) -> None:

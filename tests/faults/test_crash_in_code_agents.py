@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from shared.crash_points import CrashPoint
+from shared.sql.run_tables import runs
 from tests.faults.test_crash_points import DIES, LONG_S, LOSES, UNSWEPT, all_ended, deciding, each_write_once
 from tests.kit.code_agents.stage import PROGRAM, FileStage
 from tests.kit.product import Product
@@ -26,9 +28,13 @@ WRITES = [
 """Each with its pass: the plan, and its two steps side by side; a tool's beginning, and its end."""
 
 
-def _settings(stage: FileStage, module: str = PROGRAM) -> dict[str, object]:
+ODD_PROGRAM = "tests.kit.code_agents.odd_program"
+
+
+def _settings(stage: FileStage, module: str = PROGRAM, **environment: str) -> dict[str, object]:
     file = stage.folder / "environment"
-    file.write_text(f"HOLDFAST_AGENTS_STAGE={stage.folder}\nPYTHONPATH={ROOT}\n", encoding="utf-8")
+    given = {"HOLDFAST_AGENTS_STAGE": stage.folder, "PYTHONPATH": ROOT, **environment}
+    file.write_text("".join(f"{name}={value}\n" for name, value in given.items()), encoding="utf-8")
     return {**UNSWEPT, "agents": module, "agents_env_file": file}
 
 
@@ -87,6 +93,56 @@ async def test_a_worker_that_dies_there(
         await end_leases(product.context.redis)
         await processes.worker(**_settings(stage))
         await _assert_nothing_was_lost(product, agent_id, stage)
+
+
+@pytest.mark.parametrize(
+    ("crash_at", "is_stored"), [("journal:after:2", True), ("settle:before", True), ("journal:before:2", False)]
+)
+async def test_a_worker_dies_between_the_state_of_a_run_and_its_end(
+    product: Product, processes: Processes, tmp_path: Path, crash_at: str, *, is_stored: bool
+) -> None:
+    stage = FileStage(tmp_path)
+    dying = await processes.worker(crash_at=crash_at, **_settings(stage, ODD_PROGRAM))
+    agent_id = await _agent(product, "keeps-first")
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "go"})
+    assert await dying.ended(within_s=LONG_S) == -9
+    assert (await _body_state(product, run["id"]) == b'{"count": 1}') is is_stored
+    await end_leases(product.context.redis)
+    await processes.worker(**_settings(stage, ODD_PROGRAM))
+    assert (await product.ended(run["id"]))["status"] == "completed"
+    attempts = [one.partition(" attempt ")[2] for one in stage.reached if one.startswith("version 1")]
+    assert len(attempts) == 2, stage.reached
+    assert stage.reached.count("began") == 1, "the step was executed again"
+    said = [one["content"] for one in await product.history(agent_id) if one["message_type"] == "assistant_message"]
+    assert said == ["counted 1"]
+    reader = await read_whole(product.http, run["id"])
+    reader.assert_complete()
+    assert _shown_text(reader.frames) == "counted 1"
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "go"})
+    assert (await product.ended(run["id"]))["status"] == "completed"
+    assert await _body_state(product, run["id"]) == b'{"count": 2}', "the next run has what this one has left"
+
+
+async def test_a_thread_kept_the_state_of_an_attempt_that_had_not_ended_its_run(
+    product: Product, processes: Processes, tmp_path: Path
+) -> None:
+    stage = FileStage(tmp_path)
+    dying = await processes.worker(crash_at="settle:before", **_settings(stage, ODD_PROGRAM))
+    agent_id = await _agent(product, "keeps-first")
+    run = await ask_until_answered(product.http, f"/v1/agents/{agent_id}/messages/async", {"input": "go"})
+    assert await dying.ended(within_s=LONG_S) == -9
+    await end_leases(product.context.redis)
+    await processes.worker(**_settings(stage, ODD_PROGRAM, HOLDFAST_AGENTS_VERSION="2"))
+    assert (await product.ended(run["id"]))["status"] == "completed"
+    said = [one["content"] for one in await product.history(agent_id) if one["message_type"] == "assistant_message"]
+    assert said == ["counted None"], "the newer code has left no state"
+    assert await _body_state(product, run["id"]) == b"{}"
+
+
+async def _body_state(product: Product, run_id: str) -> bytes | None:
+    async with product.context.database.read() as connection:
+        found = await connection.execute(sa.select(runs.c.body_state).where(runs.c.id == run_id))
+        return found.scalar_one()
 
 
 @pytest.mark.parametrize("lost", each_write_once(LOSES))

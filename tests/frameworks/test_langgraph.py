@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.domain.events import DataPart
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision, ImageContent, TextContent, UserMessage
 from shared.domain.runs import Run, RunOptions
@@ -250,6 +251,13 @@ async def test_a_node_uses_the_run(world: FrameworkWorld) -> None:
     await _completed(world, await world.submitted("stepping"))
     assert await world.results() == ["found otters"]
     assert (await world.texts())[-1] == "found otters"
+
+
+async def test_what_a_node_writes_is_shown_as_data(world: FrameworkWorld) -> None:
+    run = await _completed(world, await world.submitted("writing"))
+    shown = [one for one in await world.events(run) if isinstance(one, DataPart)]
+    assert [(one.name, one.value) for one in shown] == [("custom", {"done": 1}), ("custom", "all")]
+    assert (await world.texts())[-1] == "written"
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ async def test_a_failure_that_the_model_is_not_told_ends_the_run(world: Framewor
     [
         ("pages", {"what": "otters"}, "page 1 of otters"),
         ("numbers", {}, "{'found': 2, 'where': ['pond', 'sea']}"),
+        ("mean", {}, "nan"),
+        ("leaves", {}, "An error occurred while running the tool"),
     ],
 )
 async def test_a_result_need_not_be_text(
@@ -262,6 +264,12 @@ async def test_a_result_need_not_be_text(
     run = await world.done(await world.submitted("more"))
     assert run.status is RunStatus.COMPLETED, run.error
     assert heard in str(world.sent_to_model(1)[-1]["content"])
+
+
+async def test_a_model_that_gave_nan_to_a_tool_failed_the_run(world: FrameworkWorld) -> None:
+    world.models.play(Turn(calls=[Call("mean", '{"of": NaN}')]), Turn(text="Well."))
+    run = await world.done(await world.submitted("more"))
+    assert run.status is RunStatus.COMPLETED, run.error
 
 
 async def test_a_tool_that_takes_too_long_is_given_up(world: FrameworkWorld) -> None:

@@ -15,11 +15,13 @@ import pytest
 from arq.connections import ArqRedis
 
 from shared.sql.engine import Database
+from tests.kit.ag_ui import Page
 from tests.kit.code_agents.stage import FileStage
 from tests.kit.mcp.official import PIXEL, official_server
 from tests.kit.mcp.taken_over import taken_over
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product
+from tests.kit.product.frame_reader import read_whole
 from tests.kit.project.documents import ROOT
 from tests.kit.wait_until import wait_until
 
@@ -124,6 +126,24 @@ async def test_a_run_shows_its_journal_and_its_agent(product: Product) -> None:
     assert agent_id != other.id
 
 
+async def test_pages_are_shown_the_data_of_an_agents_code(product: Product) -> None:
+    agent = await product.agent(model="code/shows-data")
+    page = Page(product.http, agent.id, "desk", is_current=True)
+    client = await page.say("go")
+    shown = [{"type": "CUSTOM", "name": "progress", "value": {"done": done}} for done in (1, 2)]
+    assert [{name: one[name] for name in ("type", "name", "value")} for one in client.custom] == shown
+    [run] = (await product.client.runs.list(agent_id=agent.id)).items
+    frames = (await read_whole(product.http, run.id)).frames
+    told = [frame for frame in frames if frame.get("event_type") == "data"]
+    assert [one["event_data"]["value"] for one in told] == [{"done": 1}, {"done": 2}]
+
+    message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "go"}]}
+    sent = {"id": "chat", "messages": [message], "trigger": "submit-message"}
+    answer = await product.http.post(f"/ai-sdk/{agent.id}/chat", json=sent)
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith('data: {"type":"data-')]
+    assert chunks == [{"type": "data-progress", "data": {"done": done}, "transient": True} for done in (1, 2)]
+
+
 async def test_results_are_shown_if_asked_for_and_errors_always(product: Product) -> None:
     agent_id, run_id = await _parked(product)
     [asked] = await _json(product, "/v1/approvals", agent_id=agent_id)
@@ -140,6 +160,43 @@ async def test_results_are_shown_if_asked_for_and_errors_always(product: Product
     replay = await _json(product, f"/v1/runs/{after}/replay")
     assert replay["hello"]["text"] == "go"
     assert len(replay["entries"][0]["hash"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("edited", "result", "answer"),
+    [
+        ({"amount": 7, "to": "bob"}, "paid 7 to bob", "paid 7 to bob"),
+        ({"amount": 7}, "Error: TypeError: _pay() missing 1 required positional argument: 'to'", None),
+    ],
+)
+async def test_what_code_asked_for_could_not_be_edited_by_any_client(
+    product: Product, edited: dict[str, Any], result: str, answer: str | None
+) -> None:
+    agent = await product.agent(model="code/gated")
+    run = await product.client.agents.messages.create_async(agent.id, input="go")
+
+    async def asked() -> Any:
+        return await _json(product, "/v1/approvals", agent_id=agent.id)
+
+    [waiting] = await wait_until(asked, description="the run to ask", every=0.05)
+    sent = await product.http.post(f"/v1/approvals/{waiting['id']}", json={"decision": "approve", "arguments": edited})
+    assert sent.status_code == 200, sent.text
+    after = (await _json(product, f"/v1/runs/{run.id}"))["metadata"]["continued_by_run_id"]
+    ended = await product.ended(after)
+    assert ended["status"] == ("failed" if answer is None else "completed"), ended
+    history = await product.history(agent.id)
+    assert [one["tool_return"] for one in history if one["message_type"] == "tool_return_message"] == [result]
+    if answer is not None:
+        assert history[-1]["content"] == answer
+
+
+async def test_a_page_edits_what_code_has_asked_for(product: Product) -> None:
+    agent = await product.agent(model="code/gated")
+    page = Page(product.http, agent.id, "desk", is_current=True)
+    client = await page.say("go")
+    [interrupt] = client.pending
+    await page.resume(**{interrupt["id"]: {"approved": True, "editedArgs": {"amount": 7, "to": "bob"}}})
+    assert (client.text, client.of_role("tool")) == ("paid 7 to bob", ["paid 7 to bob"])
 
 
 def _environment(folder: Path, *lines: str) -> str:

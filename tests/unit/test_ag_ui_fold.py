@@ -129,6 +129,7 @@ CORRECTED = ["TOOL_CALL_START", "TOOL_CALL_ARGS", "MESSAGES_SNAPSHOT", "TOOL_CAL
         ([text("Hel"), RESTARTED], [*TEXT, "MESSAGES_SNAPSHOT"]),
         ([text("Hel"), events.LogContinued(AT, follows=Seq(2), attempt=2), text("lo")], [*TEXT[:2], TEXT[1]]),
         ([text("Hel"), events.Gap(AT, first_missing=Seq(3))], [*TEXT, "CUSTOM", "MESSAGES_SNAPSHOT"]),
+        ([events.DataPart(AT, STEP, MESSAGE, "progress", {"done": 1})], ["CUSTOM"]),
         ([events.CompactionBegan(AT, "request", 10, 100)], ["CUSTOM"]),
         ([events.Compacted(AT, AGAIN, "They spoke.", CompactionStats(9, 2, 100))], ["CUSTOM"]),
         ([events.Stopped(AT, "end_turn"), events.UsageReported(AT)], []),

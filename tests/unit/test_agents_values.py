@@ -1,5 +1,7 @@
 """What agents of own code may journal, and what counts as the same call."""
 
+import asyncio
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,6 +11,7 @@ from pydantic import BaseModel
 
 from holdfast.agents import adapters
 from holdfast.agents.adapters import Adapter, Body, body_for
+from holdfast.agents.frames import LONGEST_FRAME, packed, read_frame
 from holdfast.agents.registry import register
 from holdfast.agents.run import Run
 from holdfast.agents.values import LARGEST_VALUE, content_hash, plain, restored, shown_arguments
@@ -35,6 +38,26 @@ def test_a_value_is_what_json_makes_of_it() -> None:
         plain({1})
     with pytest.raises(ValueError, match=str(LARGEST_VALUE)):
         plain("a" * LARGEST_VALUE)
+
+
+def test_half_a_character_in_a_value_is_a_question_mark_the_first_time_as_well() -> None:
+    assert plain({"a\udcff": ["\ud83d", "\ud83d\ude00", "\N{OTTER}", "\\ud83d", "\0"]}) == {
+        "a?": ["?", "\N{GRINNING FACE}", "\N{OTTER}", "\\ud83d", "\0"]
+    }  # fmt: skip
+
+
+async def test_a_thread_with_a_long_history_crashed_every_process() -> None:
+    hello = {"t": "hello", "history": ["x" * LONGEST_FRAME]}
+    data = json.dumps(hello).encode()
+    reader = asyncio.StreamReader()
+    reader.feed_data(len(data).to_bytes(4, "big") + data)
+    assert await read_frame(reader) == hello
+
+
+def test_code_that_gave_too_much_to_its_run_was_taken_for_a_crash() -> None:
+    assert len(packed({"t": "text", "text": "x" * 1000})) > 1000
+    with pytest.raises(ValueError, match=f"at once has .* bytes, {LONGEST_FRAME} are allowed"):
+        packed({"t": "text", "text": "x" * LONGEST_FRAME})
 
 
 def test_a_value_comes_back_as_the_wanted_type() -> None:

@@ -188,6 +188,10 @@ TABLE: list[tuple[list[Any], Chunks | None]] = [
         ],
     ),
     (
+        [events.DataPart(AT, STEP, MESSAGE, "progress", {"done": 1}), text("Hi"), answered()],
+        [{"type": "data-progress", "data": {"done": 1}, "transient": True}, STEP_STARTS, *HI, STEP_ENDS],
+    ),
+    (
         [text("Hi"), events.Gap(AT, first_missing=Seq(3)), text("lo"), answered()],
         [STEP_STARTS, *HI, {"type": "data-holdfast-gap", "data": {}}],
     ),

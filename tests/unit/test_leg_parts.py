@@ -12,7 +12,8 @@ from api.pages.leg_parts import (
     CallGrew,
     CallOpened,
     CallReady,
-    CompactedTo,
+    Compaction,
+    DataShown,
     Decided,
     Injected,
     LegEnded,
@@ -40,6 +41,7 @@ NEXT_STEP, NEXT_MESSAGE = StepId("step-2"), MessageId("message-bb")
 RESULT = ToolReturn("c", "look", "success", "42")
 LONG = ToolReturn("c", "look", "success", "4" * 2_000)
 SAYS_HI = [StepBegan(STEP), TextOpened(MESSAGE, MESSAGE), TextGrew(MESSAGE, "Hi")]
+DATA = events.DataPart(AT, STEP, MESSAGE, "progress", {"done": 1})
 RESTARTED = events.StepRestarted(at=AT, attempt=2, follows=Seq(2), void_message_ids=[MESSAGE])
 
 
@@ -169,8 +171,10 @@ TABLE: list[tuple[str, Sequence[events.Event], Sequence[Part]]] = [
         [StepBegan(STEP), opened("c"), CallGrew("c", '{"a'), CallCut("c", "look", '{"a')],
     ),
     ("a decision", [DECISION, returned(RESULT)], [Decided(DECISION), Returned("c", RESULT)]),
+    ("data before an answer", [DATA, text("Hi")], [DataShown(DATA), *SAYS_HI]),
+    ("data that is void alone", [DATA, RESTARTED], [DataShown(DATA)]),
     ("an injected message", [INPUT], [Injected(INPUT)]),
-    ("a summary", [SUMMARY], [CompactedTo(SUMMARY)]),
+    ("a summary", [SUMMARY], [Compaction(SUMMARY)]),
     (
         "a step that begins again",
         [text("Hi"), RESTARTED, events.TextChunk(AT, STEP, NEXT_MESSAGE, "Ho")],

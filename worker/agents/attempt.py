@@ -102,8 +102,8 @@ class Attempt:
         while (frame := await self._tools.next_frame(process, self._quiet_s)) is not None:
             answer: Frame | None = None
             match frame["t"]:
-                case "text" | "reasoning":
-                    self._show(frame)
+                case "text" | "reasoning" | "data":
+                    self._shown.show(frame)
                 case "returned":
                     return await self._ended(frame)
                 case "raised":
@@ -121,15 +121,11 @@ class Attempt:
             self._reply(process, frame, answer)
         return None
 
-    def _show(self, frame: Frame) -> None:
-        shown = self._shown.say if frame["t"] == "text" else self._shown.think
-        shown(frame["text"])
-
     def _reply(self, process: BodyProcess, frame: Frame, answer: Frame | None) -> None:
         """Sends the answer to a frame. If something waits for a person, asks whether the rest has come to rest."""
         if answer is not None:
             process.send({**answer, "id": frame["id"]})
-        if self._asked and not self._is_busy and frame["t"] not in ("text", "reasoning"):
+        if self._asked and not self._is_busy and frame["t"] not in ("text", "reasoning", "data"):
             self._rest += 1
             process.send({"t": "rest", "number": self._rest})
 
@@ -470,17 +466,21 @@ class Attempt:
         return await handle.park(messages, approvals, journal=[*self._unstored, *(one.entry for one in self._asked)])
 
     async def _ended(self, frame: Frame) -> Outcome:
-        """The body has returned. Its text is the answer, unless it has emitted text since its last tool."""
+        """The body has returned. Its text is the answer, unless it has emitted text since its last tool. What is
+        in hand ends with its process."""
+        for entry in [entry for slot, entry in self._in_hand.items() if slot in self._calls]:
+            await self._unknown(entry)
         if not self._shown.has_spoken and frame["text"]:
             self._shown.say(frame["text"])
-        if frame["state"] != self._hello["state"] or frame["state"]:
+        # An earlier attempt may have stored another state, and its worker have died before the run's end.
+        if frame["state"] or self._hello["state"] or self._hello["attempt"] > 1:
             # No checkpoint: the answer enters the history with the run's end, and until then it has to be taken back.
             await self._handle.record_journal(self._unstored, state=json.dumps(frame["state"]).encode())
         return self._completed(StopReason.ANSWERED)
 
     def _completed(self, reason: StopReason) -> Outcome:
         end = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=reason)
-        return Outcome(end=end, messages=self._shown.ending())
+        return Outcome(end=end, messages=[*self._shown.pausing(()), *self._shown.ending()])
 
     async def _record(self, entries: list[JournalEntry], step: Step | None = None) -> None:
         await self._handle.record_journal([*self._unstored, *entries], step=step)

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, Self
 
 import structlog
 
-from shared.concurrency import task_group
+from shared.concurrency import lines_of, task_group
 from shared.domain.errors import InvalidRequest, Unavailable
+from shared.json_limits import printable_object
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -28,14 +29,14 @@ Frame = dict[str, Any]
 LONGEST_FRAME = 64_000_000
 """Bytes, as in `holdfast.agents.frames`."""
 
-FRAMES = json.JSONEncoder(separators=(",", ":"))
-"""Made once: `json.dumps` makes another one for each frame."""
+FRAMES = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes another one for each frame
 
 LENGTH_BYTES = 4
 READ_AT_ONCE = 65_536
-
 START_S = 120.0
 """Seconds for a module to be imported."""
+
+LAST_OUTPUT_S = 1.0
 
 LAST_FRAMES = ("returned", "raised", "stopped")
 """What a body says when it has ended."""
@@ -97,7 +98,7 @@ class UnfitModule(InvalidRequest):
         super().__init__("; ".join(said["reasons"]))
         self.reasons: list[str] = said["reasons"]
         self.warnings: list[str] = said["warnings"]
-        self.agents = _described(said)
+        self.agents = [HostedAgent(**one) for one in said["agents"]]
         """Those that it has registered."""
         self.trace: str = said["traceback"]
         """What it raised. Empty: nothing."""
@@ -151,15 +152,21 @@ class AgentHost:
             raise
         host = cls(plan, ours)
         async with task_group() as group:
-            for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
-                if stream is not None:
-                    group.create_task(_log_lines(stream, name), name=f"{name} of {plan.module}")
+            printed = [
+                group.create_task(_log_lines(stream, name), name=f"{name} of {plan.module}")
+                for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr"))
+                if stream is not None
+            ]
             try:
-                await host.begin()
+                await host.begin(process)
                 yield host
             finally:
                 host.hang_up()
                 await process.wait()
+                # A process that something of it has started may hold its output open.
+                await asyncio.wait(printed, timeout=LAST_OUTPUT_S)
+                for one in printed:
+                    one.cancel()
 
     async def fork(self, agent: str) -> "BodyProcess":
         """Forks a process for one attempt of a run. Raises `HostGone`."""
@@ -201,7 +208,7 @@ class AgentHost:
         """Kills the process with its whole group; the future has its end."""
         return self._request({"t": "bury", "pid": pid})
 
-    async def begin(self) -> None:
+    async def begin(self, process: asyncio.subprocess.Process) -> None:
         """Returns when the module is imported. Raises `InvalidRequest`."""
         try:
             async with asyncio.timeout(START_S):
@@ -209,12 +216,15 @@ class AgentHost:
         except TimeoutError:
             raise InvalidRequest(f"{self.plan.module} was not imported within {START_S:g} s") from None
         except HostGone:
-            raise InvalidRequest(f"{self.plan.python} ended before it had imported {self.plan.module}") from None
+            how = "signal {}" if (status := await process.wait()) < 0 else "exit code {}"
+            ended = f"{self.plan.python} ended with {how.format(abs(status))}"
+            raise InvalidRequest(f"{ended} before it had imported {self.plan.module}") from None
         if said["t"] == "unfit":
             if said["traceback"]:
                 log.warning("agents_unfit", module=self.plan.module, traceback=said["traceback"])
             raise UnfitModule(said)
-        self.agents, self.warnings = _described(said), said["warnings"]
+        self.agents = [HostedAgent(**one) for one in said["agents"]]
+        self.warnings = said["warnings"]
 
     def _request(self, message: Frame, descriptors: list[int] | None = None) -> "asyncio.Future[Any]":
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -417,7 +427,7 @@ class BodyProcess:
                 raise EOFError
             self._buffer += more
             self._heard_at = time.monotonic()
-        return json.loads(data)
+        return printable_object(data, apart_from="value")
 
     def _next_in_buffer(self) -> bytearray | None:
         """Takes the next frame's JSON. None: not all of it has come. Raises `ValueError` if it is too long."""
@@ -468,10 +478,6 @@ class BodyProcess:
         self._host.processes.discard(self)
 
 
-def _described(said: Frame) -> list[HostedAgent]:
-    return [HostedAgent(**one) for one in said["agents"]]
-
-
 async def _started(plan: HostPlan, control: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
@@ -488,13 +494,7 @@ async def _started(plan: HostPlan, control: int) -> asyncio.subprocess.Process:
 
 
 async def _log_lines(stream: asyncio.StreamReader, name: str) -> None:
-    """Logs what agents print, a line at a time. A line that is longer than the buffer is logged in pieces."""
-    while not stream.at_eof():
-        try:
-            line = await stream.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            line = error.partial
-        except asyncio.LimitOverrunError as error:
-            line = await stream.read(error.consumed)
+    """Logs what agents print, a line at a time."""
+    async for line in lines_of(stream):
         if text := line.decode(errors="replace").rstrip():
             log.info("agent_printed", stream=name, text=text[:LONGEST_LINE])

@@ -19,6 +19,7 @@ from shared.domain.messages import (
 )
 from shared.domain.runs import Usage
 from shared.domain.settling import unknown_return
+from shared.json_limits import printable
 from worker.agents.body_process import Frame
 from worker.agents.shown_turn import failure_of, result_of
 from worker.run.run_handle import RunHandle
@@ -133,7 +134,7 @@ def settled_by_probe(entry: JournalEntry, value: Any, now: datetime) -> SettledE
         call_id=entry.call_id,
         by="probe",
         outcome="happened",
-        result=value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
+        result=printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)),
         at=now,
     )
 

@@ -7,7 +7,8 @@ is then shown twice: with a result that says that it waits, and, behind the deci
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from shared.domain.events import (
     AnsweredCall,
     AnswerReason,
     CallDecided,
+    DataPart,
     ReasoningChunk,
     TextChunk,
     ToolCallChunk,
@@ -39,6 +41,7 @@ from shared.domain.messages import (
     ToolReturns,
 )
 from shared.domain.settling import open_calls, unfinished_return
+from shared.json_limits import printable
 from worker.run.run_handle import RunHandle
 
 WAITS_FOR_A_PERSON = "It waits for a decision, and goes on when there is one."
@@ -75,7 +78,7 @@ class ShownTurn:
             if one.text == WAITS_FOR_A_PERSON
         }
         self._to_come = known & self._steps.keys()
-        self._held: list[str] = []
+        self._held: list[Callable[[], None]] = []
         self._late: list[tuple[ToolCall, ToolReturn]] = []
         self.has_spoken = False
         """Whether the body has emitted text since its last tool."""
@@ -142,7 +145,7 @@ class ShownTurn:
         """The body says something. Text before a call that the history has is in the history already."""
         self.has_spoken = True
         if self._to_come:
-            self._held.append(text)
+            self._held.append(partial(self.say, text))
             return
         self._text.append(text)
         if self._options.stream_tokens:
@@ -155,6 +158,23 @@ class ShownTurn:
         self._thought.append(text)
         if self._options.stream_tokens:
             self._handle.emit(ReasoningChunk(self._handle.at, self._step_id, self._id, text))
+
+    def show(self, frame: Mapping[str, Any]) -> None:
+        """The body shows text, reasoning or data."""
+        match frame["t"]:
+            case "text":
+                self.say(frame["text"])
+            case "reasoning":
+                self.think(frame["text"])
+            case _:
+                self._show_data(frame["name"], frame["data"])
+
+    def _show_data(self, name: str, value: Any) -> None:
+        """Data before a call that the history has was shown when that call began."""
+        if self._to_come:
+            self._held.append(partial(self._show_data, name, value))
+            return
+        self._handle.emit(DataPart(self._handle.at, self._step_id, self._id, name, value))
 
     def come_to(self, call_id: str, *, is_known: bool) -> None:
         """The body has come to a call that the history has, to one that has begun before and is not shown yet
@@ -170,8 +190,8 @@ class ShownTurn:
         """The body will not come to the other calls of the history. Shows what it has said meanwhile."""
         self._to_come.clear()
         held, self._held = self._held, []
-        for text in held:
-            self.say(text)
+        for show in held:
+            show()
 
     def asking(self, calls: Sequence[ToolCall], by: Mapping[str, AnsweredBy] | None = None) -> NewMessage:
         """Shows calls that wait or start together. Returns the message for the history, with the text before them.
@@ -199,8 +219,9 @@ class ShownTurn:
         return [] if self._open else self._messages_of_late()
 
     def pausing(self, scopes: Collection[str]) -> list[NewMessage]:
-        """Ends the calls that are open, because a person is asked behind them. Those of `scopes` go on when the person
-        has decided, and are shown again with what they return. Returns the messages for the history."""
+        """Ends the calls that are open, because a person is asked behind them, or the body has ended. Those of `scopes`
+        go on when the person has decided, and are shown again with what they return. Returns the messages for the
+        history."""
         for call in self._open.values():
             if call.id in scopes:
                 self._paused.add(call.id)
@@ -288,7 +309,7 @@ def _again(call_id: str) -> str:
 def result_of(call: ToolCall, value: Any) -> ToolReturn:
     """The result of a call that has returned this value."""
     is_text = isinstance(value, str)
-    text = value if is_text else json.dumps(value, ensure_ascii=False)
+    text = printable(value if is_text else json.dumps(value, ensure_ascii=False))
     return ToolReturn(call.id, call.name, "success", text, is_text=is_text)
 
 

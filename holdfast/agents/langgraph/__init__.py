@@ -10,6 +10,7 @@ messages between its steps: after a crash it is executed again from the run's me
 import asyncio
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -157,12 +158,14 @@ async def _executed(calls: Calls, graph: Any, given: Any, resume: Resume) -> Map
     run = calls.run
     config = {"configurable": {"thread_id": run.id, "run": run}}
     with_tools = [name for name, node in graph.nodes.items() if isinstance(node.bound, JournaledTools)]
-    options = {"stream_mode": ["updates", "messages"], "interrupt_after": with_tools}
+    options = {"stream_mode": ["updates", "messages", "custom"], "interrupt_after": with_tools}
     behind = None
     while True:
         async for mode, update in graph.astream(given, config, **options):
             if mode == "updates":
                 behind = next((name for name in update if name in with_tools), behind)
+            elif mode == "custom" and not run.in_call:
+                _show_custom(run, update)
         state = await graph.aget_state(config)
         asked = [(task.name, one) for task in state.tasks for one in task.interrupts]
         if asked:
@@ -177,6 +180,15 @@ async def _executed(calls: Calls, graph: Any, given: Any, resume: Resume) -> Map
                 told = Command(update={"messages": messages_of(injected)}, goto=list(state.next))
                 await graph.aupdate_state(config, told, as_node=behind)
             given = None
+
+
+def _show_custom(run: Run, value: Any) -> None:
+    """Shows what a node has given to its stream writer. LangGraph takes any value; one that cannot be shown is named in
+    the operator's log."""
+    try:
+        run.emit_data("custom", value)
+    except (TypeError, ValueError) as error:
+        sys.stderr.write(f"a value of get_stream_writer has no readers: {error}\n")
 
 
 def _alone(execution: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":

@@ -20,7 +20,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from holdfast.agents.run import Usage
+from holdfast.agents.models import Usage
 from holdfast.agents.values import plain
 
 

@@ -132,6 +132,12 @@ def _add(arguments: str) -> str:
     return str(given["a"] + given["b"])
 
 
+@agent("asks-much", models="worker")
+async def asks_much(run: Run) -> str:
+    """Asks, and then for more than a request may have."""
+    return f"{await _ask(run, 'One?')} {await _ask(run, 'x' * 64_000_000)}"
+
+
 @agent("secrets", models="worker")
 async def secrets(run: Run) -> str:
     """Everything that the process was given, and what it and its host began with."""

@@ -58,6 +58,23 @@ async def floods(run: Run) -> str:
     return ""
 
 
+@agent("shows-data")
+async def shows_data(run: Run) -> str:
+    """Shows data beside its answer, before and behind a decision."""
+    reach(f"pid {os.getpid()}")
+    for refused in ("holdfast-gap", "no name", ""):
+        try:
+            run.emit_data(refused, 1)
+        except ValueError as error:
+            reach(f"refused {error}")
+    run.emit_data("progress", {"done": 1})
+    await run.step("one", at, "one")
+    run.emit_data("progress", {"done": 2})
+    await run.approval("go on", {})
+    run.emit_data("progress", {"done": 3, "of": "\N{OTTER}"})
+    return "done"
+
+
 async def _look(number: int) -> str:
     await at(f"tool {number}")
     return "found"
@@ -222,6 +239,12 @@ async def _start_child(_run: Run) -> str:
     return "not reached"
 
 
+async def _start_session(_run: Run) -> str:
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)  # noqa: ASYNC220 - it is not awaited
+    reach(f"child {child.pid}")
+    return "started"
+
+
 async def _say_environment(_run: Run) -> str:
     return " ".join(sorted(os.environ))
 
@@ -248,6 +271,7 @@ WAYS = {
     "swallow": _swallow,
     "listen": _listen,
     "child": _start_child,
+    "session": _start_session,
     "environment": _say_environment,
     "sleep": _sleep,
 }

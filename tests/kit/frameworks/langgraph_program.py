@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import InjectedToolCallId, tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -109,6 +110,14 @@ async def call_by_hand(state: MessagesState) -> dict[str, Any]:
 async def stand_still(state: MessagesState) -> dict[str, Any]:
     """Blocks the loop that its own answer needs."""
     return {"messages": [MODEL.invoke(state["messages"])]}
+
+
+async def write_data(_state: MessagesState) -> Any:
+    """Gives its stream writer what readers can be shown, and what they cannot."""
+    write = get_stream_writer()
+    for value in ({"done": 1}, object(), "all"):
+        write(value)
+    return {"messages": [AIMessage("written")]}
 
 
 async def step_by_hand(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
@@ -251,6 +260,7 @@ register("streaming", of_nodes(MessagesState, stream))
 register("by_hand", of_nodes(MessagesState, call_by_hand))
 register("still", of_nodes(MessagesState, stand_still))
 register("stepping", of_nodes(MessagesState, step_by_hand))
+register("writing", of_nodes(MessagesState, write_data))
 register("beside", side_by_side())
 register("handing", handing_over())
 register("nested", StateGraph(MessagesState).add_node("inner", graph_with([LOOK])).add_edge(START, "inner").compile())

@@ -113,6 +113,18 @@ async def numbers() -> Any:
     return {"found": 2, "where": ("pond", "sea")}
 
 
+@function_tool
+def mean() -> float:
+    """Returns a number that JSON does not have."""
+    return float("nan")
+
+
+@function_tool
+def leaves() -> str:
+    """Is a program of the command line."""
+    sys.exit("usage: leaves FILE")
+
+
 @function_tool(timeout=0.05)
 async def slow(what: str) -> str:
     """Takes longer than it may, if its test lets it."""
@@ -130,7 +142,7 @@ register(
     Agent(
         name="More",
         model="gpt-4o",
-        tools=[careful, strict, pages, numbers, slow, function_tool(needs_approval=True)(tools.send)],
+        tools=[careful, strict, pages, numbers, mean, leaves, slow, function_tool(needs_approval=True)(tools.send)],
     ),
 )
 register(

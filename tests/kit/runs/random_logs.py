@@ -34,7 +34,7 @@ def logs(draw: st.DrawFn) -> list[events.Event]:
 
 def _answer(draw: st.DrawFn, step: StepId, message: MessageId, seq: int, *, is_last: bool) -> list[events.Event]:
     log: list[events.Event] = []
-    pieces = draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=6))
+    pieces = draw(st.lists(st.sampled_from(["text", "reasoning", "data", "call"]), max_size=6))
     calls: dict[str, events.AnsweredBy] = {}
     for piece in pieces:
         match piece:
@@ -42,6 +42,8 @@ def _answer(draw: st.DrawFn, step: StepId, message: MessageId, seq: int, *, is_l
                 log.append(text(draw(st.text(max_size=5)), message, step))
             case "reasoning":
                 log.append(events.ReasoningChunk(AT, step, message, draw(st.text(max_size=5))))
+            case "data":
+                log.append(events.DataPart(AT, step, message, "progress", {"done": draw(st.integers())}))
             case _:
                 call_id = draw(st.sampled_from(["c", "d"]))
                 by = calls.setdefault(call_id, draw(st.sampled_from(["worker", "client", "person"])))

@@ -69,6 +69,9 @@ class _Request(NamedTuple):
     path: str
     token: str
     body: bytes
+    """Empty if it is too large."""
+    size: int
+    """Bytes of the body."""
 
 
 class ModelEndpoint:
@@ -163,6 +166,12 @@ class ModelEndpoint:
         if request.method != "POST" or path not in _DIALECTS:
             known = ", ".join(f"POST {one}" for one in _DIALECTS)
             raise _Refused(404, f"There are {known} and GET /v1/models.", "path_not_found")
+        if request.size > LARGEST_REQUEST:
+            said = (
+                f"The request to the model has {request.size} bytes, and it may have {LARGEST_REQUEST}: shorten its "
+                "messages, or leave images and files out that the model has answered."
+            )
+            raise _Refused(413, said, "request_too_large")
         asked = read_request(_DIALECTS[path], request.body)
         with run.asking(asked) as answer:
             await _show(connection, asked, answer)
@@ -231,26 +240,31 @@ class _Connection:
         return self._http.our_state in (h11.IDLE, h11.DONE)
 
     async def receive(self) -> _Request | None:
-        """The next request; None if there is none, or if it is too large."""
+        """The next request; None if there is none."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         head: h11.Request | None = None
-        body = bytearray()
-        while len(body) <= LARGEST_REQUEST:
+        body, size = bytearray(), 0
+        while True:
             event = self._http.next_event()
             match event:
                 case h11.Request():
                     head = event
                 case h11.Data():
-                    body += event.data
+                    size += len(event.data)
+                    # The rest of a request that is too large is read, and forgotten: a client that still sends would
+                    # find its connection closed instead of the error.
+                    if size <= LARGEST_REQUEST:
+                        body += event.data
+                    else:
+                        body.clear()
                 case h11.EndOfMessage() if head is not None:
                     token = dict(head.headers).get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
-                    return _Request(head.method.decode(), head.target.decode("latin-1"), token, bytes(body))
+                    return _Request(head.method.decode(), head.target.decode("latin-1"), token, bytes(body), size)
                 case h11.NEED_DATA:
                     self._http.receive_data(await self._reader.read(1 << 16))
                 case _:
                     return None
-        return None
 
     async def until_left(self) -> None:
         """Raises `ConnectionResetError` when the client hangs up."""

@@ -1,0 +1,271 @@
+"""Agents that say what no reader can be shown, and end in ways that programs have by accident."""
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from holdfast.agents import Run, StepFailed, Usage, agent
+from tests.kit.code_agents.places import STAGE, at, reach
+
+HALF = "a\ud800b"
+NUL = "a\x00b"
+
+
+@agent("says")
+async def says(run: Run) -> str:
+    """Says a text in the way that the text of the run names, and answers with what became of it."""
+    way, _, named = run.text.partition(" ")
+    text = NUL if named == "nul" else HALF
+    return await SAYINGS[way](run, text)
+
+
+async def _emits(run: Run, text: str) -> str:
+    run.emit_reasoning(text)
+    run.emit_text(text)
+    return ""
+
+
+async def _returns(_run: Run, text: str) -> str:
+    return text
+
+
+async def _finds(run: Run, text: str) -> str:
+    await run.tool("look", lambda: {text: text})
+    return await run.step("look", lambda: text)
+
+
+async def _gives(run: Run, text: str) -> str:
+    return await run.tool("look", _same, text)
+
+
+async def _raises(_run: Run, text: str) -> str:
+    raise ValueError(text)
+
+
+async def _step_raises(run: Run, text: str) -> str:
+    def look() -> None:
+        raise ValueError(text)
+
+    await run.tool("look", look)
+    return "not reached"
+
+
+async def _names(run: Run, text: str) -> str:
+    await run.step(f"step {text}", _same, 1)
+    return await run.tool(f"tool {text}", _same, "found")
+
+
+async def _keeps(run: Run, text: str) -> str:
+    was = run.state.get(text)
+    run.state[text] = text
+    return "new" if was is None else "known"
+
+
+async def _same(value: Any) -> Any:
+    return value
+
+
+SAYINGS: dict[str, Callable[[Run, str], Awaitable[str]]] = {
+    "emits": _emits,
+    "returns": _returns,
+    "finds": _finds,
+    "gives": _gives,
+    "raises": _raises,
+    "step-raises": _step_raises,
+    "names": _names,
+    "keeps": _keeps,
+}
+
+
+@agent("goes-wrong")
+async def goes_wrong(run: Run) -> Any:
+    """Does what the text names."""
+    return await WAYS[run.text](run)
+
+
+async def _exits(run: Run) -> str:
+    await run.step("begin", at, "begin")
+    sys.exit(3)
+
+
+async def _tool_exits(run: Run) -> str:
+    async def parse() -> None:
+        _parse()
+
+    return await _failure(run.tool("parse", parse))
+
+
+async def _tool_exits_in_thread(run: Run) -> str:
+    return await _failure(run.tool("parse", _parse))
+
+
+def _parse() -> None:
+    sys.exit("usage: parse FILE")
+
+
+async def _failure(call: Awaitable[Any]) -> str:
+    try:
+        return await call
+    except StepFailed as failed:
+        return f"{failed.error_type}: {failed.text}"
+
+
+async def _awaits_cancelled(run: Run) -> str:
+    await run.step("begin", at, "begin")
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+    return "not reached"
+
+
+async def _raises_group(_run: Run) -> str:
+    async def look(page: str) -> None:
+        raise LookupError(f"no {page}")
+
+    await _all(look("page"))
+    return "not reached"
+
+
+async def _all(*looking: Awaitable[None]) -> None:
+    """What `asyncio.TaskGroup` does, which Python 3.10 lacks: it raises all that was raised."""
+    said = await asyncio.gather(*looking, return_exceptions=True)
+    raise ExceptionGroup("several", [one for one in said if isinstance(one, Exception)])
+
+
+async def _raises_groups(run: Run) -> str:
+    async def look(page: str) -> None:
+        raise LookupError(f"no {page}")
+
+    await run.step("look", _all, look("page"), look("book"), key="look")
+    return "not reached"
+
+
+async def _raises_unsayable(_run: Run) -> str:
+    raise Unsayable
+
+
+async def _step_raises_unsayable(run: Run) -> str:
+    def look() -> None:
+        raise Unsayable
+
+    try:
+        await run.step("look", look)
+    except StepFailed as failed:
+        agreed = await run.approval("go on", {"after": failed.error_type})
+        return f"went on after {agreed.arguments['after']}"
+    return "not reached"
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def _stops_iteration(run: Run) -> str:
+    def first() -> str:
+        return next(iter(()))
+
+    await run.step("first", first)
+    return "not reached"
+
+
+async def _says_much(_run: Run) -> str:
+    raise ValueError("x" * 1_000_000)
+
+
+async def _has_list_as_state(run: Run) -> str:
+    run.state = [1]  # type: ignore[assignment]
+    return "not reached"
+
+
+async def _keeps_much(run: Run) -> str:
+    run.state["page"] = "x" * 1_000_000
+    return "not reached"
+
+
+async def _emits_number(run: Run) -> str:
+    run.emit_text(5)  # type: ignore[arg-type]
+    return "not reached"
+
+
+async def _names_nothing(run: Run) -> str:
+    return await run.step(None, _same, 1)  # type: ignore[arg-type]
+
+
+async def _names_much(run: Run) -> str:
+    return await run.tool("n" * 3000, _same, 1)
+
+
+async def _counts_nothing(run: Run) -> str:
+    none: Any = None
+    return await run.model("house/small", lambda: "hello", request=1, usage=lambda _: Usage(none, 1))
+
+
+async def _returns_object(_run: Run) -> dict[str, Any]:
+    return {"page": "otters", "at": 1.5, "who": "\N{OTTER}"}
+
+
+async def _returns_nothing_that_json_says(_run: Run) -> Any:
+    return itertools.count()
+
+
+WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
+    "exits": _exits,
+    "tool exits": _tool_exits,
+    "tool exits in a thread": _tool_exits_in_thread,
+    "awaits cancelled": _awaits_cancelled,
+    "raises group": _raises_group,
+    "raises groups": _raises_groups,
+    "raises unsayable": _raises_unsayable,
+    "step raises unsayable": _step_raises_unsayable,
+    "stops iteration": _stops_iteration,
+    "says much": _says_much,
+    "has a list as state": _has_list_as_state,
+    "keeps much": _keeps_much,
+    "emits a number": _emits_number,
+    "names nothing": _names_nothing,
+    "names much": _names_much,
+    "counts nothing": _counts_nothing,
+    "returns an object": _returns_object,
+    "returns nothing that json says": _returns_nothing_that_json_says,
+}
+
+
+@agent("leaves")
+async def leaves(run: Run) -> str:
+    """Returns while a tool of its own goes on, or without the call that a person has decided about."""
+    asks, asked = run.text == "asked", STAGE / "asked"
+    if asks and asked.exists():
+        return "left"
+    if asks:
+        asked.touch()
+    began = asyncio.Event()
+
+    async def goes_on() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    tool = asyncio.create_task(run.tool("go on", goes_on, key=1, needs_approval=asks))
+    await began.wait()
+    run.emit_text(f"left {tool.done()}")
+    return ""
+
+
+@agent("keeps-first")
+async def keeps_first(run: Run) -> str:
+    """Has a state in its first version alone."""
+    reach(f"version {VERSION} attempt {run.attempt}")
+    await run.step("begin", _begin)
+    if VERSION == "1":
+        run.state["count"] = run.state.get("count", 0) + 1
+    return f"counted {run.state.get('count')}"
+
+
+def _begin() -> None:
+    reach("began")
+
+
+VERSION = os.environ.get("HOLDFAST_AGENTS_VERSION", "1")
