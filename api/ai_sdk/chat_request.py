@@ -72,12 +72,11 @@ class UiChatRequest(BaseModel):
     def said(self) -> list[UserMessage]:
         """The users' messages at the end, oldest first. Raises `InvalidRequest` for a part that no model could
         read."""
-        first = self._answered
-        return [_user_message(one, f"messages[{first + place}]") for place, one in enumerate(self.messages[first:])]
+        return [_user_message(self.messages[place], f"messages[{place}]") for place in self.said_at()]
 
-    def said_at(self) -> range:
-        """The places of those messages."""
-        return range(self._answered, len(self.messages))
+    def said_at(self) -> list[int]:
+        """The places of those messages. What a page says as the system between them is passed over."""
+        return [place for place in range(self._answered, len(self.messages)) if self.messages[place].role == "user"]
 
     def answers(self) -> list[PageAnswer]:
         """The decisions and the results in the last answer's last step. Raises `InvalidRequest`."""
@@ -106,13 +105,13 @@ class UiChatRequest(BaseModel):
 
     @property
     def _answered(self) -> int:
-        """How many messages there are up to the last that no user wrote."""
-        others = [place for place, one in enumerate(self.messages, start=1) if one.role != "user"]
-        return others[-1] if others else 0
+        """How many messages there are up to the last answer."""
+        answers = [place for place, one in enumerate(self.messages, start=1) if one.role == "assistant"]
+        return answers[-1] if answers else 0
 
     def _last_step(self) -> Sequence[dict[str, Any]]:
         last = self.messages[self._answered - 1] if self._answered else None
-        if last is None or last.role != "assistant":
+        if last is None:
             return ()
         begins = [place for place, part in enumerate(last.parts, start=1) if part.get("type") == "step-start"]
         return last.parts[begins[-1] if begins else 0 :]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from api.errors import Refusal, sentence_of, showable, wire_waiting
+from api.errors import Refusal, place_of, sentence_of, showable, wire_waiting
 from api.input_limits import BoundedSchema, as_object
 from shared.domain.errors import ErrorCode, code_of
 from shared.domain.messages import ContentPart, Decision, ImageContent, TextContent, UserMessage, text_with_notes
@@ -268,8 +268,8 @@ def model_error(error_type: str, message: str, detail: str | None) -> dict[str, 
 
 def invalid_input(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> dict[str, Any]:
     """The error for a request with these flaws, as pydantic reports them: the first ten, and the place of the first."""
-    place = [str(one) for one in found[0]["loc"][1:]] if found else []
-    param = showable(".".join(place)) or None  # a header is named like a field
+    place = place_of(found[0]["loc"][1:], "").removeprefix(".") if found else ""
+    param = showable(place) or None  # a header is named like a field
     return error_body(_INVALID, sentence_of(found), code=code, param=param, hint=code.hint)
 
 

@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal, cast
 
 from fastapi.exceptions import RequestValidationError
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from api.input_limits import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
@@ -124,6 +133,12 @@ class ConversationName(BaseModel):
     id: str
 
 
+def _names_one(value: Any) -> Any:
+    if value is None or isinstance(value, str) or isinstance((as_object(value) or {}).get("id"), str):
+        return value
+    raise ValueError("must be the id of a conversation, conv_…, or an object that has it as its id")
+
+
 def _refused(said: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not value:
@@ -142,7 +157,7 @@ class ResponseRequest(BaseModel):
     input: Annotated[str | list[dict[str, Any]] | None, Field(union_mode="left_to_right")] = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | ConversationName | None = None
+    conversation: Annotated[str | ConversationName | None, BeforeValidator(_names_one)] = None
     background: bool | None = None
     stream: bool | None = None
     store: bool | None = None
