@@ -346,6 +346,10 @@ class StaleFence(LifecycleError):
         super().__init__(f"{run_id} was claimed again: this worker holds fence {held}, the run has {current}")
 
 
+class DeletedRun(NotFound, LifecycleError):
+    """The run was deleted. Its worker stops, as if another one had claimed the run."""
+
+
 class RunInterrupted(HoldfastError):
     """The run was stopped from outside."""
 
