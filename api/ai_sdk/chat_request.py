@@ -5,7 +5,6 @@ last answer's last step the decisions and the results of the page's own calls. P
 matter, in the versions 5 to 7 of the SDK and in later ones.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,16 +15,13 @@ from api.ai_sdk.answer_chunks import Seen, own_id
 from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.pages.decisions import PageAnswer
 from api.pages.threads import LONGEST_NAME
-from api.runs.command import BusyPolicy, attached_file
+from api.runs.command import DATA_URL, BusyPolicy, attached_file, image_at
 from shared.domain.errors import InvalidRequest
-from shared.domain.messages import ContentPart, ImageContent, TextContent, UserMessage
+from shared.domain.messages import ContentPart, TextContent, UserMessage
 from shared.domain.tools import ClientTool
 
 MOST_MESSAGES = 10_000
 
-_DATA_URL = re.compile(
-    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
-)
 _DYNAMIC, _STATIC = "dynamic-tool", "tool-"
 """Types of the parts for calls: those of the server's tools, and the beginning of those of the page's own."""
 
@@ -183,14 +179,10 @@ def _file(part: dict[str, Any], where: str) -> ContentPart:
     url, media_type, named = part.get("url"), part.get("mediaType"), part.get("filename")
     if not isinstance(url, str) or not isinstance(media_type, str):
         raise InvalidRequest(f"{where} needs a url and a mediaType", field=where)
-    is_image = media_type.startswith("image/")
-    if is_image and url.startswith(("http://", "https://")):
-        return ImageContent(url=url)
-    data = _DATA_URL.fullmatch(url)
+    if media_type.startswith("image/"):
+        return image_at(url, field=f"{where}.url")
+    data = DATA_URL.fullmatch(url)
     if data is None:
-        allowed = "http://…, https://… or data:image/…;base64,…" if is_image else "data:…;base64,…"
-        raise InvalidRequest(f"{where}.url must be {allowed}", field=f"{where}.url")
-    if is_image:
-        return ImageContent(data=data["data"], media_type=data["media_type"])
+        raise InvalidRequest(f"{where}.url must be data:…;base64,…", field=f"{where}.url")
     name = " ".join(named.split())[:LONGEST_NAME] if isinstance(named, str) and named.strip() else "file"
     return attached_file(name, data["media_type"], data["data"], field=f"{where}.url")

@@ -4,7 +4,6 @@ A client that keeps its own history sends all of it each time, answers and calls
 previous response sends only new items. Both are lists of items. Errors name the item.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -12,14 +11,13 @@ from typing import Any, cast
 from api.input_limits import as_object
 from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, summary_in
-from api.runs.command import attached_file
+from api.runs.command import DATA_URL, attached_file, image_at
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (
     AssistantMessage,
     ContentPart,
     Decision,
-    ImageContent,
     MessageBody,
     Summary,
     TextContent,
@@ -36,9 +34,6 @@ MOST_ITEMS = 10_000
 COMPACTION_TRIGGER = "compaction_trigger"
 """The type of the item that asks for a compaction."""
 
-_DATA_URL = re.compile(
-    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
-)
 _SPEAKERS = ("user", "system", "developer")
 
 
@@ -348,7 +343,7 @@ def _part(part: dict[str, Any], place: str) -> ContentPart:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return TextContent(part["refusal"])
     if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return _image(part["image_url"], place)
+        return image_at(part["image_url"], field=f"{place}.image_url")
     if kind == "input_file":
         return _file(part, place)
     raise InvalidRequest(f"{place} is not understood: {_wrong_part(kind)}", field=place)
@@ -358,17 +353,6 @@ def _wrong_part(kind: object) -> str:
     if kind == "input_image":
         return "images need an image_url (https://… or data:image/…;base64,…); file_id is not supported"
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
-
-
-def _image(url: str, place: str) -> ImageContent:
-    if url.startswith(("http://", "https://")):
-        return ImageContent(url=url)
-    data = _DATA_URL.fullmatch(url)
-    if data is None:
-        raise InvalidRequest(
-            f"{place}.image_url must be http://…, https://… or data:image/…;base64,…", field=f"{place}.image_url"
-        )
-    return ImageContent(data=data["data"], media_type=data["media_type"])
 
 
 _LONGEST_NAME = 200
@@ -388,6 +372,6 @@ def _file(part: dict[str, Any], place: str) -> TextContent:
         raise InvalidRequest(f"{place}.{named}: {_NO_FILE[named]}. {fix}", field=f"{place}.{named}")
     given = part.get("filename")
     name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
-    field, found = f"{place}.file_data", _DATA_URL.fullmatch(part["file_data"])
+    field, found = f"{place}.file_data", DATA_URL.fullmatch(part["file_data"])
     media_type, data = (None, part["file_data"]) if found is None else (found["media_type"], found["data"])
     return attached_file(name, media_type, data, field=field)

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
 from api.openai.response_object import INCLUDE_ENCRYPTED
@@ -60,6 +61,14 @@ class FunctionTool(BaseModel):
         """The tool in the domain's terms."""
         parameters = self.parameters or {}
         return ClientTool(self.name, self.description or "", parameters, strict=self.strict)
+
+
+def _refuse_wrong(tool: dict[str, Any], number: int) -> None:
+    try:
+        FunctionTool.model_validate(tool)
+    except ValidationError as error:
+        flaw = error.errors(include_url=False, include_context=False)[0]
+        raise ValueError(f"{place_of((number, *flaw['loc']), 'tools')}: {text_of(flaw)}") from None
 
 
 class Reasoning(BaseModel):
@@ -192,7 +201,7 @@ class ResponseRequest(BaseModel):
     @field_validator("tools")
     @classmethod
     def _are_functions(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        for tool in value or ():
+        for number, tool in enumerate(value or ()):
             kind = tool.get("type")
             if kind != "function":
                 known = "is not there" if kind in _ABSENT_TOOLS else "is not known"
@@ -200,7 +209,7 @@ class ResponseRequest(BaseModel):
                     f"the tool type {str(kind)[:50]!r} {known}: tools of the type 'function' are yours to run, and an "
                     "agent's own tools are attached to it"
                 )
-            FunctionTool.model_validate(tool)
+            _refuse_wrong(tool, number)
         return value
 
     @field_validator("include")

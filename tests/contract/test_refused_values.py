@@ -204,3 +204,87 @@ async def test_a_conversation_that_is_no_name_is_refused_by_its_field(http: http
     fields = {"model": "builtin/echo", "input": "Hi", "conversation": named}
     error = (await http.post("/openai/v1/responses", json=fields)).json()["error"]
     assert (error["param"], "conv_…" in error["message"]) == ("conversation", True)
+
+
+DATA = "data:image/png;base64,A"
+IN_PARTS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/agents/{agent}/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A"}}
+                    ],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/agents/{agent}/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "source": {"type": "url", "url": "ftp://127.0.0.1/a.png"}}],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "{agent}",
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DATA}}]}],
+        },
+    ),
+    (
+        "/openai/v1/responses",
+        {"model": "builtin/echo", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": DATA}]}]},
+    ),
+    (
+        "/openai/v1/conversations",
+        {"items": [{"role": "user", "content": [{"type": "input_image", "image_url": DATA}]}]},
+    ),
+    (
+        "/ag-ui/{agent}",
+        {
+            "threadId": "a",
+            "messages": [
+                {
+                    "id": "u1",
+                    "role": "user",
+                    "content": [{"type": "image", "source": {"type": "data", "value": "A", "mimeType": "image/png"}}],
+                }
+            ],
+        },
+    ),
+    (
+        "/ai-sdk/{agent}/chat",
+        {
+            "id": "a",
+            "messages": [
+                {"id": "u1", "role": "user", "parts": [{"type": "file", "mediaType": "image/png", "url": DATA}]}
+            ],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), IN_PARTS)
+async def test_an_image_that_no_model_can_read_was_taken(
+    http: httpx.AsyncClient, agent: str, path: str, body: dict[str, Any]
+) -> None:
+    agent_id = agent.rpartition("/")[2]
+    named = {name: agent_id if value == "{agent}" else value for name, value in body.items()}
+    refused = await http.post(path.format(agent=agent_id), json=named)
+    assert refused.status_code in (400, 422), refused.text
+    assert "[0]" in refused.text
+    assert "base64" in refused.text
+
+
+async def test_a_function_was_refused_without_its_place(http: httpx.AsyncClient) -> None:
+    tools = [{"type": "function", "name": "a"}, {"type": "function", "name": "b", "parameters": 5}]
+    refused = await http.post("/openai/v1/responses", json={"model": "builtin/echo", "input": "Hi", "tools": tools})
+    assert "tools[1].parameters: Input should be" in refused.json()["error"]["message"]
