@@ -288,3 +288,9 @@ async def test_a_function_was_refused_without_its_place(http: httpx.AsyncClient)
     tools = [{"type": "function", "name": "a"}, {"type": "function", "name": "b", "parameters": 5}]
     refused = await http.post("/openai/v1/responses", json={"model": "builtin/echo", "input": "Hi", "tools": tools})
     assert "tools[1].parameters: Input should be" in refused.json()["error"]["message"]
+
+
+async def test_an_empty_cursor_of_a_list_of_items_was_one_that_nobody_knows(http: httpx.AsyncClient) -> None:
+    made = (await http.post("/openai/v1/conversations", json={"items": [{"role": "user", "content": "Hi"}]})).json()
+    listed = await http.get(f"/openai/v1/conversations/{made['id']}/items", params={"after": ""})
+    assert [item["role"] for item in listed.json()["data"]] == ["user"]
