@@ -181,6 +181,7 @@ _NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR)
 ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
     domain.NotFound: ErrorAnswer(404, ErrorCode.NOT_FOUND),
+    domain.DeletedRun: ErrorAnswer(404, ErrorCode.NOT_FOUND),
     domain.UnknownModel: ErrorAnswer(404, ErrorCode.MODEL_NOT_FOUND),
     domain.UnknownHandle: ErrorAnswer(404, ErrorCode.NOT_FOUND),
     domain.InvalidRequest: ErrorAnswer(400, ErrorCode.INVALID_ARGUMENT, _INVALID),

@@ -21,6 +21,7 @@ HoldfastError
 ├── LogClosed                   nothing may be emitted behind the end of a log
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
+│   ├── DeletedRun              also a NotFound: a run that is gone, for its worker as for a client
 │   └── StaleFence              another worker has claimed the run since
 ├── RunInterrupted              raised inside a run by what ends it from outside
 │   ├── CancelRequested
