@@ -97,7 +97,7 @@ def dialect_services(
         answer_service(process, submissions, streaming, waiter, sleeptime),
         chat_service(process, submissions, streaming, waiter),
         response_service(process, submissions, streaming, waiter, response_threads, cancels),
-        _conversations(process, response_threads),
+        _conversations(process, response_threads, cancels),
         sleeptime,
         sleeptime.turns,
         GroupEditor(process.database, process.secret_keys),
@@ -266,12 +266,13 @@ def _response_threads(
     )
 
 
-def _conversations(process: ProcessContext, threads: ResponseThreads) -> ConversationService:
+def _conversations(process: ProcessContext, threads: ResponseThreads, cancels: CancelService) -> ConversationService:
     return ConversationService(
         conversations=ConversationStore(process.database),
         messages=MessageStore(process.database),
         approvals=ApprovalStore(process.database),
         threads=threads,
+        cancels=cancels,
         input_limits=input_limits_of(process.settings),
         clock=process.clock,
         ids=process.ids,

@@ -3,7 +3,7 @@ no dialect. One table maps each error to a status, and the request's path select
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -181,6 +181,7 @@ _NEVER_HERE = ErrorAnswer(500, ErrorCode.INTERNAL_ERROR)
 ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.HoldfastError: _NEVER_HERE,
     domain.NotFound: ErrorAnswer(404, ErrorCode.NOT_FOUND),
+    domain.DeletedRun: ErrorAnswer(404, ErrorCode.NOT_FOUND),
     domain.UnknownModel: ErrorAnswer(404, ErrorCode.MODEL_NOT_FOUND),
     domain.UnknownHandle: ErrorAnswer(404, ErrorCode.NOT_FOUND),
     domain.InvalidRequest: ErrorAnswer(400, ErrorCode.INVALID_ARGUMENT, _INVALID),
@@ -385,11 +386,36 @@ async def _answer_http_exception(request: Request, error: Exception) -> RefusalA
     code = _OF_STATUS.get(status, at_all)
     is_path = code is ErrorCode.PATH_NOT_FOUND
     sentence = f"There is no path {request.url.path[:LONGEST_PATH]} on this server" if is_path else ""
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        sentence = f"The body is not valid UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}"
     return refused(status, code, detail, sentence, headers=headers)
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> RefusalAnswer:
-    return input_refusal(error.errors() if isinstance(error, RequestValidationError) else ())
+    return input_refusal(list(_readable(error.errors())) if isinstance(error, RequestValidationError) else ())
+
+
+_KIND = re.compile(r"str|(?:list|dict)\[.*")
+"""A part of a flaw's place that names one of the kinds of values that a field takes."""
+
+
+def _readable(found: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The framework's flaws with places that are in the request, and with the reason for a body that is no JSON."""
+    places = [tuple[str | int, ...](flaw["loc"]) for flaw in found]
+    inside = {loc[:place] for loc in places for place, key in enumerate(loc[:-1]) if _is_kind(key)}
+    for flaw, loc in zip(found, places, strict=True):
+        if flaw["type"] == "json_invalid":
+            said = f"The body is not valid JSON: {flaw['ctx']['error']} at character {loc[-1]}"
+            yield {**flaw, "loc": loc[:1], "msg": said}
+        elif loc == ("body",) and isinstance(flaw.get("input"), bytes):
+            yield {**flaw, "msg": "The body was not read as JSON: send the header Content-Type: application/json"}
+        elif not (_is_kind(loc[-1]) and loc[:-1] in inside):
+            # Else the value is of the field's other kind, and another flaw says what is wrong inside of it.
+            yield {**flaw, "loc": tuple(key for key in loc if not _is_kind(key))}
+
+
+def _is_kind(key: str | int) -> bool:
+    return isinstance(key, str) and _KIND.fullmatch(key) is not None
 
 
 def input_refusal(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> RefusalAnswer:

@@ -11,7 +11,7 @@ import msgspec
 
 from api.input_limits import as_object
 from api.pages.leg_parts import AGAIN
-from api.runs.command import attached_file
+from api.runs.command import attached_file, attached_image, image_at
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId
 from shared.domain.messages import (
@@ -164,9 +164,9 @@ def _read_part(part: dict[str, Any], place: str) -> ContentPart:
     value, media_type = source.get("value"), source.get("mimeType")
     if kind == "image" and isinstance(value, str):
         if source.get("type") == "url":
-            return _linked_image(value, place)
+            return image_at(value, field=f"{place}.source.value")
         if source.get("type") == "data" and isinstance(media_type, str):
-            return ImageContent(data=value, media_type=media_type)
+            return attached_image(value, media_type, field=f"{place}.source.value")
     if kind == "document" and isinstance(value, str) and source.get("type") == "data":
         media_type = media_type if isinstance(media_type, str) else None
         return attached_file(_name_of(part), media_type, value, field=f"{place}.source.value")
@@ -179,15 +179,6 @@ def _of_legacy_part(part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(part.get("data"), str):
         return kind, {"type": "data", "value": part["data"], "mimeType": media_type}
     return kind, {"type": "url", "value": part.get("url"), "mimeType": media_type}
-
-
-def _linked_image(url: str, place: str) -> ImageContent:
-    if not url.startswith(("http://", "https://")):
-        field = f"{place}.source.value"
-        raise InvalidRequest(
-            f"{field} must be http://… or https://…; send data as a source of the type data", field=field
-        )
-    return ImageContent(url=url)
 
 
 def _name_of(part: dict[str, Any]) -> str:

@@ -22,6 +22,9 @@ from shared.domain.tools import ClientTool
 MOST_MESSAGES = 10_000
 LONGEST_ID = 200
 
+ROLES = ("user", "assistant", "tool", "system", "developer", "reasoning", "activity")
+"""All roles of the protocol. Only those of users, answers and results matter here."""
+
 Message = Mapping[str, Any]
 Placed = tuple[int, Message]
 """A message, and its place in the request."""
@@ -90,8 +93,9 @@ class RunAgentInput(_Body):
     @classmethod
     def _have_roles(cls, given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         for number, message in enumerate(given or ()):
-            if not all(isinstance(message.get(name), str) for name in ("id", "role")):
-                raise ValueError(f"message {number} needs an id and a role, which are texts")
+            flaw = next((name for name in ("id", "role") if not isinstance(message.get(name), str)), None)
+            if flaw is not None:
+                raise ValueError(f"messages[{number}].{flaw} is missing: it must be a text")
         return given
 
     @property
@@ -100,8 +104,12 @@ class RunAgentInput(_Body):
         return speaks_current(self.protocol_version)
 
     def said(self) -> list[UserMessage]:
-        """The users' messages after the last answer, oldest first. Raises `InvalidRequest`."""
+        """The users' messages after the last answer, oldest first. Raises `InvalidRequest`, also for a message there
+        whose role the protocol does not have: it would be lost."""
         given = self.messages or ()
+        for number, one in _after_answer(given):
+            if one["role"] not in ROLES:
+                raise _unknown_role(number, one["role"])
         return [_user_message(number, given[number]) for number in self.said_at()]
 
     def said_at(self) -> list[int]:
@@ -189,6 +197,12 @@ def _result(number: int, message: Message) -> PageAnswer:
     is_error = isinstance(error, str) and bool(error)
     said = error if is_error and not content else content
     return PageAnswer(call=_id(message, "toolCallId", place), result=said, is_error=is_error)
+
+
+def _unknown_role(number: int, role: str) -> InvalidRequest:
+    field = f"messages[{number}].role"
+    said = f"{field} is {role[:50]!r}: it must be one of {', '.join(ROLES)}; new words for the agent have the role user"
+    return InvalidRequest(said, field=field)
 
 
 def _id(message: Message, name: str, place: str) -> str:

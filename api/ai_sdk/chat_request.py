@@ -5,7 +5,6 @@ last answer's last step the decisions and the results of the page's own calls. P
 matter, in the versions 5 to 7 of the SDK and in later ones.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,16 +15,13 @@ from api.ai_sdk.answer_chunks import Seen, own_id
 from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.pages.decisions import PageAnswer
 from api.pages.threads import LONGEST_NAME
-from api.runs.command import BusyPolicy, attached_file
+from api.runs.command import DATA_URL, BusyPolicy, attached_file, image_at
 from shared.domain.errors import InvalidRequest
-from shared.domain.messages import ContentPart, ImageContent, TextContent, UserMessage
+from shared.domain.messages import ContentPart, TextContent, UserMessage
 from shared.domain.tools import ClientTool
 
 MOST_MESSAGES = 10_000
 
-_DATA_URL = re.compile(
-    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
-)
 _DYNAMIC, _STATIC = "dynamic-tool", "tool-"
 """Types of the parts for calls: those of the server's tools, and the beginning of those of the page's own."""
 
@@ -72,12 +68,11 @@ class UiChatRequest(BaseModel):
     def said(self) -> list[UserMessage]:
         """The users' messages at the end, oldest first. Raises `InvalidRequest` for a part that no model could
         read."""
-        first = self._answered
-        return [_user_message(one, f"messages[{first + place}]") for place, one in enumerate(self.messages[first:])]
+        return [_user_message(self.messages[place], f"messages[{place}]") for place in self.said_at()]
 
-    def said_at(self) -> range:
-        """The places of those messages."""
-        return range(self._answered, len(self.messages))
+    def said_at(self) -> list[int]:
+        """The places of those messages. What a page says as the system between them is passed over."""
+        return [place for place in range(self._answered, len(self.messages)) if self.messages[place].role == "user"]
 
     def answers(self) -> list[PageAnswer]:
         """The decisions and the results in the last answer's last step. Raises `InvalidRequest`."""
@@ -106,13 +101,13 @@ class UiChatRequest(BaseModel):
 
     @property
     def _answered(self) -> int:
-        """How many messages there are up to the last that no user wrote."""
-        others = [place for place, one in enumerate(self.messages, start=1) if one.role != "user"]
-        return others[-1] if others else 0
+        """How many messages there are up to the last answer."""
+        answers = [place for place, one in enumerate(self.messages, start=1) if one.role == "assistant"]
+        return answers[-1] if answers else 0
 
     def _last_step(self) -> Sequence[dict[str, Any]]:
         last = self.messages[self._answered - 1] if self._answered else None
-        if last is None or last.role != "assistant":
+        if last is None:
             return ()
         begins = [place for place, part in enumerate(last.parts, start=1) if part.get("type") == "step-start"]
         return last.parts[begins[-1] if begins else 0 :]
@@ -184,14 +179,10 @@ def _file(part: dict[str, Any], where: str) -> ContentPart:
     url, media_type, named = part.get("url"), part.get("mediaType"), part.get("filename")
     if not isinstance(url, str) or not isinstance(media_type, str):
         raise InvalidRequest(f"{where} needs a url and a mediaType", field=where)
-    is_image = media_type.startswith("image/")
-    if is_image and url.startswith(("http://", "https://")):
-        return ImageContent(url=url)
-    data = _DATA_URL.fullmatch(url)
+    if media_type.startswith("image/"):
+        return image_at(url, field=f"{where}.url")
+    data = DATA_URL.fullmatch(url)
     if data is None:
-        allowed = "http://…, https://… or data:image/…;base64,…" if is_image else "data:…;base64,…"
-        raise InvalidRequest(f"{where}.url must be {allowed}", field=f"{where}.url")
-    if is_image:
-        return ImageContent(data=data["data"], media_type=data["media_type"])
+        raise InvalidRequest(f"{where}.url must be data:…;base64,…", field=f"{where}.url")
     name = " ".join(named.split())[:LONGEST_NAME] if isinstance(named, str) and named.strip() else "file"
     return attached_file(name, data["media_type"], data["data"], field=f"{where}.url")

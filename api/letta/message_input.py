@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from api.input_limits import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
-from api.runs.command import BusyPolicy, Part, ReadDecisions
+from api.runs.command import BusyPolicy, Part, ReadDecisions, attached_image, image_at
 from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval
 from shared.domain.errors import Conflict, InvalidRequest, WrongToolCalls
@@ -50,10 +50,10 @@ def _read_part(part: dict[str, Any], where: str) -> ContentPart:
     given = as_object(part.get("source"))
     if kind == "image" and given is not None:
         if given.get("type") == "url" and isinstance(given.get("url"), str):
-            return ImageContent(url=given["url"])
+            return image_at(given["url"], field=f"{where}.source.url")
         media_type = given.get("media_type") or "image/png"
         if given.get("type") == "base64" and isinstance(given.get("data"), str) and isinstance(media_type, str):
-            return ImageContent(data=given["data"], media_type=media_type)
+            return attached_image(given["data"], media_type, field=f"{where}.source.data")
     raise InvalidRequest(
         f"{where} is not understood: use {{'type': 'text', 'text': …}} or "
         "{'type': 'image', 'source': {'type': 'url' | 'base64', …}}",

@@ -196,9 +196,13 @@ def _takes_streams(accept: str) -> bool:
     return not kinds or any(kind in ("text/event-stream", "text/*", "*/*") for kind in kinds)
 
 
+_KINDS = ("int", "str")
+"""Parts of a flaw's place that name a kind of value."""
+
+
 def _flaws(what: str, error: ValidationError) -> str:
     found = [
-        f"{'.'.join(map(str, flaw['loc']))}: {flaw['msg']}"[:LONGEST_NAME]
+        f"{'.'.join(str(key) for key in flaw['loc'] if key not in _KINDS)}: {flaw['msg']}"[:LONGEST_NAME]
         for flaw in error.errors(include_url=False, include_input=False)[:_SHOWN_FLAWS]
     ]
     return f"{what}: {'; '.join(dict.fromkeys(found))}"

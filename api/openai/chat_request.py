@@ -6,19 +6,18 @@ only messages after the last answer in it are new.
 Errors have the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from api.errors import Refusal, sentence_of, showable, wire_waiting
+from api.errors import Refusal, place_of, sentence_of, showable, wire_waiting
 from api.input_limits import BoundedSchema, as_object
-from shared.domain.errors import ErrorCode, code_of
+from api.runs.command import image_at
+from shared.domain.errors import ErrorCode, InvalidRequest, code_of
 from shared.domain.messages import ContentPart, Decision, ImageContent, TextContent, UserMessage, text_with_notes
 from shared.domain.tools import ClientTool
 
-_DATA_URL = re.compile(r"data:(?P<media_type>[\w.+-]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]+)")
 _INSTRUCTIONS = ("system", "developer")
 _ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool", "function")
 
@@ -214,12 +213,10 @@ def _part(part: dict[str, Any], place: str) -> ContentPart:
 
 
 def _image(url: str, place: str) -> ImageContent:
-    if url.startswith(("http://", "https://")):
-        return ImageContent(url=url)
-    data = _DATA_URL.fullmatch(url)
-    if data is None:
-        raise ValueError(f"{place}.image_url.url must be http://…, https://… or data:image/…;base64,…")
-    return ImageContent(data=data["data"], media_type=data["media_type"])
+    try:
+        return image_at(url, field=f"{place}.image_url.url")
+    except InvalidRequest as error:
+        raise ValueError(error.message) from error
 
 
 _CODES: Mapping[str, str] = {
@@ -268,8 +265,8 @@ def model_error(error_type: str, message: str, detail: str | None) -> dict[str, 
 
 def invalid_input(found: Sequence[Mapping[str, Any]], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> dict[str, Any]:
     """The error for a request with these flaws, as pydantic reports them: the first ten, and the place of the first."""
-    place = [str(one) for one in found[0]["loc"][1:]] if found else []
-    param = showable(".".join(place)) or None  # a header is named like a field
+    place = place_of(found[0]["loc"][1:], "").removeprefix(".") if found else ""
+    param = showable(place) or None  # a header is named like a field
     return error_body(_INVALID, sentence_of(found), code=code, param=param, hint=code.hint)
 
 

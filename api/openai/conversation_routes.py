@@ -111,7 +111,7 @@ async def list_conversation_items(
     summary replaces the earlier items."""
     items = await conversations.items(project_id, _id_of(conversation_id))
     shown = items if shows_instructions else without_instructions(items)
-    return wire_items(shown, ItemsPage(limit, order == "asc", after))
+    return wire_items(shown, ItemsPage(limit, order == "asc", after or None))
 
 
 @router.post("/conversations/{conversation_id}/items")

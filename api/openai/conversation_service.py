@@ -18,6 +18,7 @@ from api.openai.response_items import (
 )
 from api.openai.response_threads import ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
+from api.runs.cancel import CancelService
 from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest, NotFound
 from shared.domain.ids import ConversationId, IdMaker, ProjectId, RunId, ThreadId
@@ -39,6 +40,7 @@ class ConversationService:
     messages: MessageStore
     approvals: ApprovalStore
     threads: ResponseThreads
+    cancels: CancelService
     input_limits: InputLimits
     clock: Clock
     ids: IdMaker
@@ -77,7 +79,9 @@ class ConversationService:
         return await self.conversations.update(project_id, conversation_id, change, self.clock.now())
 
     async def delete(self, project_id: ProjectId, conversation_id: ConversationId) -> None:
-        """Deletes a conversation with its runs. Raises `NotFound`."""
+        """Cancels a conversation's runs that are active, and deletes it with its runs. Raises `NotFound`."""
+        found = await self.conversations.get(project_id, conversation_id)
+        await self.cancels.cancel_before_deletion(project_id, found.agent_id, ThreadId(conversation_id))
         await self.conversations.delete(project_id, conversation_id)
 
     async def items(self, project_id: ProjectId, conversation_id: ConversationId) -> list[dict[str, Any]]:

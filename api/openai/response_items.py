@@ -256,9 +256,20 @@ def conversation_items(history: Sequence[Message]) -> list[dict[str, Any]]:
     """The items of a conversation, oldest first."""
     asking: RunId | None = None
     items: list[dict[str, Any]] = []
+    brought: set[str] = set()
     for message in history:
-        if isinstance(message.body, AssistantMessage):
-            asking = message.run_id
+        match message.body:
+            case AssistantMessage():
+                asking, brought = message.run_id, set()
+            case ApprovalResponse(decisions=decisions):
+                brought = {one.tool_call_id for one in decisions if one.kind == "tool"}
+            case ToolReturns(returns=returns):
+                # The client's results are the items that it sent, and no further ones.
+                message = replace(
+                    message, body=ToolReturns([one for one in returns if one.tool_call_id not in brought])
+                )
+            case _:
+                pass
         items += items_of(asking or RunId(message.thread_id), message)
     return items
 
@@ -333,9 +344,10 @@ def _output(message_id: MessageId, call_id: str, text: str) -> dict[str, Any]:
     return {"id": own, "type": "function_call_output", "status": "completed", "call_id": call_id, "output": text}
 
 
-def _own_id(prefix: str, message_id: MessageId, call_id: str) -> str:
-    """The id of an item if its message has several."""
-    return f"{prefix}_{hashlib.sha256(f'{message_id} {call_id}'.encode()).hexdigest()[:48]}"
+def _own_id(prefix: Literal["fco", "mcpa"], message_id: MessageId, call_id: str) -> str:
+    """The id of an item if its message has several. It begins with the message, so that the item can be found."""
+    own = message_id.partition("-")[2].replace("-", "")
+    return f"{prefix}_{own}_{hashlib.sha256(call_id.encode()).hexdigest()[:16]}"
 
 
 def _message(message_id: MessageId, role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:

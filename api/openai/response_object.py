@@ -79,7 +79,7 @@ def wire_conversation_id(conversation_id: str) -> str:
 def message_id_of(item_id: str) -> MessageId | None:
     """The message whose item has this id. None: it is no such id."""
     kind, _, digits = item_id.partition("_")
-    found = _dashed("message", digits.partition("_")[0]) if kind in ("msg", "rs", "cmp") else ""
+    found = _dashed("message", digits.partition("_")[0]) if kind in ("msg", "rs", "cmp", "fco", "mcpa") else ""
     return MessageId(found) if is_id(found, "message") else None
 
 

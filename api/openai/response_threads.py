@@ -10,9 +10,9 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
-from api.openai.response_items import approval_item_id, first_open_call, items_of
+from api.openai.response_items import approval_item_id, call_item_id, conversation_items, first_open_call, items_of
 from api.openai.response_object import conversation_id_of, message_id_of, run_id_of
-from api.openai.responses_input import ResponseInput, decisions_on, reference_of
+from api.openai.responses_input import ResponseInput, decisions_on, no_request, reference_of
 from api.openai.responses_request import ResponseRequest
 from api.runs.command import AgentThreads, ReadDecisions
 from shared.concurrency import Clock
@@ -21,7 +21,18 @@ from shared.domain.approvals import Approval, ReopenedTurn
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
 from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
-from shared.domain.messages import Decision, Message, MessageBody, NewMessage, SystemMessage
+from shared.domain.messages import (
+    ApprovalResponse,
+    AssistantMessage,
+    Decision,
+    Message,
+    MessageBody,
+    NewMessage,
+    SystemMessage,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+)
 from shared.domain.models import split_handle
 from shared.domain.runs import Run
 from shared.domain.settling import PARKED, open_calls
@@ -122,21 +133,24 @@ class ResponseThreads:
     async def _items_named_in(
         self, project_id: ProjectId, given: Sequence[Mapping[str, Any]]
     ) -> dict[str, Mapping[str, Any]]:
-        """The items of the messages that the input refers to, by each of their possible ids. The client's calls are
-        found by their outputs, which are in the input."""
+        """The items of the messages that the input refers to, by each of their possible ids. The id of a call does not
+        say where it is: calls are found by their outputs, and in the threads of the other items that are named."""
         named = [one for item in given if (one := reference_of(item)) is not None]
         message_ids = {one: found for one in named if (found := message_id_of(one)) is not None}
         call_ids = [item["call_id"] for item in given if isinstance(item.get("call_id"), str)]
         asked = await self.approvals.of_calls(project_id, call_ids) if call_ids else []
         wanted = {*message_ids.values(), *(one.message_id for one in asked)}
         items: dict[str, Mapping[str, Any]] = {}
-        for message in await self.messages.find(project_id, wanted) if wanted else ():
+        found = await self.messages.find(project_id, wanted) if wanted else []
+        for message in found:
             own = {item["id"]: item for item in items_of(message.run_id or RunId(message.thread_id), message)}
             items |= own
             for one in (one for one, of in message_ids.items() if of == message.id):
                 kind, _, rest = one.partition("_")
                 base = f"{kind}_{rest.partition('_')[0]}"
-                items[one] = {"type": "reasoning", "id": one} if kind == "rs" else own.get(base, {})
+                items.setdefault(one, {"type": "reasoning", "id": one} if kind == "rs" else own.get(base, {}))
+        for thread_id in {message.thread_id for message in found} if any(one not in items for one in named) else ():
+            items = _named_items(await self.messages.list_of_thread(project_id, thread_id)) | items
         return {item_id: item for item_id, item in items.items() if item}
 
     async def of_model(self, project_id: ProjectId, model: str) -> ResponseThread:
@@ -312,6 +326,41 @@ class ResponseThreads:
         return [NewMessage(id=self.ids.message(), created_at=now, body=body) for body in bodies]
 
 
+def _named_items(history: Sequence[Message]) -> dict[str, dict[str, Any]]:
+    """The items of a thread's calls by every id under which a response or a list shows them."""
+    found = {item["id"]: item for item in conversation_items(history)}
+    calls: dict[str, tuple[Message, ToolCall]] = {}
+    edited: dict[str, str] = {}
+    for message in history:
+        match message.body:
+            case AssistantMessage(tool_calls=made):
+                calls |= {call.id: (message, call) for call in made}
+                asked = [approval_item_id(_owner(message), call.id) for call in made]
+                found |= {item_id: {"type": "mcp_approval_request", "id": item_id} for item_id in asked}
+            case ApprovalResponse(decisions=decisions):
+                edited |= {one.tool_call_id: one.edited_arguments for one in decisions if one.edited_arguments}
+            case ToolReturns(returns=returns):
+                known = [(one, *calls[one.tool_call_id]) for one in returns if one.tool_call_id in calls]
+                for one, asking, call in known:
+                    arguments = edited.get(call.id, call.arguments)
+                    # An approved call is an item of the response that made it.
+                    ids = [call_item_id("mcp", _owner(by), asking.step_id, call.id) for by in (asking, message)]
+                    found |= {item_id: _made_call(item_id, call.name, arguments, one) for item_id in ids}
+            case _:
+                pass
+    return found
+
+
+def _owner(message: Message) -> RunId:
+    return message.run_id or RunId(message.thread_id)
+
+
+def _made_call(item_id: str, name: str, arguments: str, result: ToolReturn) -> dict[str, Any]:
+    output, error = (result.text, None) if result.status == "success" else (None, result.text)
+    of_call = {"name": name, "arguments": arguments, "output": output, "error": error}
+    return {"id": item_id, "type": "mcp_call", **of_call}
+
+
 def _up_to(history: Sequence[Message], parent: Run) -> Sequence[Message]:
     """The history at the end of the parent. If a summary has replaced the parent's messages, the history up to its
     turn."""
@@ -336,7 +385,7 @@ def _nothing_asked(given: ResponseInput) -> str:
     call_id = next(iter(given.outputs), None)
     if call_id is not None:
         return f"No tool call found for function call output with call_id {call_id}."
-    return f"No approval request found with id {next(iter(given.verdicts))}."
+    return f"{no_request(next(iter(given.verdicts)))} Name the response that asked with previous_response_id."
 
 
 def hidden_agent_id(project_id: ProjectId) -> AgentId:

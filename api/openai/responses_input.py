@@ -4,7 +4,6 @@ A client that keeps its own history sends all of it each time, answers and calls
 previous response sends only new items. Both are lists of items. Errors name the item.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -12,14 +11,13 @@ from typing import Any, cast
 from api.input_limits import as_object
 from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, summary_in
-from api.runs.command import attached_file
+from api.runs.command import DATA_URL, attached_file, image_at
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.messages import (
     AssistantMessage,
     ContentPart,
     Decision,
-    ImageContent,
     MessageBody,
     Summary,
     TextContent,
@@ -36,9 +34,6 @@ MOST_ITEMS = 10_000
 COMPACTION_TRIGGER = "compaction_trigger"
 """The type of the item that asks for a compaction."""
 
-_DATA_URL = re.compile(
-    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
-)
 _SPEAKERS = ("user", "system", "developer")
 
 
@@ -128,6 +123,8 @@ class _Story:
     """For the calls of `answer`."""
     outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    asked: set[str] = field(default_factory=set[str])
+    """The approval requests among the items, by their ids."""
 
     def take(self, item: Mapping[str, Any], place: str) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -145,8 +142,10 @@ class _Story:
             case "compaction":
                 self._end_answer()
                 self.bodies.append(_summary(item, place))
-            case "reasoning" | "mcp_approval_request" | "mcp_list_tools":
-                return  # reasoning is its model's own; a repeated approval request decides nothing
+            case "mcp_approval_request":
+                self.asked.add(str(item.get("id")))
+            case "reasoning" | "mcp_list_tools":
+                return  # reasoning is its model's own
             case _:
                 raise InvalidRequest(f"{place}.type is {str(kind)[:50]!r}: {_why_not(kind)}", field=f"{place}.type")
 
@@ -154,6 +153,7 @@ class _Story:
         role = item.get("role")
         content = _content(item.get("content"), place, takes_files=role != "assistant")
         if role == "assistant":
+            self._pass_over_verdicts()
             text = content if isinstance(content, str) else text_with_notes(content)
             before = self.answer
             if before is None or before.tool_calls:
@@ -191,6 +191,7 @@ class _Story:
 
     def _take_mcp_call(self, item: Mapping[str, Any], place: str) -> None:
         call = _call(item, "id", place)
+        self._pass_over_verdicts()
         self._take_call(call)
         error = item.get("error")
         text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
@@ -206,6 +207,10 @@ class _Story:
         reason = item.get("reason")
         said = reason if isinstance(reason, str) else None
         self.verdicts[asked] = Decision(tool_call_id=asked, approve=approve, reason=said)
+
+    def _pass_over_verdicts(self) -> None:
+        """The answer to a request that is repeated as well is history, once more of the answer follows."""
+        self.verdicts = {asked: verdict for asked, verdict in self.verdicts.items() if asked not in self.asked}
 
     def _calls(self) -> list[ToolCall]:
         return [] if self.answer is None else self.answer.tool_calls
@@ -246,8 +251,13 @@ def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Deci
     for call_id in outputs:
         raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", field="input")
     for item_id in verdicts:
-        raise InvalidRequest(f"No approval request found with id {item_id}.", field="input")
+        raise InvalidRequest(no_request(item_id), field="input")
     return decided
+
+
+def no_request(item_id: str) -> str:
+    """What is wrong with a verdict on nothing."""
+    return f"No approval request found with id {item_id}."
 
 
 def _taken(answers: dict[str, Decision], name: str) -> Decision | None:
@@ -333,37 +343,35 @@ def _part(part: dict[str, Any], place: str) -> ContentPart:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return TextContent(part["refusal"])
     if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return _image(part["image_url"], place)
-    if kind == "input_file" and isinstance(part.get("file_data"), str):
+        return image_at(part["image_url"], field=f"{place}.image_url")
+    if kind == "input_file":
         return _file(part, place)
     raise InvalidRequest(f"{place} is not understood: {_wrong_part(kind)}", field=place)
 
 
 def _wrong_part(kind: object) -> str:
-    if kind == "input_file":
-        return "files need file_data (data:…;base64,…) and a filename; file_id and file_url are not supported"
     if kind == "input_image":
         return "images need an image_url (https://… or data:image/…;base64,…); file_id is not supported"
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
 
 
-def _image(url: str, place: str) -> ImageContent:
-    if url.startswith(("http://", "https://")):
-        return ImageContent(url=url)
-    data = _DATA_URL.fullmatch(url)
-    if data is None:
-        raise InvalidRequest(
-            f"{place}.image_url must be http://…, https://… or data:image/…;base64,…", field=f"{place}.image_url"
-        )
-    return ImageContent(data=data["data"], media_type=data["media_type"])
-
-
 _LONGEST_NAME = 200
 
 
+_NO_FILE = {
+    "file_id": "this server has no store of files",
+    "file_url": "this server fetches no files",
+    "file_data": "it is missing",
+}
+
+
 def _file(part: dict[str, Any], place: str) -> TextContent:
+    if not isinstance(part.get("file_data"), str):
+        named = next((name for name in _NO_FILE if part.get(name)), "file_data")
+        fix = "Send the file itself in file_data (data:…;base64,…), with a filename"
+        raise InvalidRequest(f"{place}.{named}: {_NO_FILE[named]}. {fix}", field=f"{place}.{named}")
     given = part.get("filename")
     name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
-    field, found = f"{place}.file_data", _DATA_URL.fullmatch(part["file_data"])
+    field, found = f"{place}.file_data", DATA_URL.fullmatch(part["file_data"])
     media_type, data = (None, part["file_data"]) if found is None else (found["media_type"], found["data"])
     return attached_file(name, media_type, data, field=field)

@@ -5,8 +5,18 @@ from typing import Annotated, Any, Literal, cast
 
 from fastapi.exceptions import RequestValidationError
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
 from api.openai.response_object import INCLUDE_ENCRYPTED
@@ -51,6 +61,14 @@ class FunctionTool(BaseModel):
         """The tool in the domain's terms."""
         parameters = self.parameters or {}
         return ClientTool(self.name, self.description or "", parameters, strict=self.strict)
+
+
+def _refuse_wrong(tool: dict[str, Any], number: int) -> None:
+    try:
+        FunctionTool.model_validate(tool)
+    except ValidationError as error:
+        flaw = error.errors(include_url=False, include_context=False)[0]
+        raise ValueError(f"{place_of((number, *flaw['loc']), 'tools')}: {text_of(flaw)}") from None
 
 
 class Reasoning(BaseModel):
@@ -124,6 +142,12 @@ class ConversationName(BaseModel):
     id: str
 
 
+def _names_one(value: Any) -> Any:
+    if value is None or isinstance(value, str) or isinstance((as_object(value) or {}).get("id"), str):
+        return value
+    raise ValueError("must be the id of a conversation, conv_…, or an object that has it as its id")
+
+
 def _refused(said: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not value:
@@ -142,7 +166,7 @@ class ResponseRequest(BaseModel):
     input: Annotated[str | list[dict[str, Any]] | None, Field(union_mode="left_to_right")] = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | ConversationName | None = None
+    conversation: Annotated[str | ConversationName | None, BeforeValidator(_names_one)] = None
     background: bool | None = None
     stream: bool | None = None
     store: bool | None = None
@@ -177,7 +201,7 @@ class ResponseRequest(BaseModel):
     @field_validator("tools")
     @classmethod
     def _are_functions(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        for tool in value or ():
+        for number, tool in enumerate(value or ()):
             kind = tool.get("type")
             if kind != "function":
                 known = "is not there" if kind in _ABSENT_TOOLS else "is not known"
@@ -185,7 +209,7 @@ class ResponseRequest(BaseModel):
                     f"the tool type {str(kind)[:50]!r} {known}: tools of the type 'function' are yours to run, and an "
                     "agent's own tools are attached to it"
                 )
-            FunctionTool.model_validate(tool)
+            _refuse_wrong(tool, number)
         return value
 
     @field_validator("include")

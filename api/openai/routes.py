@@ -176,7 +176,7 @@ async def list_input_items(
     run = await _run(run_store, project_id, response_id)
     items = input_items(run, await responses.given_to(run))
     shown = items if shows_instructions else without_instructing(items)
-    return wire_items(shown, ItemsPage(limit, order == "asc", after))
+    return wire_items(shown, ItemsPage(limit, order == "asc", after or None))
 
 
 def _seen(run: Run, shows_instructions: bool) -> Run:

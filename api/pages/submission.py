@@ -303,5 +303,5 @@ def _keys_of(headers: SubmissionHeaders, new: Sequence[UserMessage]) -> Submissi
 
 
 def _nothing_new() -> Refused:
-    said = "messages: nothing is new: send a message with an id of its own, or answers to the calls that wait"
+    said = "messages: nothing is new: send a user's message with an id of its own, or answers to the calls that wait"
     return Refused(422, ErrorCode.INVALID_ARGUMENT, f"INVALID_ARGUMENT: {said}", field="messages")

@@ -151,6 +151,8 @@ CANCELS_AT_ONCE = 50
 ACTOR = "api"
 """The actor of a cancel; an API key does not identify a person."""
 
+DELETED = "its history was deleted"
+
 TOO_LATE = timedelta(seconds=5)
 """A cancel that names no run means the run on its caller's screen. If that run's stream ended so recently, the answer
 reports its end."""
@@ -203,6 +205,14 @@ class CancelService:
             whose = f"agent {agent_id}" if thread_id in (None, agent_id) else f"conversation {thread_id}"
             raise NothingToCancel(f"No active runs to cancel for {whose}")
         return await self._cancel_all(active, cancel)
+
+    async def cancel_before_deletion(
+        self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None = None
+    ) -> None:
+        """Cancels all runs of an agent, or of one of its threads, that are about to be deleted: else a model or a tool
+        would go on with a run that is not there any more."""
+        active = await self.listing.active_of_agent(project_id, agent_id, thread_id)
+        await self._cancel_all(active, Cancel(reason=DELETED))
 
     async def cancel_one(self, project_id: ProjectId, run_id: RunId, cancel: Cancel) -> Run:
         """Cancels one run, and returns it as it is then. Raises `NotFound`."""

@@ -6,6 +6,7 @@ thread: one of an agent's conversations, or its default history.
 
 import hashlib
 import mimetypes
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, ConversationId, ProjectId, RunId, ThreadId, is_id
-from shared.domain.messages import AttachedFile, Decision, TextContent, UserMessage
+from shared.domain.messages import AttachedFile, Decision, ImageContent, TextContent, UserMessage
 from shared.domain.runs import (
     IDEMPOTENCY_KEY,
     NO_KEYS,
@@ -242,6 +243,32 @@ class AgentThreads:
 
 _TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript", "application/sql")
 _SAYS_NOTHING = "application/octet-stream"
+
+
+DATA_URL = re.compile(
+    r"data:(?P<media_type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,(?P<data>[A-Za-z0-9+/=\s]+)"
+)
+
+
+def image_at(url: str, *, field: str) -> ImageContent:
+    """Returns the part for the image at a URL, which may have the image in it. Raises `InvalidRequest`."""
+    if url.startswith(("http://", "https://")):
+        return ImageContent(url=url)
+    data = DATA_URL.fullmatch(url)
+    if data is None:
+        raise InvalidRequest(f"{field} must be http://…, https://… or data:image/…;base64,…", field=field)
+    return attached_image(data["data"], data["media_type"], field=field)
+
+
+def attached_image(encoded: str, media_type: str | None, *, field: str) -> ImageContent:
+    """Returns the part for an image that a client sent as base64 in `field`. Raises `InvalidRequest` for other data."""
+    try:
+        is_there = bool(b64decode("".join(encoded.split()), validate=True))
+    except ValueError:
+        is_there = False
+    if not is_there:
+        raise InvalidRequest(f"{field} must be the base64 of an image", field=field)
+    return ImageContent(data=encoded, media_type=media_type)
 
 
 def attached_file(name: str, media_type: str | None, encoded: str, *, field: str) -> TextContent:

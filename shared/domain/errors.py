@@ -21,6 +21,7 @@ HoldfastError
 ├── LogClosed                   nothing may be emitted behind the end of a log
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
+│   ├── DeletedRun              also a NotFound: a run that is gone, for its worker as for a client
 │   └── StaleFence              another worker has claimed the run since
 ├── RunInterrupted              raised inside a run by what ends it from outside
 │   ├── CancelRequested
@@ -344,6 +345,10 @@ class StaleFence(LifecycleError):
 
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
         super().__init__(f"{run_id} was claimed again: this worker holds fence {held}, the run has {current}")
+
+
+class DeletedRun(NotFound, LifecycleError):
+    """The run was deleted. Its worker stops, as if another one had claimed the run."""
 
 
 class RunInterrupted(HoldfastError):

@@ -60,7 +60,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "messages[0].tool_call_id is missing"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages", "use tools"),
         ({"functions": [{"name": "x"}]}, "functions", "use tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type", "function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "function"),
         ({"tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
         ({"response_format": {"type": "json_object"}}, "response_format", "answers in text"),
         ({"modalities": ["text", "audio"]}, "modalities", "answers in text"),

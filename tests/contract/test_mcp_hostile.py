@@ -55,6 +55,7 @@ HOSTILE: dict[str, tuple[Any, int, int, str]] = {
     "another version of JSON-RPC": ({**request(), "jsonrpc": "1.0"}, 400, -32600, "jsonrpc"),
     "no version of JSON-RPC": ({"id": 1, "method": "ping"}, 400, -32600, "jsonrpc"),
     "an answer": ({"jsonrpc": "2.0", "id": 1, "result": {}}, 400, -32600, "method"),
+    "an id that is none": ({**request(), "id": {}}, 400, -32600, "request: id: Input should be a valid integer"),
     "no method": ({"jsonrpc": "2.0", "id": 1}, 400, -32600, "method"),
     "a method that is no text": ({**request(), "method": 7}, 400, -32600, "method"),
     "a method that nobody has": (request("agents/delete"), 200, -32601, "agents/delete"),

@@ -265,10 +265,16 @@ async def test_an_image_is_sent_as_an_image(handle: str) -> None:
     assert "image/png" in json.dumps(body)
 
 
-async def test_an_image_without_content_is_refused() -> None:
-    with pytest.raises(ModelError) as caught:
-        await _sent(CHAT, history(UserMessage([ImageContent()])))
-    assert caught.value.error_type == ModelErrorType.BAD_REQUEST
+UNREADABLE = [ImageContent(), ImageContent(data="A"), ImageContent(data="ä"), ImageContent(url="ftp://127.0.0.1/a.png")]
+
+
+@pytest.mark.parametrize("image", UNREADABLE, ids=["empty", "cut", "no base64", "another scheme"])
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_an_image_that_no_model_can_read_ended_every_later_run(handle: str, image: ImageContent) -> None:
+    asked = await _sent(handle, history(UserMessage([TextContent("What is this?"), image])))
+    assert "could not be read" in json.dumps(asked)
+    brought = await _sent(handle, _with_result([TextContent("Here it is:"), image]))
+    assert "Here it is:" in json.dumps(brought)
 
 
 PARTS: list[ContentPart] = [TextContent("Here it is:"), ImageContent(data=PIXEL, media_type="image/png")]

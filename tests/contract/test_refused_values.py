@@ -155,3 +155,142 @@ async def test_thousands_of_runs_to_cancel_at_once(http: httpx.AsyncClient, agen
     answer = await http.post(f"{agent}/messages/cancel", json={"run_ids": [f"run-{number}" for number in range(1_001)]})
     assert answer.status_code == 422
     assert answer.json()["field"] == "run_ids"
+
+
+PATHS = ("/v1/agents/{agent}/messages", "/openai/v1/responses", "/ag-ui/{agent}", "/ai-sdk/{agent}/chat")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("body", "kind", "because"),
+    [
+        (b'{"input":', "application/json", "The body is not valid JSON: Expecting value at character 9"),
+        (b'{"input": "\xff"}', "application/json", "The body is not valid UTF-8"),
+        (b'{"input": "Hi"}', "application/x-www-form-urlencoded", "send the header Content-Type: application/json"),
+    ],
+)
+async def test_a_body_that_could_not_be_read_was_refused_for_a_field_that_it_has_not(
+    http: httpx.AsyncClient, agent: str, path: str, body: bytes, kind: str, because: str
+) -> None:
+    path = path.format(agent=agent.rpartition("/")[2])
+    answer = await http.post(path, content=body, headers={"Content-Type": kind})
+    assert answer.status_code in (400, 422)
+    assert because in answer.text
+    if answer.headers["content-type"] == "application/json":
+        error = answer.json().get("error", answer.json())
+        assert error.get("field", error.get("param")) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"input": 5}, "input"),
+        ({"input": [5]}, "input[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, 5]}]}, "messages[0].content[1]"),
+    ],
+)
+async def test_a_kind_of_value_was_named_as_if_it_were_a_field(
+    http: httpx.AsyncClient, agent: str, fields: dict[str, Any], field: str
+) -> None:
+    refused = (await http.post(f"{agent}/messages", json=fields)).json()
+    assert (refused["field"], refused["errors"][0]["field"]) == (field, field)
+    if "input" in fields:
+        of_openai = (await http.post("/openai/v1/responses", json={"model": "builtin/echo", **fields})).json()
+        assert of_openai["error"]["param"] == field
+
+
+@pytest.mark.parametrize("named", [5, {}, {"id": 5}])
+async def test_a_conversation_that_is_no_name_is_refused_by_its_field(http: httpx.AsyncClient, named: Any) -> None:
+    fields = {"model": "builtin/echo", "input": "Hi", "conversation": named}
+    error = (await http.post("/openai/v1/responses", json=fields)).json()["error"]
+    assert (error["param"], "conv_…" in error["message"]) == ("conversation", True)
+
+
+DATA = "data:image/png;base64,A"
+IN_PARTS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/agents/{agent}/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A"}}
+                    ],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/agents/{agent}/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "source": {"type": "url", "url": "ftp://127.0.0.1/a.png"}}],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "{agent}",
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DATA}}]}],
+        },
+    ),
+    (
+        "/openai/v1/responses",
+        {"model": "builtin/echo", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": DATA}]}]},
+    ),
+    (
+        "/openai/v1/conversations",
+        {"items": [{"role": "user", "content": [{"type": "input_image", "image_url": DATA}]}]},
+    ),
+    (
+        "/ag-ui/{agent}",
+        {
+            "threadId": "a",
+            "messages": [
+                {
+                    "id": "u1",
+                    "role": "user",
+                    "content": [{"type": "image", "source": {"type": "data", "value": "A", "mimeType": "image/png"}}],
+                }
+            ],
+        },
+    ),
+    (
+        "/ai-sdk/{agent}/chat",
+        {
+            "id": "a",
+            "messages": [
+                {"id": "u1", "role": "user", "parts": [{"type": "file", "mediaType": "image/png", "url": DATA}]}
+            ],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), IN_PARTS)
+async def test_an_image_that_no_model_can_read_was_taken(
+    http: httpx.AsyncClient, agent: str, path: str, body: dict[str, Any]
+) -> None:
+    agent_id = agent.rpartition("/")[2]
+    named = {name: agent_id if value == "{agent}" else value for name, value in body.items()}
+    refused = await http.post(path.format(agent=agent_id), json=named)
+    assert refused.status_code in (400, 422), refused.text
+    assert "[0]" in refused.text
+    assert "base64" in refused.text
+
+
+async def test_a_function_was_refused_without_its_place(http: httpx.AsyncClient) -> None:
+    tools = [{"type": "function", "name": "a"}, {"type": "function", "name": "b", "parameters": 5}]
+    refused = await http.post("/openai/v1/responses", json={"model": "builtin/echo", "input": "Hi", "tools": tools})
+    assert "tools[1].parameters: Input should be" in refused.json()["error"]["message"]
+
+
+async def test_an_empty_cursor_of_a_list_of_items_was_one_that_nobody_knows(http: httpx.AsyncClient) -> None:
+    made = (await http.post("/openai/v1/conversations", json={"items": [{"role": "user", "content": "Hi"}]})).json()
+    listed = await http.get(f"/openai/v1/conversations/{made['id']}/items", params={"after": ""})
+    assert [item["role"] for item in listed.json()["data"]] == ["user"]

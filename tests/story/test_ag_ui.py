@@ -272,7 +272,7 @@ async def test_the_pages_context_is_told_to_the_model(product: Product) -> None:
     [
         ({}, "threadId"),
         ({"threadId": ""}, "threadId"),
-        ({"threadId": "a", "messages": [{"id": "a"}]}, "messages"),
+        ({"threadId": "a", "messages": [{"id": "a"}]}, "messages[0].role is missing"),
         ({"threadId": "a", "messages": [{"id": "a", "role": "user"}]}, "messages[0].content"),
         ({"threadId": "a", "messages": [{"id": "a", "role": "user", "content": [{"type": "audio"}]}]}, "content[0]"),
         ({"threadId": "a", "messages": [{"id": "x" * 201, "role": "user", "content": "Hi"}]}, "messages[0].id"),
@@ -286,6 +286,20 @@ async def test_what_a_request_lacks_is_named(product: Product, body: dict[str, o
     answer = await product.http.post(f"/ag-ui/{page.agent_id}", json=body)
     assert answer.status_code == 422
     assert field in answer.text
+
+
+@pytest.mark.parametrize("role", ["User", "assistant ", "bot"])
+async def test_a_message_of_an_unknown_role_was_lost(product: Product, role: str) -> None:
+    page = await page_of(product)
+    path, asked = f"/ag-ui/{page.agent_id}", {"id": "u1", "role": "user", "content": "Hi"}
+    for messages in ([{**asked, "role": role}], [asked, {"id": "u2", "role": role, "content": "Hi"}]):
+        refused = (await product.http.post(path, json={"threadId": "a", "messages": messages})).json()
+        assert refused["field"] == f"messages[{len(messages) - 1}].role"
+        assert f"{role!r}: it must be one of user, assistant" in refused["message"]
+    product.models.say("Hello.")
+    earlier = [{"id": "u0", "role": role, "content": "Hi"}, {"id": "a0", "role": "assistant", "content": "Yes?"}, asked]
+    taken = await product.http.post(path, json={"threadId": "a", "messages": earlier})
+    assert "RUN_FINISHED" in taken.text, "what comes before the last answer is the server's own"
 
 
 async def test_an_unknown_agent_is_not_found(product: Product) -> None:

@@ -34,6 +34,18 @@ async def test_an_answer_is_a_ui_message(product: Product) -> None:
     assert listed["is_running"] is False
 
 
+async def test_a_question_before_a_message_of_the_system_was_lost(product: Product) -> None:
+    agent = await product.agent()
+    product.models.say("Hello.")
+    hint = {"id": "s1", "role": "system", "parts": [{"type": "text", "text": "Be brief."}]}
+    answer = await post(product, agent.id, said("Hi"), hint, said("Now.", "u2"))
+    assert UiMessageReader(7).read(answer.content).text == "Hello."
+    told = [one["content"] for one in product.models.requests[-1].body["messages"] if one["role"] == "user"]
+    assert told == ["Hi", "Now."]
+    empty = await post(product, agent.id, {**said(""), "id": "u3", "parts": []}, hint)
+    assert "messages[0].parts" in empty.text
+
+
 async def test_a_stopped_answer_ends_as_interrupted(product: Product) -> None:
     agent = await product.agent()
     product.models.play(Turn(text="One two three four", silent_after=2))

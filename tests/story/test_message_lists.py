@@ -45,6 +45,23 @@ async def test_an_agents_list_lacked_its_conversations(product: Product) -> None
     assert texts(await product.http.get(path, params={"conversation_id": "default"})) == ["one", "OK.", "three", "OK."]
 
 
+async def test_a_list_between_two_messages_in_the_other_order_had_all_newer_ones(
+    product: Product,
+) -> None:
+    agent = await product.agent()
+    path = f"/v1/agents/{agent.id}/messages"
+    for text in ("one", "two", "three"):
+        await tell(product, agent.id, text)
+    ids = [message["id"] for message in (await product.http.get(path)).json()]
+
+    async def between(after: int, before: int) -> list[str]:
+        found = await product.http.get(path, params={"after": ids[after], "before": ids[before]})
+        return [message["id"] for message in found.json()]
+
+    assert await between(1, 4) == ids[2:4]
+    assert await between(4, 1) == await between(2, 2) == []
+
+
 async def test_every_list_ignored_include_return_message_types(product: Product) -> None:
     agent = await product.agent(tools=[await product.tool(ROLL_DICE)])
     conversation = await begin(product, agent.id)

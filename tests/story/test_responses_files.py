@@ -88,8 +88,9 @@ async def test_a_text_goes_to_every_model_under_its_name(product: Product, opena
 @pytest.mark.parametrize(
     ("part", "because"),
     [
-        ({"type": "input_file", "file_id": "file-1"}, "file_id and file_url are not supported"),
-        ({"type": "input_file", "file_url": "https://example.org/a.pdf"}, "file_url are not supported"),
+        ({"type": "input_file", "file_id": "file-1"}, r"content\[0\].file_id: this server has no store"),
+        ({"type": "input_file", "file_url": "https://example.org/a.pdf"}, r"content\[0\].file_url: .* in file_data"),
+        ({"type": "input_file", "filename": "a.pdf"}, r"content\[0\].file_data: it is missing"),
         ({"type": "input_file", "filename": "a.pdf", "file_data": "§"}, "must be base64"),
         (text_file("PK", "a.docx", "application/msword"), "application/msword"),
         ({"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,/w=="}, "must be UTF-8"),

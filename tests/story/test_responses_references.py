@@ -6,11 +6,16 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
 from tests.kit.product.responses_client import SQUARE, calls_of, created, output_of, responses_client
+
+LAUNCH = """def launch(target: str) -> str:
+    'Launches at a target.'
+    return "to the " + target
+"""
 
 pytestmark = pytest.mark.shared_product
 
@@ -58,7 +63,56 @@ async def test_a_call_is_named_by_its_id_beside_its_output(product: Product, ope
     assert told(product)[-2:] == ["9", "16"]
 
 
-@pytest.mark.parametrize("item_id", ["msg_a", f"msg_{uuid4().hex}", "fc_" + "0" * 48, "rs_"])
+async def test_an_output_that_a_list_shows_was_not_found(product: Product, openai: AsyncOpenAI) -> None:
+    begun = await openai.conversations.create()
+    product.models.play(Turn(calls=[Call("square", {"n": 3})]), Turn(text="9."), Turn(text="Again 9."))
+    first = await created(openai, input="Square 3.", conversation=begun.id, tools=[SQUARE])
+    [call] = calls_of(first)
+    await created(openai, input=[output_of(call.call_id, "9")], conversation=begun.id, tools=[SQUARE])
+    listed = [item async for item in openai.conversations.items.list(begun.id, order="asc")]
+    assert [item.type for item in listed] == ["message", "function_call", "function_call_output", "message"]
+    [sent] = [item async for item in openai.responses.input_items.list(first.id)]
+    assert sent.id == listed[0].id
+    again = [*map(named, listed), {"role": "user", "content": "Again."}]
+    assert (await created(openai, input=again)).output_text == "Again 9."
+    assert told(product) == ["Square 3.", None, "9", "9.", "Again."]
+
+
+async def test_a_call_of_the_agents_tool_was_not_found_beside_its_answer(product: Product, openai: AsyncOpenAI) -> None:
+    agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="Up."), Turn(text="As I said."))
+    asked = await created(openai, model=agent_id, input="Launch.")
+    [request] = asked.output
+    verdict: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    flown = await created(openai, model=agent_id, input=[verdict], previous_response_id=asked.id)
+    user = {"role": "user", "content": "Launch."}
+    then = {"role": "user", "content": "Really?"}
+    story = [user, named(request), verdict, *map(named, flown.output), then]
+    assert (await created(openai, input=story)).output_text == "As I said."
+    assert told(product) == ["Launch.", None, "to the moon", "Up.", "Really?"]
+
+
+async def test_a_decision_that_was_repeated_with_its_answer_was_asked_for_once_more(
+    product: Product, openai: AsyncOpenAI
+) -> None:
+    agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
+    product.models.play(
+        *(Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="Up."), Turn(text="As I said.")),
+        *(Turn(calls=[Call("launch", {"target": "sun"})]), Turn(text="No."), Turn(text="As you said.")),
+    )
+    for approve, last in ((True, "As I said."), (False, "As you said.")):
+        asked = await created(openai, model=agent_id, input="Launch.")
+        [request] = asked.output
+        verdict: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": approve}
+        done = await created(openai, model=agent_id, input=[verdict], previous_response_id=asked.id)
+        repeated = [request.to_dict(), verdict, *(item.to_dict() for item in done.output)]
+        said = [{"role": "user", "content": "Launch."}, *repeated, {"role": "user", "content": "Really?"}]
+        assert (await created(openai, input=said)).output_text == last
+        with pytest.raises(BadRequestError, match="previous_response_id"):
+            await created(openai, model=agent_id, input=[request.to_dict(), verdict])
+
+
+@pytest.mark.parametrize("item_id", ["msg_a", f"msg_{uuid4().hex}", "fc_" + "0" * 48, "rs_", f"fco_{uuid4().hex}_0"])
 async def test_an_item_that_nobody_knows_is_not_found(openai: AsyncOpenAI, item_id: str) -> None:
     with pytest.raises(NotFoundError, match=f"Item with id '{item_id}' not found"):
         await created(openai, input=[{"type": "item_reference", "id": item_id}])

@@ -10,7 +10,6 @@ The model's view of the past, beyond the messages themselves:
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import (
     ApprovalResponse,
     AssistantMessage,
@@ -177,7 +175,8 @@ def user_content(content: str | list[ContentPart]) -> str | list[str | Image | F
 
 def images_in(content: list[ContentPart]) -> list[Image]:
     """The images of the content, without its text."""
-    return [_image_of(part) for part in content if isinstance(part, ImageContent)]
+    images = (_image_of(part) for part in content if isinstance(part, ImageContent))
+    return [image for image in images if image is not None]
 
 
 def _part(part: ContentPart) -> str | Image | FileData:
@@ -187,22 +186,22 @@ def _part(part: ContentPart) -> str | Image | FileData:
         case TextContent(text=text):
             return plain_text(text)
         case ImageContent():
-            return _image_of(part)
+            return _image_of(part) or "[An image that could not be read.]"
 
 
-def _image_of(part: ImageContent) -> Image:
+def _image_of(part: ImageContent) -> Image | None:
+    """The image. None: it can be read by no model, and an error would end every later run of the history."""
     if part.data is not None:
         return _image(part.data, part.media_type)
-    if part.url is not None:
-        return ImageLink(part.url)
-    raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history has neither a URL nor data.")
+    is_link = part.url is not None and part.url.startswith(("http://", "https://", "data:"))
+    return ImageLink(part.url) if is_link and part.url is not None else None
 
 
-def _image(data: str, media_type: str | None) -> ImageData:
+def _image(data: str, media_type: str | None) -> ImageData | None:
     try:
         content = base64.b64decode(data, validate=False)
-    except binascii.Error as error:
-        raise ModelError(ModelErrorType.BAD_REQUEST, "An image in the history is not valid base64.") from error
+    except ValueError:
+        return None
     found = next((kind for signature, kind in _SIGNATURES if content.startswith(signature)), "image/png")
     return ImageData(base64.b64encode(content).decode(), media_type or found)
 

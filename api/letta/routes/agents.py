@@ -39,6 +39,7 @@ from api.letta.tools import (
     without_source,
 )
 from api.offered_models import OfferedModels
+from api.runs.cancel import CancelService
 from api.runs.command import keys_of
 from api.runs.single_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory
@@ -57,6 +58,7 @@ from shared.sql.history.messages import MessageStore
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
 AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+CancelServiceDep = Annotated[CancelService, served(CancelService)]
 ArchivalMemoryDep = Annotated[ArchivalMemory, served(ArchivalMemory)]
 ArchiveStoreDep = Annotated[ArchiveStore, served(ArchiveStore)]
 BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
@@ -191,8 +193,12 @@ async def update_agent(
 
 
 @router.delete("/{agent_id}")
-async def delete_agent(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, str]:
-    """Deletes an agent with its histories and runs, and its sleep-time agent."""
+async def delete_agent(
+    agent_id: AgentIdPath, editor: AgentEditorDep, cancels: CancelServiceDep, project_id: ProjectDep
+) -> dict[str, str]:
+    """Cancels an agent's runs that are active, and deletes the agent with its histories and runs, and its sleep-time
+    agent."""
+    await cancels.cancel_before_deletion(project_id, agent_id)
     await editor.delete(project_id, agent_id)
     return {"message": f"Agent id={agent_id} successfully deleted"}
 

@@ -53,7 +53,7 @@ from api.runs.thread_streams import ThreadStreams
 from shared.concurrency import Clock, beside
 from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.errors import InvalidRequest, NotFound
-from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, ProjectId, RunId, is_id
+from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.domain.threads import Conversation, copies_of
@@ -148,9 +148,14 @@ async def update_conversation(
 
 @router.delete("/{conversation_id}")
 async def delete_conversation(
-    conversation_id: ConversationIdPath, conversation_store: ConversationStoreDep, project_id: ProjectDep
+    conversation_id: ConversationIdPath,
+    conversation_store: ConversationStoreDep,
+    cancels: CancelServiceDep,
+    project_id: ProjectDep,
 ) -> dict[str, str]:
-    """Deletes a conversation with its runs and messages."""
+    """Cancels a conversation's runs that are active, and deletes it with its runs and messages."""
+    found = await conversation_store.get(project_id, conversation_id)
+    await cancels.cancel_before_deletion(project_id, found.agent_id, ThreadId(found.id))
     await conversation_store.delete(project_id, conversation_id)
     return {"message": f"Conversation id={conversation_id} successfully deleted"}
 

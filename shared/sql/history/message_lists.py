@@ -104,9 +104,10 @@ class MessageLists:
         page has `limit` matching messages, unless there are fewer or they are too long together.
         """
         async with self._database.read() as connection:
-            query, keys = _query(await _narrowed(connection, of))
+            whole, keys = _query(await _narrowed(connection, of))
+            query = whole
             for cursor, is_newer in ((after, True), (before, False)):
-                place = None if cursor is None else await _place_of(connection, query, keys, cursor)
+                place = None if cursor is None else await _place_of(connection, whole, keys, cursor)
                 if place is not None:
                     query = query.where(sa.tuple_(*keys) > place if is_newer else sa.tuple_(*keys) < place)
             query = query.where(is_listed())

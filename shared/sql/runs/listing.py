@@ -297,7 +297,7 @@ def _moved(moment: datetime, by: timedelta) -> datetime:
 async def delete_histories(connection: Connection, owner: Literal["agent_id", "thread_id"], owner_id: str) -> None:
     """Deletes the runs and messages of an agent (in all its histories) or of one thread.
 
-    The next fenced write of a worker that still executes one of the runs finds no row and fails.
+    The next fenced write of a worker that still executes one of the runs finds no row, and the worker leaves the run.
     """
     of_owner = sa.select(runs.c.id).where(runs.c[owner] == owner_id)
     # As in `RunListing.delete`: the runs first, then the rows that belong to them.

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from shared.domain.errors import CancelMode, IllegalTransition, NameTaken, NotFound, StaleFence
+from shared.domain.errors import CancelMode, DeletedRun, IllegalTransition, NameTaken, NotFound, StaleFence
 from shared.domain.ids import Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger, sources_of
 from shared.domain.limits import Reservation
@@ -151,7 +151,7 @@ async def apply(
     `values` are further columns to set.
 
     Changes nothing and raises `StaleFence` if the run was claimed since, `IllegalTransition` if its status has no such
-    move, and `NotFound` if it was deleted.
+    move, and `DeletedRun`.
     """
     written = {"updated_at": now, **(values or {})}
     moved = await connection.execute_with_deferred(_applied(trigger, *written), parameters_of(run_id, fence, written))
@@ -177,13 +177,13 @@ _LOCK_RUN_AND_THREAD = _LOCK_RUN.add_columns(lock_of(runs.c.thread_id))
 
 
 async def lock_run(connection: Connection, run_id: RunId) -> LockedRun:
-    """Locks a run's row until the transaction ends. Raises `NotFound`."""
+    """Locks a run's row until the transaction ends. Raises `DeletedRun`, also for a run that never was."""
     return await _locked(connection, _LOCK_RUN, run_id)
 
 
 async def lock_run_and_thread(connection: Connection, run_id: RunId) -> LockedRun:
     """Locks the run's thread and then its row; every transaction that takes both locks takes them in this order. Reads
-    the row when both are locked. Raises `NotFound`."""
+    the row when both are locked. Raises `DeletedRun`."""
     # Postgres computes the selected columns, which include the lock of the thread, before it locks the row.
     return await _locked(connection, _LOCK_RUN_AND_THREAD, run_id)
 
@@ -191,7 +191,7 @@ async def lock_run_and_thread(connection: Connection, run_id: RunId) -> LockedRu
 async def _locked(connection: Connection, query: sa.Executable, run_id: RunId) -> LockedRun:
     row = (await connection.execute(query, {"run_id": run_id})).one_or_none()
     if row is None:
-        raise not_found(run_id)
+        raise DeletedRun(not_found(run_id).message)
     mode = None if row.cancel_mode is None else cancel_mode_of(row.cancel_mode)
     reserved = None if row.reservation is None else from_json(row.reservation, Reservation)
     usage = from_json(row.usage, Usage)
@@ -201,7 +201,7 @@ async def _locked(connection: Connection, query: sa.Executable, run_id: RunId) -
 async def lock_owned(connection: Connection, run_id: RunId, fence: Fence) -> LockedRun:
     """Locks the row of a running run whose worker has this fence.
 
-    Raises `StaleFence`, `IllegalTransition` if the run has ended or is parked, and `NotFound` if it was deleted.
+    Raises `StaleFence`, `IllegalTransition` if the run has ended or is parked, and `DeletedRun`.
     """
     locked = await lock_run(connection, run_id)
     if locked.fence != fence or locked.status is not RunStatus.RUNNING:
