@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
-from shared.sql.tables import BigNumber, UtcMoment, metadata
+from shared.sql.tables import BigNumber, UtcMoment, listed, metadata, texts, times
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -27,20 +27,14 @@ def has_one_of(table: sa.FromClause, statuses: Collection[RunStatus]) -> sa.Colu
 runs = sa.Table(
     "runs",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("agent_id", sa.Text, nullable=False),
-    sa.Column("thread_id", sa.Text, nullable=False),
+    *listed(),
+    *texts("project_id", "agent_id", "thread_id"),
     sa.Column("conversation_id", sa.Text),
     sa.Column("status", sa.Text, nullable=False),
-    sa.Column("stop_reason", sa.Text),
-    sa.Column("cause", sa.Text),
-    sa.Column("error", sa.Text),
+    *texts("stop_reason", "cause", "error", nullable=True),
     sa.Column("background", sa.Boolean, nullable=False),
     sa.Column("options", sa.Text, nullable=False),
-    sa.Column("continues", sa.Text),
-    sa.Column("continued_by", sa.Text),
+    *texts("continues", "continued_by", nullable=True),
     sa.Column("decided_at", UtcMoment),
     sa.Column("turn", sa.Integer),
     sa.Column("dispatch", sa.Integer, nullable=False),
@@ -49,9 +43,7 @@ runs = sa.Table(
     sa.Column("owner", sa.Text),
     sa.Column("attempts_without_progress", sa.Integer, nullable=False),
     sa.Column("cancel_requested_at", UtcMoment),
-    sa.Column("cancel_actor", sa.Text),
-    sa.Column("cancel_reason", sa.Text),
-    sa.Column("cancel_mode", sa.Text),
+    *texts("cancel_actor", "cancel_reason", "cancel_mode", nullable=True),
     sa.Column("cancel_acknowledged_at", UtcMoment),
     sa.Column("usage", sa.Text, nullable=False),
     sa.Column("step_count", sa.Integer, nullable=False),
@@ -64,12 +56,10 @@ runs = sa.Table(
     sa.Column("waits_until", UtcMoment),
     sa.Column("waits_for", sa.Text),
     # Only for a run that another run's call has started (`ParentCall`).
-    sa.Column("parent_run_id", sa.Text),
-    sa.Column("root_run_id", sa.Text),
+    *texts("parent_run_id", "root_run_id", nullable=True),
     sa.Column("awaited", sa.Boolean),
     # Only for a run of an operator's own code: the version that has executed it last.
-    sa.Column("code_version", sa.Text),
-    sa.Column("callback_url", sa.Text),
+    *texts("code_version", "callback_url", nullable=True),
     sa.Column("callback_sent_at", UtcMoment),
     sa.Column("callback_status_code", sa.Integer),
     sa.Column("callback_error", sa.Text),
@@ -136,14 +126,12 @@ steps = sa.Table(
     "steps",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("run_id", sa.Text, nullable=False),
+    *texts("project_id", "run_id"),
     sa.Column("agent_id", sa.Text, nullable=False, index=True),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
     # A person's feedback on the step; `tags` is a JSON list of texts.
-    sa.Column("feedback", sa.Text),
-    sa.Column("tags", sa.Text),
+    *texts("feedback", "tags", nullable=True),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("ix_steps_run_id_number", "run_id", "number"),
     sa.Index("ix_steps_project_id_created_at", "project_id", "created_at"),
@@ -163,8 +151,7 @@ tool_intents = sa.Table(
     metadata,
     sa.Column("run_id", sa.Text, primary_key=True),
     sa.Column("tool_call_id", sa.Text, primary_key=True),
-    sa.Column("tool_name", sa.Text, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    *texts("tool_name", "state"),
     sa.Column("started_at", UtcMoment, nullable=False),
     sa.Column("result", sa.Text),
     # How often the tool was started.
@@ -177,8 +164,7 @@ settled_effects = sa.Table(
     # Of a call whose outcome was unknown, what a probe or a person has said.
     sa.Column("idempotency_key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    sa.Column("call_id", sa.Text, nullable=False),
-    sa.Column("settled_by", sa.Text, nullable=False),
+    *texts("call_id", "settled_by"),
     sa.Column("who", sa.Text),
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("result", sa.Text),
@@ -194,9 +180,7 @@ run_steps = sa.Table(
     # The turn's newest run.
     sa.Column("run_id", sa.Text, nullable=False, index=True),
     sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("branch", sa.Text, nullable=False),
+    *texts("kind", "name", "branch"),
     sa.Column("ordinal", sa.Integer, nullable=False),
     sa.Column("hash", sa.Text, nullable=False),
     sa.Column("settings_hash", sa.Text, nullable=False, server_default=""),
@@ -226,8 +210,7 @@ code_agent_versions = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("version", sa.Text, primary_key=True),
     # Its place among the versions: the newest is the one that was seen last for the first time.
-    sa.Column("first_seen_at", UtcMoment, nullable=False),
-    sa.Column("seen_at", UtcMoment, nullable=False),
+    *times("first_seen_at", "seen_at"),
 )
 
 event_blocks = sa.Table(
@@ -243,16 +226,13 @@ approvals = sa.Table(
     "approvals",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("agent_id", sa.Text, nullable=False),
+    *texts("project_id", "agent_id"),
     sa.Column("thread_id", sa.Text, nullable=False, index=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("message_id", sa.Text, nullable=False),
     sa.Column("tool_call_id", sa.Text, nullable=False, index=True),
-    sa.Column("tool_name", sa.Text, nullable=False),
-    sa.Column("arguments", sa.Text, nullable=False),
-    sa.Column("arguments_hash", sa.Text, nullable=False),
+    *texts("tool_name", "arguments", "arguments_hash"),
     # NULL for a tool that the client runs.
     sa.Column("tool_version", sa.Text),
     sa.Column("client_side", sa.Boolean, nullable=False),
@@ -261,8 +241,7 @@ approvals = sa.Table(
     sa.Column("on_expiry", sa.Text, nullable=False),
     sa.Column("decision", sa.Text),
     sa.Column("decided_at", UtcMoment),
-    sa.Column("decided_by", sa.Text),
-    sa.Column("continued_by", sa.Text),
+    *texts("decided_by", "continued_by", nullable=True),
     sa.Index("ix_approvals_project_id_decided_at", "project_id", "decided_at"),
     sa.Index("ix_approvals_agent_id_decided_at", "agent_id", "decided_at"),
     # A worker looks for expired requests every few seconds, and nearly all rows are decided.
@@ -276,10 +255,7 @@ injected_messages = sa.Table(
     metadata,
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    sa.Column("thread_id", sa.Text, nullable=False),
-    sa.Column("message_id", sa.Text, nullable=False),
-    sa.Column("message", sa.Text, nullable=False),
-    sa.Column("if_ended", sa.Text, nullable=False),
+    *texts("thread_id", "message_id", "message", "if_ended"),
     sa.Column("delivered_at", UtcMoment),
     sa.Index("uq_injected_messages_message_id", "message_id", unique=True),
     sa.Index("ix_injected_messages_open", "run_id", **_where("delivered_at IS NULL")),
@@ -291,8 +267,7 @@ callbacks = sa.Table(
     metadata,
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
     sa.Column("run_id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("url", sa.Text, nullable=False),
+    *texts("project_id", "url"),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
@@ -310,9 +285,7 @@ webhook_deliveries = sa.Table(
     "webhook_deliveries",
     metadata,
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("run_id", sa.Text, nullable=False),
-    sa.Column("endpoint_id", sa.Text, nullable=False),
+    *texts("project_id", "run_id", "endpoint_id"),
     # The outcome of the run when it ended or parked. A later change of a parked run's status does not change it.
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),

@@ -5,7 +5,7 @@ orders or guards has its own column. `document_of` refuses a text that Postgres 
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -32,6 +32,12 @@ def to_json(value: Any) -> str:
 def from_json(text: str, kind: type[Struct]) -> Struct:
     """Returns the struct of a JSON column."""
     return msgspec.json.decode(text, type=kind)
+
+
+def fields_of(row: RowMapping, kind: type[msgspec.Struct], *, beside: str = "") -> dict[str, Any]:
+    """Returns the columns of a row that are fields of the struct under the same names, without the one named by
+    `beside`."""
+    return {name: row[name] for name in kind.__struct_fields__ if name != beside}
 
 
 def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
@@ -122,17 +128,31 @@ metadata = sa.MetaData(
     }
 )
 
+
+def listed() -> Iterator[sa.Column[Any]]:
+    """Columns of every row that clients list: the number that orders the rows, and the public id."""
+    yield sa.Column("number", BigNumber, primary_key=True, autoincrement=True)
+    yield sa.Column("id", sa.Text, nullable=False, unique=True)
+
+
+def times(*names: str) -> Iterator[sa.Column[datetime]]:
+    """Columns of times that every row has."""
+    return (sa.Column(name, UtcMoment, nullable=False) for name in names)
+
+
+def texts(*names: str, nullable: bool = False) -> Iterator[sa.Column[str]]:
+    """Columns of texts; every row has each of them unless they are `nullable`."""
+    return (sa.Column(name, sa.Text, nullable=nullable) for name in names)
+
+
 agents = sa.Table(
     "agents",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
+    *listed(),
     sa.Column("project_id", sa.Text, nullable=False, index=True),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("document", sa.Text, nullable=False),
+    *texts("name", "document"),
     sa.Column("last_stop_reason", sa.Text),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *times("created_at", "updated_at"),
 )
 
 agent_tags = sa.Table(
@@ -163,38 +183,29 @@ agent_blocks = sa.Table(
 tools = sa.Table(
     "tools",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("document", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *listed(),
+    *texts("project_id", "name", "document"),
+    *times("created_at", "updated_at"),
     sa.UniqueConstraint("project_id", "name"),
 )
 
 blocks = sa.Table(
     "blocks",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
+    *listed(),
     sa.Column("project_id", sa.Text, nullable=False, index=True),
-    sa.Column("label", sa.Text, nullable=False),
-    sa.Column("document", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *texts("label", "document"),
+    *times("created_at", "updated_at"),
 )
 
 conversations = sa.Table(
     "conversations",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
+    *listed(),
     sa.Column("project_id", sa.Text, nullable=False, index=True),
     sa.Column("agent_id", sa.Text, nullable=False, index=True),
     sa.Column("document", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *times("created_at", "updated_at"),
     sa.Column("name", sa.Text),
     sa.Index(
         "uq_conversations_agent_id_name",
@@ -243,14 +254,12 @@ deleted_rows = sa.Table(
 archives = sa.Table(
     "archives",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
+    *listed(),
     sa.Column("project_id", sa.Text, nullable=False, index=True),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("embedding", sa.Text),
     sa.Column("document", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *times("created_at", "updated_at"),
 )
 
 agent_archives = sa.Table(
@@ -267,14 +276,9 @@ agent_archives = sa.Table(
 passages = sa.Table(
     "passages",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("archive_id", sa.Text, nullable=False),
-    sa.Column("text", sa.Text, nullable=False),
-    sa.Column("document", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *listed(),
+    *texts("project_id", "archive_id", "text", "document"),
+    *times("created_at", "updated_at"),
     # When to request its vector next; NULL if there is no embedding model, or the request is done.
     sa.Column("embed_at", UtcMoment),
     sa.Index("ix_passages_archive_id_created_at", "archive_id", "created_at", "number"),
@@ -317,36 +321,26 @@ passage_vectors = sa.Table(
 webhook_endpoints = sa.Table(
     "webhook_endpoints",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("dialect", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("url", sa.Text, nullable=False),
+    *listed(),
+    *texts("project_id", "dialect", "name", "url"),
     # JSON list of texts.
     sa.Column("outcomes", sa.Text, nullable=False),
     # Encrypted if there is a key, like the secret that it has replaced.
-    sa.Column("secret", sa.Text, nullable=False),
-    sa.Column("secret_hint", sa.Text, nullable=False),
+    *texts("secret", "secret_hint"),
     sa.Column("former_secret", sa.Text),
     sa.Column("former_until", UtcMoment),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *times("created_at", "updated_at"),
     sa.Index("ix_webhook_endpoints_project_id_number", "project_id", "number"),
 )
 
 mcp_servers = sa.Table(
     "mcp_servers",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("document", sa.Text, nullable=False),
+    *listed(),
+    *texts("project_id", "name", "document"),
     # JSON object of texts, encrypted if there is a key. The document does not contain them.
     sa.Column("secrets", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *times("created_at", "updated_at"),
     # The process that renews the token of a sign-in, and the time until which no other process may.
     sa.Column("renewed_by", sa.Text),
     sa.Column("renewal_until", UtcMoment),
@@ -358,19 +352,14 @@ mcp_servers = sa.Table(
 mcp_sign_ins = sa.Table(
     "mcp_sign_ins",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("server_id", sa.Text, nullable=False),
+    *listed(),
+    *texts("project_id", "server_id"),
     # SHA-256 of the state that the browser returns.
     sa.Column("state_hash", sa.Text, nullable=False, unique=True),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("problem", sa.Text, nullable=False),
-    sa.Column("sealed", sa.Text, nullable=False),
+    *texts("status", "problem", "sealed"),
     # JSON object of texts.
     sa.Column("begun_by", sa.Text, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("expires_at", UtcMoment, nullable=False),
+    *times("created_at", "expires_at"),
     sa.Index("ix_mcp_sign_ins_project_id_number", "project_id", "number"),
 )
 
@@ -378,8 +367,7 @@ mcp_sign_ins = sa.Table(
 agent_groups = sa.Table(
     "agent_groups",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
+    *listed(),
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("manager_agent_id", sa.Text, nullable=False, unique=True),
     sa.Column("description", sa.Text, nullable=False),
@@ -388,8 +376,7 @@ agent_groups = sa.Table(
     sa.Column("last_message_id", sa.Text),
     sa.Column("is_on", sa.Boolean, nullable=False),
     sa.Column("hidden", sa.Boolean),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("updated_at", UtcMoment, nullable=False),
+    *times("created_at", "updated_at"),
     sa.Index("ix_agent_groups_project_id_number", "project_id", "number"),
 )
 
@@ -398,8 +385,7 @@ agent_group_members = sa.Table(
     metadata,
     # In the order of `number`. The manager is no member.
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("group_id", sa.Text, nullable=False),
+    *texts("project_id", "group_id"),
     sa.Column("agent_id", sa.Text, nullable=False, index=True),
     sa.UniqueConstraint("group_id", "agent_id"),
 )
@@ -409,9 +395,7 @@ group_turns = sa.Table(
     metadata,
     # Turns of a group's manager that the group's agents have not received (`EndedTurn`).
     sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("group_id", sa.Text, nullable=False),
-    sa.Column("thread_id", sa.Text, nullable=False),
+    *texts("project_id", "group_id", "thread_id"),
     sa.Column("turn", sa.Integer, nullable=False),
     sa.Column("cause_id", sa.Text, nullable=False),
     sa.Column("submitted_by", sa.Text),
@@ -437,13 +421,10 @@ group_turns = sa.Table(
 api_keys = sa.Table(
     "api_keys",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
+    *listed(),
+    *texts("project_id", "name"),
     # JSON list of texts.
-    sa.Column("scopes", sa.Text, nullable=False),
-    sa.Column("prefix", sa.Text, nullable=False),
+    *texts("scopes", "prefix"),
     # Signs the stream tokens that are made with the key.
     sa.Column("token_secret", sa.LargeBinary, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
@@ -469,17 +450,9 @@ api_key_secrets = sa.Table(
 audit_events = sa.Table(
     "audit_events",
     metadata,
-    sa.Column("number", BigNumber, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
+    *listed(),
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("at", UtcMoment, nullable=False),
-    sa.Column("key_id", sa.Text, nullable=False),
-    sa.Column("key_name", sa.Text, nullable=False),
-    sa.Column("action", sa.Text, nullable=False),
-    sa.Column("object_id", sa.Text, nullable=False),
-    sa.Column("outcome", sa.Text, nullable=False),
-    sa.Column("address", sa.Text, nullable=False),
-    sa.Column("user_agent", sa.Text, nullable=False),
-    sa.Column("request_id", sa.Text, nullable=False),
+    *texts("key_id", "key_name", "action", "object_id", "outcome", "address", "user_agent", "request_id"),
     sa.Index("ix_audit_events_project_id_number", "project_id", "number"),
 )

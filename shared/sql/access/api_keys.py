@@ -16,7 +16,7 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs, steps
-from shared.sql.tables import agents, api_key_secrets, api_keys, conversations, from_json, messages, to_json
+from shared.sql.tables import agents, api_key_secrets, api_keys, conversations, fields_of, from_json, messages, to_json
 
 
 class FoundKey(NamedTuple):
@@ -174,19 +174,7 @@ async def _load(connection: Connection, project_id: ProjectId | None, key_id: Ke
 
 
 def _key_of(row: RowMapping) -> ApiKey:
-    return ApiKey(
-        id=KeyId(row["id"]),
-        project_id=ProjectId(row["project_id"]),
-        name=row["name"],
-        scopes=from_json(row["scopes"], list[str]),
-        prefix=row["prefix"],
-        created_at=row["created_at"],
-        created_by=row["created_by"],
-        expires_at=row["expires_at"],
-        last_used_at=row["last_used_at"],
-        rotated_at=row["rotated_at"],
-        revoked_at=row["revoked_at"],
-    )
+    return ApiKey(scopes=from_json(row["scopes"], list[str]), **fields_of(row, ApiKey, beside="scopes"))
 
 
 # The agent that owns an object, for keys that see single agents only.

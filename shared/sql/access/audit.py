@@ -16,11 +16,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
-from shared.domain.ids import AuditEventId, IdMaker, KeyId, ProjectId
+from shared.domain.ids import AuditEventId, IdMaker, ProjectId
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
-from shared.sql.tables import audit_events
+from shared.sql.tables import audit_events, fields_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +158,4 @@ def _conditions(wanted: AuditFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def _event_of(row: RowMapping) -> AuditEvent:
-    return AuditEvent(
-        id=AuditEventId(row["id"]),
-        project_id=ProjectId(row["project_id"]),
-        at=row["at"],
-        key_id=KeyId(row["key_id"]),
-        key_name=row["key_name"],
-        action=row["action"],
-        object_id=row["object_id"],
-        outcome=row["outcome"],
-        address=row["address"],
-        user_agent=row["user_agent"],
-        request_id=row["request_id"],
-    )
+    return AuditEvent(**fields_of(row, AuditEvent))

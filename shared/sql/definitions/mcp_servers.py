@@ -20,7 +20,7 @@ from shared.sql.connection import Connection
 from shared.sql.definitions.agents import lock_definitions, tool_of, tool_values
 from shared.sql.engine import Database
 from shared.sql.paging import count_rows, field_of_document, remember_place
-from shared.sql.tables import agent_tools, document_of, from_json, mcp_servers, mcp_sign_ins, to_json, tools
+from shared.sql.tables import agent_tools, document_of, fields_of, from_json, mcp_servers, mcp_sign_ins, to_json, tools
 
 Change = Callable[[McpServer], McpServer]
 
@@ -323,15 +323,5 @@ def _sign_in_values(session: SignInSession) -> dict[str, Any]:
 
 
 def _session_of(row: RowMapping) -> SignInSession:
-    return SignInSession(
-        id=McpSignInId(row["id"]),
-        project_id=ProjectId(row["project_id"]),
-        server_id=McpServerId(row["server_id"]),
-        state_hash=row["state_hash"],
-        status=row["status"],
-        problem=row["problem"],
-        sealed=row["sealed"],
-        begun_by=from_json(row["begun_by"], dict[str, str]),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-    )
+    begun_by = from_json(row["begun_by"], dict[str, str])
+    return SignInSession(begun_by=begun_by, **fields_of(row, SignInSession, beside="begun_by"))

@@ -18,7 +18,7 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
-from shared.sql.tables import from_json, made_of
+from shared.sql.tables import fields_of, from_json, made_of
 
 MOST_CALL_IDS = 1_000
 """How many later calls of a thread must be decided before a call may have the same id again."""
@@ -26,9 +26,8 @@ MOST_CALL_IDS = 1_000
 
 def approval_of(row: RowMapping) -> Approval:
     """The approval request of a row of `approvals`."""
-    values = {name: row[name] for name in Approval.__struct_fields__ if name != "decision"}
     decision = None if row["decision"] is None else from_json(row["decision"], Decision)
-    return Approval(**values, decision=decision)
+    return Approval(**fields_of(row, Approval, beside="decision"), decision=decision)
 
 
 async def insert_approvals(connection: Connection, asked: Sequence[Approval]) -> None:

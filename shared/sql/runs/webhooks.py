@@ -22,7 +22,7 @@ from shared.sql.paging import Page, count_rows, remember_place, rows_of_page
 from shared.sql.portable import AdvisoryLock
 from shared.sql.run_tables import webhook_deliveries
 from shared.sql.runs.callbacks import any_due, claim_rows, is_open
-from shared.sql.tables import from_json, to_json, webhook_endpoints
+from shared.sql.tables import fields_of, from_json, to_json, webhook_endpoints
 
 _ANY_DUE = any_due(webhook_deliveries)
 
@@ -238,7 +238,7 @@ _FIELDS = WebhookEndpoint.__struct_fields__
 def endpoint_of(row: RowMapping) -> WebhookEndpoint:
     """The endpoint of a row."""
     outcomes = from_json(row["outcomes"], list[RunOutcome])
-    return WebhookEndpoint(**{name: row[name] for name in _FIELDS if name != "outcomes"}, outcomes=outcomes)
+    return WebhookEndpoint(**fields_of(row, WebhookEndpoint, beside="outcomes"), outcomes=outcomes)
 
 
 def _values(endpoint: WebhookEndpoint) -> dict[str, Any]:
