@@ -96,25 +96,6 @@ class EventLog:
             raise LeaseLost
         return Seq(last)
 
-    async def adopt(self, run: Run, store: StoreShown, now: datetime, *, stores_first: bool = False) -> AdoptedLog:
-        """Hands the log to the run's next owner: fences off the earlier ones, and stores the events that they have
-        shown and SQL lacks. With `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
-
-        A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if one has the run, and
-        `Unavailable`.
-        """
-        last = await self.open(run.id, run.fence)
-        if last <= run.last_seq:
-            return AdoptedLog(run.last_seq, is_whole=stores_first or last == run.last_seq)
-        entries = await self.read(run.id, run.last_seq, limit=None)
-        shown = unbroken(run.last_seq, entries)
-        if len(shown) < len(entries):
-            # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
-            await self.drop(run.id)
-        if shown:
-            await store(run, shown, now)
-        return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=stores_first or len(shown) == len(entries))
-
     async def append(self, run_id: RunId, fence: Fence, tail: LogTail, *, needs: Seq) -> None:
         """Appends entries, each without a line break, and publishes them. Entries that the log has already stay as they
         are, so a repetition does no harm.
@@ -214,6 +195,28 @@ class EventLog:
 
     def _holder(self, fence: Fence) -> str:
         return f"{fence} {self._owner}"
+
+
+async def adopt_log(
+    run: Run, event_log: EventLog, store: StoreShown, now: datetime, *, stores_first: bool = False
+) -> AdoptedLog:
+    """Hands a run's log to its next owner: fences off the earlier ones, and stores the events that they have shown and
+    SQL lacks. With `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
+
+    A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if one has the run, and
+    `Unavailable`.
+    """
+    last = await event_log.open(run.id, run.fence)
+    if last <= run.last_seq:
+        return AdoptedLog(run.last_seq, is_whole=stores_first or last == run.last_seq)
+    entries = await event_log.read(run.id, run.last_seq, limit=None)
+    shown = unbroken(run.last_seq, entries)
+    if len(shown) < len(entries):
+        # Redis has lost a part of the log that SQL never had. Entries after that part would mislead readers.
+        await event_log.drop(run.id)
+    if shown:
+        await store(run, shown, now)
+    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=stores_first or len(shown) == len(entries))
 
 
 MAX_ENTRIES = 1000

@@ -22,7 +22,7 @@ from shared.domain.log_writer import LogTail, LogWriter, first_seq_of
 from shared.domain.messages import Decision, NewMessage, text_to_count
 from shared.domain.runs import Cause, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd, ShownStep, lost_usage, open_calls
-from shared.redis.event_log import AdoptedLog, EventLog
+from shared.redis.event_log import AdoptedLog, EventLog, adopt_log
 from shared.redis.queue import RunQueue
 from shared.sql.access.audit import Asker, asked_by
 from shared.sql.definitions.agents import AgentStore
@@ -58,7 +58,7 @@ class OrphanedRuns:
     ids: IdMaker
     tracer: Tracer = field(default_factory=NoTracer)
     stores_first: bool = False
-    """As in `EventLog.adopt`."""
+    """As in `adopt_log`."""
     on_end: Callable[[Run], Awaitable[None]] = _nothing
     """Called with each settled run. It raises nothing."""
 
@@ -119,8 +119,8 @@ class OrphanedRuns:
         """Adopts the log. While Redis is unavailable, no process can find out which unstored events the lost worker has
         shown. These are then void, and the log continues from SQL's last event."""
         try:
-            return await self.event_log.adopt(
-                run, self.checkpoints.adopt, self.clock.now(), stores_first=self.stores_first
+            return await adopt_log(
+                run, self.event_log, self.checkpoints.adopt, self.clock.now(), stores_first=self.stores_first
             )
         except LeaseLost as error:
             # The log in Redis belongs to a higher fence if the database was restored from a backup. The next fence is

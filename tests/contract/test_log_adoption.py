@@ -12,7 +12,7 @@ from shared.domain.ids import Fence, Seq
 from shared.domain.log_writer import NUMBERS_PER_FENCE, Entries, LogTail, LogWriter, first_seq_of
 from shared.domain.runs import Run
 from shared.redis import keys
-from shared.redis.event_log import EventLog
+from shared.redis.event_log import EventLog, adopt_log
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from worker.run.publisher import recover_log
 
@@ -60,21 +60,21 @@ def opening(follows: int) -> bytes:
 
 async def test_what_redis_has_and_sql_lacks_is_stored(stores: Stores, log: EventLog) -> None:
     run = await shown(stores, log, 3)
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 4
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 4
     assert await stored(stores, run) == [(Seq(2 + number), ENTRIES[number]) for number in range(3)]
     assert (await stores.runs.look_up(run.id)).last_seq == 4
 
 
 async def test_nothing_is_stored_where_nothing_was_shown(stores: Stores, log: EventLog) -> None:
     run = await stores.claimed()
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 1
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 1
     assert await stored(stores, run) == []
 
 
 async def test_an_adoption_whose_answer_was_lost_is_recognised_when_repeated(stores: Stores, log: EventLog) -> None:
     run = await shown(stores, log, 3)
     for _ in range(3):
-        assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 4
+        assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 4
     assert len(await stored(stores, run)) == 3
 
 
@@ -84,7 +84,7 @@ async def test_what_redis_has_lost_is_void_and_its_numbers_are_never_given_again
     """The next owner gave the numbers that readers had seen to other events."""
     run = await shown(stores, log, 3)
     await forget(redis, run)
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 1
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 1
     assert first_seq_of(run.fence) == SECOND
 
 
@@ -94,9 +94,9 @@ async def test_an_owner_that_dies_before_it_shows_anything_leaves_the_log_as_it_
     """Its opening made Redis remember an owner, and the next one took the log for whole."""
     run = await shown(stores, log, 3)
     await forget(redis, run)
-    await log.adopt(run, stores.checkpoints.adopt, NOW)
+    await adopt_log(run, log, stores.checkpoints.adopt, NOW)
     third = await stores.claim(run)
-    assert (await log.adopt(third, stores.checkpoints.adopt, NOW)).follows == 1
+    assert (await adopt_log(third, log, stores.checkpoints.adopt, NOW)).follows == 1
     assert first_seq_of(third.fence) == 2 * NUMBERS_PER_FENCE + 1
 
 
@@ -105,12 +105,12 @@ async def test_a_stream_that_was_evicted_with_its_owner_remembered_is_not_taken_
 ) -> None:
     run = await shown(stores, log, 3)
     await cast("Any", redis).delete(keys.events(run.id))
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 1
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 1
 
 
 async def test_what_an_old_owner_appends_late_is_refused(stores: Stores, log: EventLog, redis: ArqRedis) -> None:
     run = await shown(stores, log, 3)
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 4
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 4
     with pytest.raises(LeaseLost):
         await log.append(run.id, Fence(run.fence - 1), LogTail(Seq(5), ENTRIES[5:6]), needs=Seq(4))
     await forget(redis, run)
@@ -128,14 +128,14 @@ async def test_what_a_restored_old_owner_wrote_is_followed_but_not_what_came_aft
     await log.open(run.id, run.fence)
     await show(log, run, 2, ENTRIES[:2])
     second = await stores.claim(run)
-    assert (await log.adopt(second, stores.checkpoints.adopt, NOW)).follows == 3
+    assert (await adopt_log(second, log, stores.checkpoints.adopt, NOW)).follows == 3
     await show(log, second, SECOND, [opening(3), *ENTRIES[2:5]])
     await forget(redis, run)
     await log.open(run.id, run.fence)
     await show(log, run, 2, ENTRIES[:2])
 
     third = await stores.claim(run)
-    assert (await log.adopt(third, stores.checkpoints.adopt, NOW)).follows == 3
+    assert (await adopt_log(third, log, stores.checkpoints.adopt, NOW)).follows == 3
     assert [seq for seq, _ in await stored(stores, run)] == [2, 3]
     assert first_seq_of(third.fence) > SECOND + 3
 
@@ -145,7 +145,7 @@ async def test_a_log_with_a_hole_is_stored_up_to_the_hole_and_shown_no_further(
 ) -> None:
     run = await shown(stores, log, 6)
     await cast("Any", redis).xdel(keys.events(run.id), "4-0")
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 3
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 3
     assert [seq for seq, _ in await stored(stores, run)] == [2, 3]
     assert await log.read(run.id, Seq(1)) == [], "what comes after the hole would mislead readers"
 
@@ -159,7 +159,7 @@ async def test_a_replica_that_lacks_the_last_entries_makes_no_number_be_given_tw
     seen = await log.read(run.id, Seq(1))
     for seq in (6, 7):
         await cast("Any", redis).xdel(keys.events(run.id), f"{seq}-0")
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 5
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 5
     await log.append(run.id, run.fence, LogTail(first_seq_of(run.fence), [opening(5), ENTRIES[19]]), needs=Seq(5))
     given = dict(seen)
     for seq, entry in await log.read(run.id, Seq(1)):
@@ -170,10 +170,10 @@ async def test_a_log_is_not_adopted_by_an_owner_that_was_replaced(stores: Stores
     run = await shown(stores, log, 3)
     newer = await stores.claim(run)
     with pytest.raises(StaleFence):
-        await log.adopt(run, stores.checkpoints.adopt, NOW)
-    assert (await log.adopt(newer, stores.checkpoints.adopt, NOW)).follows == 4
+        await adopt_log(run, log, stores.checkpoints.adopt, NOW)
+    assert (await adopt_log(newer, log, stores.checkpoints.adopt, NOW)).follows == 4
     with pytest.raises(LeaseLost):
-        await log.adopt(run, stores.checkpoints.adopt, NOW)
+        await adopt_log(run, log, stores.checkpoints.adopt, NOW)
 
 
 async def test_what_an_owner_stored_as_its_last_is_adopted_with_the_jump_of_the_next(
@@ -185,7 +185,7 @@ async def test_what_an_owner_stored_as_its_last_is_adopted_with_the_jump_of_the_
     await log.open(run.id, run.fence)
     await show(log, run, SECOND, [opening(4), *ENTRIES[5:7]])
     third = await stores.claim(run)
-    assert (await log.adopt(third, stores.checkpoints.adopt, NOW)).follows == SECOND + 2
+    assert (await adopt_log(third, log, stores.checkpoints.adopt, NOW)).follows == SECOND + 2
     assert [seq for seq, _ in await stored(stores, run)] == [2, 3, 4, SECOND, SECOND + 1, SECOND + 2]
 
 
@@ -195,7 +195,7 @@ async def test_an_owner_that_hands_over_before_it_has_said_anything_moves_no_num
     """The answer to its adoption was lost, and it gave the run back: the log was said to reach to the number before its
     own first one, which no reader ever gets."""
     run = await shown(stores, log, 3)
-    assert (await log.adopt(run, stores.checkpoints.adopt, NOW)).follows == 4
+    assert (await adopt_log(run, log, stores.checkpoints.adopt, NOW)).follows == 4
     await stores.checkpoints.hand_over(run, LogWriter(run.fence).to_store(), NOW)
     assert (await stores.runs.look_up(run.id)).last_seq == 4
 

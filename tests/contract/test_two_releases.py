@@ -21,7 +21,7 @@ from shared.domain.log_writer import Entries, LogTail, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.channel_listener import Announcements, CancelSignal, ChannelListener
-from shared.redis.event_log import EventFeed, EventLog
+from shared.redis.event_log import EventFeed, EventLog, adopt_log
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns
@@ -264,7 +264,7 @@ async def test_an_event_of_a_newer_release_does_not_end_a_stream(
                 )
     assert [entry for _, entry in seen] == [*WRITTEN, *WRITTEN, encode(Ended(9))]
 
-    await event_log.adopt(run, stores.checkpoints.adopt, NOW)
+    await adopt_log(run, event_log, stores.checkpoints.adopt, NOW)
     settled = (await stores.settle(await stores.runs.look_up(run.id))).run
     again = [entry async for batch in reader.follow(settled, Seq(1), quiet_s=1) for entry in batch]
     assert again[: len(seen)] == seen
@@ -278,7 +278,7 @@ async def test_an_owner_of_a_newer_release_goes_on_and_readers_follow(
     """The first event of an owner says what it follows, also with a field that is new; one that says it in a way that
     this release does not know is a gap."""
     run = await claimed_and_shown(stores, event_log)
-    await event_log.adopt(run, stores.checkpoints.adopt, NOW)
+    await adopt_log(run, event_log, stores.checkpoints.adopt, NOW)
     run = await stores.claim(run)
     last, first = Seq(1 + len(WRITTEN)), first_seq_of(run.fence)
     opening = encode(LogContinued(3, last))[:-1] + b',"why":"moved"}' if is_announced else OF_A_NEWER_RELEASE[0]
@@ -293,5 +293,5 @@ async def test_an_owner_of_a_newer_release_goes_on_and_readers_follow(
     assert len(seen) == (3 if is_announced else 4)
 
     taker = await stores.claim(run)
-    follows = (await event_log.adopt(taker, stores.checkpoints.adopt, NOW)).follows
+    follows = (await adopt_log(taker, event_log, stores.checkpoints.adopt, NOW)).follows
     assert follows == (first + 2 if is_announced else last), "what cannot be placed is void, not misplaced"

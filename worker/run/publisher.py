@@ -19,7 +19,7 @@ from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
 from shared.domain.runs import Run, WaitsFor
 from shared.domain.settling import ShownStep
-from shared.redis.event_log import AdoptedLog, EventLog, RedisLostData
+from shared.redis.event_log import AdoptedLog, EventLog, RedisLostData, adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
 from shared.sql.runs.steps import EventStore
 from worker.run.interruption import Interruption
@@ -60,7 +60,7 @@ async def recover_log(
 ) -> RecoveredLog:
     """Adopts the log. `goes_on` is as in `Publisher.publishing`, `stores_first` as in `Publisher`. Raises `LeaseLost`,
     `StaleFence` or `Unavailable`."""
-    adopted = await event_log.adopt(run, checkpoints.adopt, now, stores_first=stores_first)
+    adopted = await adopt_log(run, event_log, checkpoints.adopt, now, stores_first=stores_first)
     if run.fence == 1:
         return RecoveredLog(adopted.follows, ShownStep(), None)
     is_shown = adopted.follows > run.checkpoint_seq
