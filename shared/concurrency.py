@@ -23,6 +23,8 @@ import structlog
 
 from shared.domain.errors import Unavailable
 
+Result = TypeVar("Result")
+
 # The clock is injected everywhere: tests control theirs, the product uses the system's.
 
 
@@ -121,6 +123,21 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
                 await stop.wait()
         except TimeoutError:
             continue
+
+
+async def whole(work: Awaitable[Result]) -> Result:
+    """Returns the result of work that must not stop half-way. A cancellation of the caller is raised when the work has
+    ended."""
+    ending = asyncio.ensure_future(work)
+    cancellation: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None and not ending.cancelled():
+        raise cancellation from ending.exception()
+    return ending.result()
 
 
 async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
@@ -245,8 +262,6 @@ class MovingTimer:
         self._handle = None
         look()
 
-
-Result = TypeVar("Result")
 
 PAUSE_S = 0.2
 

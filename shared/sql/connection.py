@@ -13,7 +13,7 @@ it does not need: Postgres gets them as one statement. A transaction sends its l
 
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, cast, overload
@@ -27,6 +27,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Programmi
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.compiler import ExpandedState, SQLCompiler
 from sqlalchemy.sql.selectable import TypedReturnsRows
+
+from shared.concurrency import whole
 
 # Statements in the database's own SQL, compiled once, for a driver to execute.
 #
@@ -286,7 +288,7 @@ class Connection(AsyncConnection):
             compiled = self._statements.get(statement, given)
             if compiled is not None:
                 return cast("CursorResult[Any]", await self._execute(compiled, compiled.values(given)))
-        return await super().execute(statement, parameters, execution_options=execution_options)
+        return await self._whole(super().execute(statement, parameters, execution_options=execution_options))
 
     def defer(self, statement: sa.Executable, *parameters: Mapping[str, Any]) -> None:
         """Defers a write for each of these parameters to the next statement or the end of the transaction, which raises
@@ -336,13 +338,17 @@ class Connection(AsyncConnection):
         transaction then, because it does not answer or the caller was cancelled again: the server rolls back."""
         self._deferred.clear()
         try:
-            await self.tell(command)
+            await self._whole(self.tell(command))
         except (SQLAlchemyError, OSError):
             return
         finally:
-            # SQLite's driver executes all queued work, even if the caller no longer waits for it.
             if not self._is_sqlite and not self._driver.is_closed() and self._driver.is_in_transaction():
                 self._driver.terminate()
+
+    async def _whole(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Awaits a statement. On SQLite, a cancellation of the caller takes effect behind it: a cursor that is left in
+        the middle keeps the write lock until it is collected."""
+        return await (whole(work) if self._is_sqlite else work)
 
     @property
     def _is_sqlite(self) -> bool:

@@ -17,6 +17,7 @@ from tests.kit.project.source_tree import (
 MAY_START_TASKS: dict[str, str] = {
     "api/http_connection.py": "a request outlives its connection; the server waits for it, and cancels it at its end",
     "api/runs/reader.py": "one question serves many readers; the one that came first may leave before the answer",
+    "shared/concurrency.py": "`whole` waits for the end of its work, whoever cancels it",
     "shared/mcp/signed_in.py": "a renewal that was asked for must be stored; the call that it was for may be given up",
     "shared/mcp/client.py": "a connection serves many calls; the one that it was made for may leave before that",
     "worker/tools/isolated_sandbox.py": "a zygote serves many calls; the one it was started for may leave before that",
@@ -24,7 +25,7 @@ MAY_START_TASKS: dict[str, str] = {
 MAY_CATCH_CANCELLATION: dict[str, str] = {
     "worker/run/interruption.py": "it turns its own cancel into the typed reason, and passes any other on",
     "worker/tools/tool_process.py": "it waits for the process's death first, and raises the cancellation then",
-    "worker/tools/scratch.py": "it waits for the removal first, and raises the cancellation then",
+    "shared/concurrency.py": "`whole` waits for the end of its work first, and raises the cancellation then",
 }
 
 STARTERS = frozenset({"create_task", "ensure_future", "run_coroutine_threadsafe"})

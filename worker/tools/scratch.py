@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 import msgspec
 import structlog
 
+from shared.concurrency import whole
 from shared.domain.ids import ProjectId, RunId
 from worker.tools.outcomes import ToolInvocation
 
@@ -22,16 +23,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 async def remove_in_thread(top: Path) -> None:
     """As `remove_tree`, to its end whatever happens. A cancellation of the waiting task is raised when it is gone."""
-    removal = asyncio.get_running_loop().run_in_executor(None, remove_tree, top)
-    cancellation: asyncio.CancelledError | None = None
-    while not removal.done():
-        try:
-            await asyncio.wait([removal])
-        except asyncio.CancelledError as error:
-            cancellation = error
-    removal.result()
-    if cancellation is not None:
-        raise cancellation
+    await whole(asyncio.get_running_loop().run_in_executor(None, remove_tree, top))
 
 
 @asynccontextmanager
