@@ -73,8 +73,9 @@ class RunChecks:
         self.errors[error.error_type] += 1
         asked_for = record.script is not None and record.script.fails and error.error_type != "internal_error"
         waited = "approval" in (error.detail or "").lower()
-        # Nobody but the harness kills with this signal.
-        killed = error.error_type == "body_crashed" and self._was_killed(row) and "SIGKILL" in (error.detail or "")
+        # Nobody but the harness kills with this signal: the process, or its host and the process with it.
+        is_kill = any(said in (error.detail or "") for said in ("SIGKILL", "with its host"))
+        killed = error.error_type == "body_crashed" and self._was_killed(row) and is_kill
         if not asked_for and not waited and not killed and error.error_type != "worker_lost":
             self.ledger.broken(Column.FAILED, record.run_id, f"{error.error_type}: {error.message} {error.detail}")
 

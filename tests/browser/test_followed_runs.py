@@ -92,10 +92,10 @@ async def test_pages_asked_every_two_seconds_while_a_run_waited(viewer: Viewer, 
     page.on("request", lambda request: requested.append(urlsplit(request.url).path))
     await page.clock.run_for(30_000)
     await page.evaluate("fetch('/v1/health/')")
-    # A change from before that the page learns of late is one more request.
+    # Changes from before that the page learns of late are one more request each: the call that waits, and the run.
     found = Counter(path for path in requested if path not in defined)
     assert found.pop("/v1/health/") == 1
-    assert max(found.values(), default=0) <= 1
+    assert max(found.values(), default=0) <= 2
 
 
 async def test_a_page_with_children_has_one_stream_of_changes(viewer: Viewer, product: Product) -> None:

@@ -270,7 +270,7 @@ async def test_what_is_no_url_of_a_web_server_is_refused_by_name(openai: AsyncOp
     ("wrong", "param"),
     [
         ({"event_types": []}, "event_types"),
-        ({"event_types": ["batch.completed"]}, "event_types.0"),
+        ({"event_types": ["batch.completed"]}, "event_types[0]"),
         ({"name": ""}, "name"),
         ({"name": "a\x00b"}, "name"),
         ({"url": "https://example.com/" + "a" * 2000}, "url"),

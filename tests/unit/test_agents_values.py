@@ -140,5 +140,5 @@ async def test_an_agent_of_a_framework_becomes_a_body(agent: Any, said: str) -> 
 async def test_a_factory_that_makes_no_agent_is_named() -> None:
     run: Any = "a run"
     made, _ = body_for("support", lambda: 5)
-    with pytest.raises(TypeError, match="what makes the agent 'support' has returned a int"):
+    with pytest.raises(TypeError, match="has to return an agent of a framework; it has returned a int"):
         await made(run)

@@ -39,6 +39,8 @@ class Viewer:
     base_url: str
     errors: list[str] = field(default_factory=list[str])
     """The errors that the page has logged, including violations of its policy, and the exceptions that it threw."""
+    forgiven: list[str] = field(default_factory=list[str])
+    """Patterns of errors that the test has caused itself."""
 
     async def open(self, place: str = "/runs") -> None:
         """Shows a page of the console, as `/runs/<id>`."""
@@ -53,8 +55,13 @@ class Viewer:
         await self.page.evaluate(_TELL_WHETHER_SEEN, True)
 
     def forgive(self, pattern: str) -> None:
-        """Takes back errors that the test has caused itself, as by a server that it killed."""
-        self.errors = [error for error in self.errors if not re.search(pattern, error)]
+        """Forgives errors that the test has caused itself, as by a server that it killed: also those of which the
+        browser speaks only later."""
+        self.forgiven.append(pattern)
+
+    def unforgiven(self) -> list[str]:
+        """The errors that match no such pattern."""
+        return [error for error in self.errors if not any(re.search(pattern, error) for pattern in self.forgiven)]
 
     async def violations(self) -> list[str]:
         """What axe finds wrong with the page for whoever cannot see it or has no mouse."""
@@ -97,7 +104,8 @@ async def viewer_of(browser: Browser, base_url: str, **context: Any) -> AsyncGen
         yield viewer
     finally:
         await opened.close()
-    assert viewer.errors == []
+    unforgiven = viewer.unforgiven()
+    assert not unforgiven, "\n".join(unforgiven)
 
 
 def _note(viewer: Viewer, message: ConsoleMessage) -> None:
