@@ -86,6 +86,71 @@ EXHAUST = (
         """,
     ),
     HostileTool(
+        "memory_of_file_tables",
+        "gives threads tables of open files of their own, each with room for as many full sockets as one process has",
+        """
+        def tool(planted):
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+            stack = ctypes.create_string_buffer(16384)
+            top = ctypes.addressof(stack) + 16384 & ~15
+
+            def by_clone():
+                # CLONE_VM, CLONE_FS, CLONE_SIGHAND and CLONE_THREAD, without CLONE_FILES
+                flags = 0x100 | 0x200 | 0x800 | 0x10000
+                thread = libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), top, flags, None)
+                if thread < 0:
+                    raise OSError(ctypes.get_errno(), "clone")
+                return thread
+
+            return verdict({
+                "clone": by_clone,
+                "close_range": lambda: kernel(436, 1 << 20, 1 << 20, 2) == 0,
+                "close_range, of those that a program inherits": lambda: kernel(436, 1 << 20, 1 << 20, 6) == 0,
+                "unshare": lambda: kernel((272, 97), 0x400) == 0,
+            })
+        """,
+    ),
+    HostileTool(
+        "memory_of_rulesets",
+        "fills rulesets of landlock with rules, which the kernel keeps",
+        """
+        def tool(planted):
+            import struct
+            rules = 0
+            try:
+                for _ in range(4):
+                    ruleset = kernel((444, 444), struct.pack("QQ", 0, 3), ctypes.c_size_t(16), 0)
+                    for port in range(65536):
+                        kernel((445, 445), ruleset, 2, struct.pack("=QQ", 2, port), 0)
+                        rules += 1
+            except OSError as error:
+                return f"ESCAPED: {rules} rules" if rules else f"HELD: {error}"
+            return f"ESCAPED: {rules} rules"
+        """,
+    ),
+    HostileTool(
+        "memory_of_filters",
+        "gives itself filters of system calls, each as long as the kernel takes",
+        """
+        def tool(planted):
+            import struct
+            code = struct.pack("=HBBI", 0x20, 0, 0, 0) * 4000 + struct.pack("=HBBI", 6, 0, 0, 0x7FFF0000)
+            kept = ctypes.create_string_buffer(code, len(code))
+            described = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(kept))
+            program = ctypes.create_string_buffer(described, len(described))
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.prctl(38, 1, 0, 0, 0)
+
+            def by_prctl():
+                if libc.prctl(22, 2, ctypes.c_ulong(ctypes.addressof(program)), 0, 0):
+                    raise OSError(ctypes.get_errno(), "prctl")
+                return True
+
+            return verdict({"by prctl": by_prctl, "by seccomp": lambda: kernel((317, 277), 1, 0, program) == 0})
+        """,
+    ),
+    HostileTool(
         "memory_in_pipes",
         "fills as many pipes as it gets, each as large as it can be made",
         """

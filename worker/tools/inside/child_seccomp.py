@@ -56,6 +56,9 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "syslog": (103, 116), "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None),
     "personality": (135, 92), "vhangup": (153, 58), "uselib": (134, None), "nfsservctl": (180, 42),
     "lookup_dcookie": (212, 18), "_sysctl": (156, None), "sysfs": (139, None), "ustat": (136, None),
+    # Filters and rulesets: each thread may have its own, in memory that no limit counts.
+    "seccomp": (317, 277), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
     # Access to files by other means than their names, and calls that slow the whole machine down.
     "mknod": (133, None), "mknodat": (259, 33), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "inotify_init": (253, None), "inotify_init1": (294, 26),
@@ -81,11 +84,12 @@ FOR_PROGRAMS = frozenset({"execve"})
 LOOKED_INTO: dict[str, tuple[int, int]] = {
     "clone": (56, 220), "clone3": (435, 435), "socketpair": (53, 199), "ioctl": (16, 29), "prctl": (157, 167),
     "prlimit64": (302, 261), "kill": (62, 129), "tgkill": (234, 131), "fcntl": (72, 25), "sendto": (44, 206),
-    "setsockopt": (54, 208), "mmap": (9, 222),
+    "setsockopt": (54, 208), "mmap": (9, 222), "close_range": (436, 436),
 }  # fmt: skip
 """Refused or allowed by their arguments."""
 
-CLONE_THREAD = 0x10000
+CLONE_THREAD, CLONE_FILES = 0x10000, 0x400
+UNSHARES_FILES = (2, 6)  # by `close_range`
 CLONE_NAMESPACES = 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX, SOCK_STREAM, SOCKET_TYPE_MASK = 1, 1, 0xF
 AF_INET, IPPROTO_TCP, SOL_SOCKET = 2, 6, 1
@@ -143,10 +147,11 @@ class Filter:
         self._stream_pairs_only()
         self._refuse_values("ioctl", (TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP))
         self._refuse_values("fcntl", (F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ))
-        self._unless(self._number("prctl"), 0, PR_SET_PDEATHSIG, refused_when_equal=True)
-        self._unless(self._number("prlimit64"), 0, 0, refused_when_equal=False)
+        self._refuse_values("prctl", (PR_SET_PDEATHSIG, PR_SET_SECCOMP), argument=0)
+        self._refuse_values("close_range", UNSHARES_FILES, argument=2)
+        self._unless(self._number("prlimit64"), 0, 0)
         for name in ("kill", "tgkill"):
-            self._unless(self._number(name), 0, self._own_pid, refused_when_equal=False)
+            self._unless(self._number(name), 0, self._own_pid)
         self._add(RETURN, ALLOW)
         return b"".join(self._code)
 
@@ -162,10 +167,11 @@ class Filter:
         self._add(RETURN, ENOSYS)
 
     def _threads_only(self) -> None:
-        self._add(JUMP_EQUAL, self._number("clone"), 0, 5)
+        self._add(JUMP_EQUAL, self._number("clone"), 0, 6)
         self._load_argument(0)
-        self._add(JUMP_ANY_BIT, CLONE_NAMESPACES, 1, 0)
-        self._add(JUMP_ANY_BIT, CLONE_THREAD, 1, 0)
+        self._add(JUMP_ANY_BIT, CLONE_NAMESPACES, 2, 0)
+        self._add(JUMP_ANY_BIT, CLONE_THREAD, 0, 1)
+        self._add(JUMP_ANY_BIT, CLONE_FILES, 1, 0)  # each table of open files has room for `RLIMIT_NOFILE` of its own
         self._add(RETURN, EPERM)
         self._add(RETURN, ALLOW)
 
@@ -226,19 +232,19 @@ class Filter:
         self._add(RETURN, EPERM)
         self._add(RETURN, ALLOW)
 
-    def _refuse_values(self, name: str, values: tuple[int, ...]) -> None:
-        """Refuses these values of the second argument."""
+    def _refuse_values(self, name: str, values: tuple[int, ...], argument: int = 1) -> None:
+        """Refuses these values of an argument."""
         self._add(JUMP_EQUAL, self._number(name), 0, len(values) + 3)
-        self._load_argument(1)
+        self._load_argument(argument)
         for position, value in enumerate(values):
             self._add(JUMP_EQUAL, value, len(values) - position, 0)
         self._add(RETURN, ALLOW)
         self._add(RETURN, EPERM)
 
-    def _unless(self, number: int, argument: int, value: int, *, refused_when_equal: bool) -> None:
+    def _unless(self, number: int, argument: int, value: int) -> None:
         self._add(JUMP_EQUAL, number, 0, 4)
         self._load_argument(argument)
-        self._add(JUMP_EQUAL, value & 0xFFFFFFFF, *((0, 1) if refused_when_equal else (1, 0)))
+        self._add(JUMP_EQUAL, value & 0xFFFFFFFF, 1, 0)
         self._add(RETURN, EPERM)
         self._add(RETURN, ALLOW)
 
