@@ -123,7 +123,7 @@ _READ: dict[Reach, Iterable[str]] = {
         "GET /v1/code-agents",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
         *(f"GET {path}" for path in (_W, f"{_W}/{{webhook_id}}")),
-        *(f"GET {path}" for path in (_M, f"{_M}/connect/{{mcp_server_id}}", _OLDER_M, f"{_OLDER_MS}/tools")),
+        *(f"GET {path}" for path in (_M, _OLDER_M, f"{_OLDER_MS}/tools")),
         *(f"GET {_MS}{part}" for part in ("", "/tools", "/tools/{tool_id}")),
         *(f"GET /v1/groups{part}" for part in ("", "/count", "/{group_id}", "/{group_id}/messages")),
     ),
@@ -179,6 +179,8 @@ _WRITE: dict[Reach, Iterable[str]] = {
         *(f"POST /v1/groups{part}" for part in ("", "/{group_id}/messages", "/{group_id}/messages/stream")),
         *(f"{method} /v1/groups/{{group_id}}" for method in ("PATCH", "DELETE")),
         f"POST {_M}",
+        # A person who signs in gives the project an account.
+        f"GET {_M}/connect/{{mcp_server_id}}",
         *(f"{method} {path}" for method in ("PATCH", "DELETE") for path in (_MS, _OLDER_MS)),
         f"PATCH {_MS}/refresh",
         f"POST {_MS}/tools/{{tool_id}}/run",

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from shared.mcp.authorization import ANSWER_BYTES
 from shared.sql.tables import mcp_sign_ins
 from tests.kit.mcp.authorizing import AuthorizingServer, Send, answers, authorizing_server, consented
-from tests.kit.mcp.signing_in import begun, came_back, of_stored, shown, signed_in, stored
+from tests.kit.mcp.signing_in import Connecting, begun, came_back, of_stored, shown, signed_in, stored
 from tests.kit.product import Product
 
 KEYS = "default=key-of-the-first-project-1,other=key-of-the-other-project-2"
@@ -223,3 +223,29 @@ async def test_an_authorization_server_that_registers_nobody_is_said(
     notes.acts["/register"] = answers(403, b"secret words of a stranger")
     last = await last_event(product, notes)
     assert (last["event"], "auth_token" in last["message"], "stranger" in last["message"]) == ("error", True, False)
+
+
+@pytest.mark.parametrize("settings", [{"reachable_networks": "127.0.0.0/8", "api_keys": KEYS}])
+async def test_a_key_that_may_only_read_signed_the_project_in_with_an_account_of_its_own(
+    product: Product, notes: AuthorizingServer
+) -> None:
+    """Every agent of the project then sent what it wrote to that account."""
+    product.http.headers["Authorization"] = f"Bearer {KEYS.split(',')[0].partition('=')[2]}"
+    server = await stored(product, notes)
+
+    async def key(scope: str) -> dict[str, str]:
+        made = await product.http.post("/v1/admin/keys", json={"name": scope, "scopes": [scope]})
+        return {"Authorization": f"Bearer {made.json()['key']}"}
+
+    path = f"/v1/mcp-servers/connect/{server['id']}"
+    async with product.http.stream("GET", path, headers=await key("read")) as refused:
+        assert refused.status_code == 403, "no sign-in was begun"
+        assert b"needs a key with the scope write" in await refused.aread()
+    assert (notes.grants, (await shown(product, server))["sign_in"]["state"]) == ([], "needed")
+
+    writing = await key("write")
+    connecting = Connecting(product, "GET", path, headers=writing)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(connecting.read())
+        assert (await came_back(product, await consented(await connecting.url))).status_code == 200
+    assert (await shown(product, server))["sign_in"]["state"] == "signed_in"
