@@ -4,12 +4,12 @@ decisions, and pages of a history or of a run."""
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from api.access.callers import Caller, may_see_instructions, may_see_secrets
 from api.event_stream import CHARACTERS_OF_A_VALUE
 from api.letta.agents import PENDING_APPROVAL, SECRETS, ShownSecret, wire_agent, without_instructions
-from api.letta.messages import MessageType, is_shown, parts_of, wire_approval_request, wire_messages
+from api.letta.messages import is_shown, parts_of, types_for_strangers, wire_approval_request, wire_messages
 from shared.concurrency import beside
 from shared.domain.agents import Agent
 from shared.domain.approvals import waiting_calls
@@ -143,14 +143,11 @@ HASHED_AT_ONCE = 10
 """Hashing is this many times faster per character than making JSON."""
 
 
-_NO_INSTRUCTIONS = [name for name in get_args(MessageType) if name != "system_message"]
-
-
 def types_for(caller: Caller, asked: Collection[str] | None) -> list[str] | None:
     """The types of messages that this caller may see, out of those that the request names. None: all."""
     if may_see_instructions(caller):
         return None if asked is None else list(asked)
-    return [name for name in _NO_INSTRUCTIONS if asked is None or name in asked]
+    return types_for_strangers(asked)
 
 
 @dataclass(frozen=True, kw_only=True)

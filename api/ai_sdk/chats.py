@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from api.ai_sdk.answer_chunks import FOLD, NEWEST_FOLD, Sdk, Seen, answer_id_of
 from api.ai_sdk.answer_stream import AnswerStream
 from api.ai_sdk.chat_request import UiChatRequest
-from api.ai_sdk.ui_messages import asked_about, never_answered, ui_messages, ui_user_message
+from api.ai_sdk.ui_messages import asked_about, never_answered, ui_inputs, ui_messages
 from api.errors import Refusal, Refused
 from api.pages.decisions import PAGE_ERROR, UI_MESSAGE_STREAM, PageAnswer, PageRefusal
 from api.pages.submission import PageService, PageSubmission
@@ -21,7 +21,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import ErrorCode
 from shared.domain.ids import AgentId, ProjectId, ThreadId
 from shared.domain.lifecycle import STREAM_ENDED, RunStatus
-from shared.domain.messages import Message, UserMessage
+from shared.domain.messages import Message
 from shared.domain.runs import Run
 from shared.domain.threads import Leg
 from shared.sql.history.message_lists import MessageFilter, MessageLists
@@ -124,9 +124,8 @@ class UiChats:
         known = {message["id"] for message in messages}
         for run in active:
             given = await self.turns.input_of(run) if run.turn is None else []
-            queued = [ui_user_message(one, one.body) for one in given if isinstance(one.body, UserMessage)]
             # A run may have left the queue since.
-            messages += [one for one in queued if one["id"] not in known]
+            messages += [one for one in ui_inputs(given) if one["id"] not in known]
         return {"id": thread.name, "messages": messages, "is_running": bool(active)}
 
     async def _active(self, thread: Thread) -> list[Run]:

@@ -66,14 +66,19 @@ def ui_user_message(message: Message | NewMessage, body: UserMessage) -> dict[st
     return {"id": body.otid or message.id, "role": "user", "parts": [_user_part(part) for part in content]}
 
 
+def ui_inputs(given: Sequence[NewMessage]) -> list[dict[str, Any]]:
+    """What a page is shown of a submission: not the application's messages to the model (role `system`)."""
+    said = [(one, one.body) for one in given if isinstance(one.body, UserMessage)]
+    return [ui_user_message(one, body) for one, body in said if body.role != "system"]
+
+
 def never_answered(
     given: Sequence[NewMessage], run: Run, sdk: Sdk, conversation_id: ConversationId | None
 ) -> list[dict[str, Any]]:
     """The messages of a turn that has failed at once: what was asked is in no history."""
     turn = _Turn({}, sdk, conversation_id)
     turn.fail(run)
-    asked = [ui_user_message(one, one.body) for one in given if isinstance(one.body, UserMessage)]
-    return [*asked, *turn.messages(without_last=False)]
+    return [*ui_inputs(given), *turn.messages(without_last=False)]
 
 
 class _Answer:

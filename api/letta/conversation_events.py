@@ -85,8 +85,8 @@ class ConversationFrames:
     wants_input = True
     wants_history = False
 
-    def __init__(self, *, only_notes: bool = False) -> None:
-        self._only_notes = only_notes
+    def __init__(self, *, only_notes: bool = False, shows_instructions: bool = True) -> None:
+        self._only_notes, self._shows_instructions = only_notes, shows_instructions
 
     def starts_at(self, after: ThreadCursor) -> ThreadCursor:
         """The cursor itself, because the renderer has no state."""
@@ -98,12 +98,10 @@ class ConversationFrames:
 
     def began(self, leg: Leg, beginning: LegInput) -> bytes:
         """`run_started`, which replaces the run's first event."""
-        given, decided = beginning.given, beginning.decided
-        data: dict[str, Any] = {
-            "turn": leg.turn,
-            "leg": leg.number,
-            "input": [_wire_input(message, message.body) for message in given if isinstance(message.body, UserMessage)],
-        }
+        decided, given = beginning.decided, [(one, one.body) for one in beginning.given]
+        said = [(one, body) for one, body in given if isinstance(body, UserMessage)]
+        shown = [_wire_input(*one) for one in said if self._shows_instructions or one[1].role != "system"]
+        data: dict[str, Any] = {"turn": leg.turn, "leg": leg.number, "input": shown}
         if leg.run.continues is not None:
             data |= {"continues": leg.run.continues, "decisions": [_wire_decided(one) for one in decided]}
         return _note_of_leg(leg, FIRST_SEQ, unix_ms(leg.run.created_at), "run_started", data)

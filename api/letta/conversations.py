@@ -17,7 +17,7 @@ from api.event_stream import CHARACTERS_OF_A_VALUE, EventStream, json_answer
 from api.input_limits import Description, InputLimits, Settings
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.message_input import MessagesRequest, decisions_in, parts_in, user_bodies
-from api.letta.messages import in_utc, parts_of, wire_time
+from api.letta.messages import in_utc, parts_of, types_for_strangers, wire_time
 from api.letta.model_settings import Handle, ModelSettingsFields
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
 from api.letta.runs import StreamRequest, wire_answer, wire_run
@@ -263,7 +263,7 @@ def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOpti
 def _run_options(
     thread: AgentThread, request: MessagesRequest, sending: SendOptions, *, background: bool
 ) -> RunOptions:
-    headers = sending.headers
+    headers, types = sending.headers, request.include_return_message_types
     return RunOptions(
         streamed=bool(request.streaming),
         stream_tokens=request.stream_tokens,
@@ -279,7 +279,7 @@ def _run_options(
         compaction_messages=request.include_compaction_messages,
         model_options=thread.model_options,
         submitted_by=headers.key_id,
-        shown_types=request.include_return_message_types,
+        shown_types=types_for_strangers(types) if headers.of_single_agents else types,
         echoed={
             "use_assistant_message": request.use_assistant_message,
             "assistant_message_tool_name": request.assistant_message_tool_name,

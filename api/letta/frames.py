@@ -180,6 +180,8 @@ class Frames:
         self, seq: Seq, event: events.InputDelivered | events.CompactionBegan | events.Compacted
     ) -> dict[str, Any]:
         match event:
+            case events.InputDelivered(role="system"):
+                return self._ping(seq, event.at)
             case events.InputDelivered():
                 return {
                     **self._added("user_message", seq, event, otid_of(event.message_id, event.otid)),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any, Literal, assert_never, overload
+from typing import Annotated, Any, Literal, assert_never, get_args, overload
 from uuid import UUID
 
 import msgspec
@@ -144,6 +144,11 @@ MessageType = Literal[
     "event_message",
 ]
 """The types that clients can ask a list for."""
+
+
+def types_for_strangers(asked: Collection[str] | None) -> list[str]:
+    """The types out of `asked` (None: all) for readers that may not see what the project tells its agents."""
+    return [name for name in get_args(MessageType) if name != "system_message" and (asked is None or name in asked)]
 
 
 def wire_messages(messages: Iterable[Message], types: Collection[str] | None = None) -> list[WireMessage]:

@@ -387,7 +387,8 @@ class LegParts:
     def _injected(self, event: events.InputDelivered) -> Iterator[Part]:
         # It comes between answers, never in the middle of one.
         yield from self._close_all(is_whole=not self._says_ends)
-        yield Injected(event)
+        if event.role != "system":
+            yield Injected(event)
 
     def _continued(self, event: events.StepRestarted | events.LogContinued) -> Iterator[Part]:
         # A reader may have seen entries that are stored nowhere, so it has to read the stream again.

@@ -231,6 +231,8 @@ class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=Tru
     message_id: MessageId
     text: str
     otid: str | None = None
+    role: str = "user"
+    """Of the message. One of the application (`system`) is for the model, so no stream shows it."""
 
 
 class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaults=True):

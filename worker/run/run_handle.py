@@ -382,8 +382,9 @@ class RunInbox:
                 return False
             for message in waiting.messages:
                 if isinstance(message.body, UserMessage) and message.id not in handle.shown.input_ids:
-                    text = text_of(message.body.content)
-                    handle.emit(InputDelivered(handle.at, message.id, text, message.body.otid))
+                    said = message.body
+                    shown = InputDelivered(handle.at, message.id, text_of(said.content), said.otid, said.role)
+                    handle.emit(shown)
             now, entries = handle.clock.now(), journal(waiting.messages) if journal is not None else ()
             async with handle.publisher.storing() as tail:
                 await handle.whole(lambda: inbox.deliver(handle.run, waiting, tail, now, entries))

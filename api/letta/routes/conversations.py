@@ -21,6 +21,7 @@ from api.dependencies import (
     NewestFirst,
     OptionalAgentIdQuery,
     ProjectDep,
+    ShowsInstructionsDep,
     StreamProjectDep,
     SubmissionHeadersDep,
     ThreadName,
@@ -232,6 +233,7 @@ async def stream_conversation(
     threads: AgentThreadsDep,
     thread_streams: ThreadStreamsDep,
     project_id: StreamProjectDep,
+    shows_instructions: ShowsInstructionsDep,
     agent_id: OptionalAgentIdQuery = None,
     after: Annotated[str | None, Query(max_length=64)] = None,
     follow: bool = True,
@@ -245,7 +247,8 @@ async def stream_conversation(
     found = await threads.find(project_id, conversation_id, agent_id)
     cursor = thread_cursor_of(after, last_event_id)
     thread = Thread(project_id, found.agent.id, found.id)
-    return thread_streams.stream(thread, cursor, ConversationFrames(only_notes=notes), follow=follow)
+    shown = ConversationFrames(only_notes=notes, shows_instructions=shows_instructions)
+    return thread_streams.stream(thread, cursor, shown, follow=follow)
 
 
 @messages_router.post("/cancel")

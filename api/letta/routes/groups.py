@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
+from api.access.callers import may_see_instructions
 from api.agent_answers import MessageAnswers
 from api.dependencies import (
     AgentIdPath,
+    CallerDep,
     HundredNewestFirst,
     MessageTypes,
     OldestFirst,
@@ -141,13 +143,14 @@ async def list_groups_of_agent(
     agent_id: AgentIdPath,
     groups: GroupEditorDep,
     editor: AgentEditorDep,
-    project_id: ProjectDep,
+    caller: CallerDep,
     page: HundredNewestFirst,
     manager_type: ManagerType | None = None,
 ) -> list[dict[str, Any]]:
-    """The groups that have the agent, as the one that manages them or as one that works in the background."""
-    await editor.get(project_id, agent_id)
-    if manager_type not in (None, SLEEPTIME):
+    """The groups that have the agent, as the one that manages them or as one that works in the background. A key of
+    single agents is shown none: they name other agents."""
+    await editor.get(caller.project_id, agent_id)
+    if manager_type not in (None, SLEEPTIME) or not may_see_instructions(caller):
         return []
-    found = await groups.list(project_id, page, agent_id=agent_id, show_hidden=True)
+    found = await groups.list(caller.project_id, page, agent_id=agent_id, show_hidden=True)
     return [wire_group(group) for group in found]

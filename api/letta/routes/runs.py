@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.access.accepted_keys import end_of_token
 from api.access.authentication import Access
+from api.access.callers import Caller, may_see_instructions
 from api.agent_answers import MessageAnswers, types_for
 from api.dependencies import (
     AgentIdPath,
@@ -132,59 +133,65 @@ def _does_instead(run: Run) -> str:
     return "asks a model one question" if run.options.generation is not None else "makes one call of a tool"
 
 
-async def _answers(approval_store: ApprovalStore, found: Sequence[Run]) -> list[dict[str, Any]]:
+async def _answers(approval_store: ApprovalStore, found: Sequence[Run], caller: Caller) -> list[dict[str, Any]]:
     """The wire's runs; parked ones have the calls that they wait for."""
     waiting = await approval_store.waiting_of_runs(found)
-    return [wire_run(run, waiting.get(run.id)) for run in found]
+    return [_seen_by(caller, run, wire_run(run, waiting.get(run.id))) for run in found]
+
+
+def _seen_by(caller: Caller, run: Run, shown: dict[str, Any]) -> dict[str, Any]:
+    """A receiver's address may have a token in it: it is for keys of the project, and for the key that has named it."""
+    may_see = may_see_instructions(caller) or run.options.submitted_by == caller.key_id
+    return shown if may_see else {**shown, "callback_url": None, "callback_error": None}
 
 
 @router.get("")
 async def list_runs(
     approval_store: ApprovalStoreDep,
     run_listing: RunListingDep,
-    project_id: ProjectDep,
+    caller: CallerDep,
     page: HundredNewestFirst,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
     """The project's runs. A page begins behind the run `after`, in the order asked for. `conversation_id=default`, with
     `agent_id`, means that agent's own history. `created_after` and `created_before` are times, both excluded."""
-    return await _answers(approval_store, await run_listing.page(project_id, wanted, page))
+    return await _answers(approval_store, await run_listing.page(caller.project_id, wanted, page), caller)
 
 
 @router.get("/active")
 async def list_active_runs(
     run_listing: RunListingDep,
     approval_store: ApprovalStoreDep,
-    project_id: ProjectDep,
+    caller: CallerDep,
     agent_id: str | None = None,
     agent_ids: Texts = None,
     background: bool | None = None,
 ) -> list[dict[str, Any]]:
     """Runs that were submitted and have not ended."""
     wanted = await _run_filter(agent_id, agent_ids, background=background, active=True)
-    runs = await run_listing.page(project_id, wanted, Page(limit=1000))
-    return await _answers(approval_store, runs)
+    runs = await run_listing.page(caller.project_id, wanted, Page(limit=1000))
+    return await _answers(approval_store, runs, caller)
 
 
 @router.get("/{run_id}")
 async def retrieve_run(
-    run_id: RunIdPath, approval_store: ApprovalStoreDep, run_store: RunStoreDep, project_id: ProjectDep
+    run_id: RunIdPath, approval_store: ApprovalStoreDep, run_store: RunStoreDep, caller: CallerDep
 ) -> dict[str, Any]:
     """One run."""
-    [answer] = await _answers(approval_store, [await run_store.get(project_id, run_id)])
+    [answer] = await _answers(approval_store, [await run_store.get(caller.project_id, run_id)], caller)
     return answer
 
 
 @router.delete("/{run_id}")
 async def delete_run(
-    run_id: RunIdPath, run_store: RunStoreDep, run_listing: RunListingDep, project_id: ProjectDep
+    run_id: RunIdPath, run_store: RunStoreDep, run_listing: RunListingDep, caller: CallerDep
 ) -> dict[str, Any]:
     """Deletes a run that has ended, with its log; its messages stay in the agent's history."""
-    run = await run_store.get(project_id, run_id)
+    run = await run_store.get(caller.project_id, run_id)
     if run.status not in TERMINAL:
         raise Conflict(f"run {run_id} has not ended: cancel it before deleting it")
-    await run_listing.delete(project_id, run_id)
-    return wire_run(run)
+    await run_listing.delete(caller.project_id, run_id)
+    return _seen_by(caller, run, wire_run(run))
 
 
 @router.get("/{run_id}/messages")
@@ -398,7 +405,9 @@ async def list_steps(
     found = await step_store.list(project_id, page, wanted)
     if wanted.run_id is not None and not found:
         with suppress(NotFound):  # a filter without a match gives an empty list
-            warn_if_pruned(response, await run_store.get(project_id, wanted.run_id))
+            run = await run_store.get(project_id, wanted.run_id)
+            if wanted.agent_id in (None, run.agent_id):
+                warn_if_pruned(response, run)
     return [wire_step(step) for step in found]
 
 
