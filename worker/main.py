@@ -122,7 +122,7 @@ async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGen
     calls_at_once = settings.tool_processes or max(LEAST_CALLS, 2 * (os.cpu_count() or 1))
     async with AsyncExitStack() as stack:
         above = stack.enter_context(worker_folder())
-        reach = _reach(settings, network, tier, stack)
+        reach = _reach(settings, network, tier)
         if reach is not None and isinstance(walls, ZygotePlan):
             walls = with_certificates(walls, above, network)
         folders = ToolFolders(above, walls.user)
@@ -159,7 +159,7 @@ def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
     return walls.tier, python
 
 
-def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: AsyncExitStack) -> EgressDialer | None:
+def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier) -> EgressDialer | None:
     """Returns the hosts that tools with a network may connect to, if any."""
     allowed = AllowedHosts.parse(settings.tool_network)
     if not allowed or tier is SandboxTier.PROCESS:
@@ -168,9 +168,7 @@ def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier, stack: 
         log.info("tools_may_connect", hosts=str(allowed))
     else:
         log.warning("tools_have_no_network", sandbox=tier.value, reason="HOLDFAST_TOOL_NETWORK needs tier 1")
-    reach = EgressDialer(allowed, network.policy)
-    stack.callback(reach.close)
-    return reach
+    return EgressDialer(allowed, network.policy)
 
 
 STARTS_AT_ONCE = 4

@@ -9,10 +9,12 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_network
+from threading import Thread
 from typing import NamedTuple, Self
 
 import httpx2
@@ -26,6 +28,34 @@ _STEP_TIMEOUT_S = 10.0
 _MOST_KEPT = 10
 """Connections of one transport that wait for its next request."""
 _PORTS = {"http": 80, "https": 443}
+
+
+LOOKUPS_AT_ONCE = 64
+
+
+class NameLookups:
+    """Looks up names that callers have chosen, each on a thread of its own. A name server may let one wait for half a
+    minute, and the event loop needs its few threads for the operator's services and model providers."""
+
+    def __init__(self, at_once: int = LOOKUPS_AT_ONCE) -> None:
+        self._places = asyncio.Semaphore(at_once)
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a host, each once. Raises `OSError` and `UnicodeError`."""
+        await self._places.acquire()
+        found, loop = Future[list[str]](), asyncio.get_running_loop()
+        found.set_running_or_notify_cancel()  # a lookup that nobody waits for any more keeps its place to its end
+        found.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._places.release))
+        Thread(target=_look_up, args=(found, host, port), name="look up a name", daemon=True).start()
+        return await asyncio.wrap_future(found)
+
+
+def _look_up(found: Future[list[str]], host: str, port: int) -> None:
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found.set_result(list(dict.fromkeys(str(entry[4][0]) for entry in entries)))
+    except (OSError, UnicodeError) as error:
+        found.set_exception(error)
 
 
 class Unreachable(Exception):
@@ -52,6 +82,7 @@ class NetworkRules:
     policy: AddressPolicy = field(default_factory=AddressPolicy)
     ca_file: str = ""
     """A file of certificates that are trusted besides the system's."""
+    lookups: NameLookups = field(default_factory=NameLookups, compare=False)
 
     @classmethod
     def of(cls, networks: str, ca_file: str, *, allow_private: bool = False) -> Self:
@@ -155,7 +186,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
     """
 
     def __init__(self, network: NetworkRules, *, tls: ssl.SSLContext | None = None, kept_s: float = 0.0) -> None:
-        self._policy = network.policy
+        self._policy, self._lookups = network.policy, network.lookups
         self._is_keeping = kept_s > 0
         self._host = ""
         kept = _MOST_KEPT if self._is_keeping else 0
@@ -195,8 +226,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         flaw = flaw_of_port(port)
         if flaw is not None:
             raise ForbiddenAddress(f"the URL {flaw}")
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        addresses = await self._lookups.addresses(host, port)
         if not all(map(self._policy.allows, addresses)):
             # The address itself would tell a caller about the operator's network.
             raise ForbiddenAddress(

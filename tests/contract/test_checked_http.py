@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ipaddress import ip_network
@@ -12,13 +13,25 @@ from typing import Any
 import pytest
 
 from shared.network.addresses import AddressPolicy, ForbiddenAddress
-from shared.network.checked_http import MOST_REDIRECTS, CallersHttp, Found, NetworkRules, TooLarge, Unreachable
+from shared.network.checked_http import (
+    MOST_REDIRECTS,
+    CallersHttp,
+    Found,
+    NameLookups,
+    NetworkRules,
+    TooLarge,
+    Unreachable,
+)
 from tests.kit.certificates import SelfSigned
 from tests.kit.plain_answers import answering, ok, redirect
 from tests.kit.product.callback_receiver import CallbackReceiver
+from tests.kit.wait_until import HANGS_S, wait_until
 
 HERE = AddressPolicy(networks=(ip_network("127.0.0.1/32"),))
 """One address is the internet, every other one of this machine is what must not be reached."""
+
+MANY_NAMES = 40
+"""More than the threads that an event loop has for lookups."""
 
 
 @asynccontextmanager
@@ -85,13 +98,13 @@ async def test_a_circle_of_redirects_ends() -> None:
 async def test_a_name_that_changes_its_address_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
 
-    async def rebinding(host: str, port: int, **_: Any) -> list[Any]:
+    def rebinding(host: str, port: int, **_: Any) -> list[Any]:
         looks.append(host)
         address = "127.0.0.1" if len(looks) == 1 else "127.0.0.2"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
     async with answering(ok()) as (url, asked), client() as http:
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", rebinding)
+        monkeypatch.setattr(socket, "getaddrinfo", rebinding)
         found = await http.get(url.replace("127.0.0.1", "rebinds.example"), max_bytes=100)
         assert found.status_code == 200
         assert (looks, len(asked)) == (["rebinds.example"], 1)
@@ -101,11 +114,11 @@ async def test_a_name_that_changes_its_address_gains_nothing(monkeypatch: pytest
 
 
 async def test_one_private_address_among_public_ones_is_enough_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def both(_host: str, port: int, **_: Any) -> list[Any]:
+    def both(_host: str, port: int, **_: Any) -> list[Any]:
         return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2")]
 
     async with answering(ok()) as (url, asked), client() as http:
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
         with pytest.raises(ForbiddenAddress):
             await http.get(url.replace("127.0.0.1", "two.example"), max_bytes=100)
     assert asked == []
@@ -170,3 +183,60 @@ async def test_a_certificate_of_an_internal_authority_could_not_be_trusted(
         async with client() as http:
             assert await http.post(receiver.url, b"{}", headers) == 200
     assert len(receiver.received) == 2
+
+
+async def test_slow_names_of_callers_delayed_every_lookup_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names of one project, whose name server answers nothing, kept all model calls of all projects waiting."""
+    answers, waiting, real = threading.Event(), list[str](), socket.getaddrinfo
+
+    def slow(host: str, *more: Any, **named: Any) -> Any:
+        if host.endswith(".slow.example"):
+            waiting.append(host)
+            answers.wait(HANGS_S)
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return real(host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    async with client() as http, answering(ok()) as (url, _):
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(_failure(http, f"http://{number}.slow.example:8080/")) for number in range(MANY_NAMES)
+            ]
+            await wait_until(lambda: len(waiting) == MANY_NAMES, description="the lookups to be under way")
+            loop = asyncio.get_running_loop()
+            assert await loop.getaddrinfo("127.0.0.1", 80), "the operator's own services are found"
+            assert await asyncio.to_thread(str, 1) == "1", "what needs a thread gets one"
+            assert (await http.get(url, max_bytes=100)).status_code == 200, "other callers are served"
+            answers.set()
+        assert {type(one.result()) for one in asked} == {Unreachable}
+
+
+async def test_lookups_that_nobody_waits_for_any_more_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a caller that gives up at once could have as many threads as it likes."""
+    answers, under_way = threading.Event(), list[str]()
+
+    def slow(host: str, _port: int, **_more: Any) -> Any:
+        under_way.append(host)
+        answers.wait(HANGS_S)
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    lookups = NameLookups(at_once=2)
+    asked = [asyncio.ensure_future(lookups.addresses(f"{number}.example", 80)) for number in range(4)]
+    await wait_until(lambda: len(under_way) == 2, description="two lookups to be under way")
+    for one in asked[:3]:
+        one.cancel()
+    await asyncio.wait(asked[:3])
+    assert (len(under_way), asked[3].done()) == (2, False)
+    answers.set()
+    with pytest.raises(OSError, match="no such name"):
+        await asked[3]
+    assert under_way[2:] == ["3.example"]
+
+
+async def _failure(http: CallersHttp, url: str) -> Exception | None:
+    try:
+        await http.get(url, max_bytes=100)
+    except Unreachable as error:
+        return error
+    return None

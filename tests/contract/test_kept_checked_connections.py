@@ -30,9 +30,9 @@ class Names:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, address: str = "127.0.0.1") -> None:
         self.address = address
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self._resolve)
+        monkeypatch.setattr(socket, "getaddrinfo", self._resolve)
 
-    async def _resolve(self, _host: str, port: int, **_: Any) -> list[Any]:
+    def _resolve(self, _host: str, port: int, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (self.address, port))]
 
 

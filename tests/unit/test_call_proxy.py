@@ -64,12 +64,9 @@ async def proxy_for(
     reach = EgressDialer(AllowedHosts.parse(allowed), NetworkRules.of(networks, "").policy, resolve)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    try:
-        async with proxy_of_call(reach, key) as proxy:
-            proxy.listen(listening)
-            yield port
-    finally:
-        reach.close()
+    async with proxy_of_call(reach, key) as proxy:
+        proxy.listen(listening)
+        yield port
 
 
 async def asked(port: int, request: bytes) -> bytes:
@@ -268,7 +265,6 @@ async def test_a_name_is_resolved_once_and_connected_to_where_it_was_checked(ser
         assert asked_for == ["api.example.com"]
         assert (await refusal(port, tunnel)).startswith("HTTP/1.1 403 api.example.com is not at a public address")
         held[0].close()
-    reach.close()
 
 
 def test_a_pace_lets_a_burst_pass_and_then_holds_to_its_rate() -> None:

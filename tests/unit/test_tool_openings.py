@@ -83,7 +83,6 @@ async def server() -> AsyncIterator[int]:
 async def with_network(stack: AsyncExitStack, hosts: str, folder: Path, ca_file: str = "") -> ToolSandbox:
     network = NetworkRules.of("127.0.0.0/8", ca_file)
     reach = EgressDialer(AllowedHosts.parse(hosts), network.policy)
-    stack.callback(reach.close)
     plan = with_certificates(await walls("tier1"), folder, network)
     made = IsolatedSandbox(plan, LIMITS, grace_s=2.0, reach=reach)
     stack.push_async_callback(made.aclose)

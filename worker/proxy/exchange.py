@@ -11,7 +11,6 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import NamedTuple
@@ -20,6 +19,7 @@ import h11
 
 from shared.concurrency import background
 from shared.network.addresses import AddressPolicy, AllowedHosts, plain_host
+from shared.network.checked_http import NameLookups
 
 HTTP_PORT = 80
 LONGEST_REASON = 300
@@ -106,8 +106,6 @@ SETTING = "HOLDFAST_TOOL_NETWORK"
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
 """Seconds for all addresses of a host together."""
-LOOKUPS_AT_ONCE = 4
-"""Threads for lookups alone, so that slow names delay nothing but tools."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -118,15 +116,14 @@ class EgressDialer:
     """Connects tools to hosts that the operator allows, by a list of names and the usual policy of addresses.
 
     It resolves a name once and connects to the addresses that it checked, so a name that changes its address gains
-    nothing. Its creator closes it.
+    nothing.
     """
 
     def __init__(self, allowed: AllowedHosts, policy: AddressPolicy, resolve: Resolve | None = None) -> None:
         """`resolve` replaces the system's resolver."""
         self._allowed = allowed
         self._policy = policy
-        self._resolve = resolve or self._ask_system
-        self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="names-for-tools")
+        self._resolve = resolve or NameLookups().addresses
 
     def check(self, destination: EgressTarget) -> None:
         """Raises `Refused` if the operator's list lacks the target. It resolves nothing."""
@@ -151,10 +148,6 @@ class EgressDialer:
         except OSError as error:
             raise Refused(502, f"{destination.host} cannot be reached on port {destination.port}") from error
 
-    def close(self) -> None:
-        """Ends the threads without waiting for lookups."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     async def _addresses(self, destination: EgressTarget) -> Sequence[str]:
         try:
             async with asyncio.timeout(RESOLVE_S):
@@ -164,13 +157,6 @@ class EgressDialer:
         if not addresses:
             raise Refused(502, f"the name {destination.host} has no address, or its lookup timed out")
         return addresses
-
-    async def _ask_system(self, host: str, port: int) -> Sequence[str]:
-        def look_up() -> Sequence[str]:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
 
 
 async def _connected(addresses: Sequence[str], port: int, buffer_bytes: int) -> Streams:
