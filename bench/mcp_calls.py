@@ -18,7 +18,7 @@ from typing import Any
 
 from mcp.server import MCPServer
 
-from shared.domain.ids import McpServerId
+from shared.domain.ids import McpServerId, ProjectId
 from shared.domain.mcp_servers import McpTarget
 from shared.mcp.client import McpClient
 from shared.mcp.failures import BOUNDS, Bounds
@@ -78,7 +78,11 @@ async def _server(directory: Path) -> AsyncGenerator[tuple[McpTarget, NetworkRul
         assert await process.stdout.readline() == b"ready\n", "the server did not start"
         url = f"https://127.0.0.1:{port}/mcp"
         target = McpTarget(
-            server_id=McpServerId("mcp_server-1"), server_name="measured", transport="streamable_http", url=url
+            project_id=ProjectId("default"),
+            server_id=McpServerId("mcp_server-1"),
+            server_name="measured",
+            transport="streamable_http",
+            url=url,
         )
         yield target, NetworkRules.of("127.0.0.0/8", secured.certificate)
     finally:

@@ -153,6 +153,7 @@ class PendingSignIn(msgspec.Struct, frozen=True, kw_only=True):
 class McpTarget(msgspec.Struct, frozen=True, kw_only=True):
     """How one server is reached, its secrets decrypted. Equal targets may share a connection."""
 
+    project_id: ProjectId
     server_id: McpServerId
     server_name: str
     transport: Transport

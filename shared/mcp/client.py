@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from shared.domain.errors import HoldfastError, InvalidRequest, McpSignInNeeded, Unavailable
+from shared.domain.ids import ProjectId
 from shared.domain.mcp_servers import McpTarget, RemoteResult, RemoteTool
 from shared.mcp.commands import NO_COMMANDS, AllowedCommands
 from shared.mcp.failures import AN_ERROR, BOUNDS, Bounds, Deadline, ServerFailure
@@ -38,6 +39,7 @@ _KNOWN: Mapping[int, str] = {LOST: "Whether the tool did its work is not known."
 class ServerConnection(Protocol):
     """The part of `shared.mcp.connection.Connection` that this module uses."""
 
+    project_id: ProjectId
     users: int
     used_at: float
     is_retired: bool
@@ -155,7 +157,7 @@ class McpClient:
     def _new(self, target: McpTarget, key: bytes, connect: Connect) -> ServerConnection:
         if self._is_closed:
             raise Unavailable("this process is ending and asks no MCP server any more")
-        self._make_room()
+        self._make_room(target.project_id)
         self._tls = self._tls or self._network.tls()
         http = CheckedTransport(self._network, tls=self._tls, kept_s=self._bounds.kept_s)
         connection = connect(target, http, self._bounds)
@@ -168,16 +170,18 @@ class McpClient:
         if self._connections.get(key) is self._owners.pop(task):
             del self._connections[key]
 
-    def _make_room(self) -> None:
-        """Closes the connection that has been idle the longest if the limit is reached."""
+    def _make_room(self, project_id: ProjectId) -> None:
+        """Closes the connection that has been idle the longest if the limit is reached. A project may use as many as it
+        leaves free, so that it never has them all. Raises `Unavailable`."""
         most = self._bounds.most_connections
-        kept = [connection for connection in self._owners.values() if not connection.is_retired]
-        idle = [connection for connection in kept if not connection.users]
-        if len(kept) < most and len(self._owners) < 2 * most:
-            return
-        if not idle or len(self._owners) >= 2 * most:
-            raise Unavailable(f"this process has {most} connections to MCP servers in use: try again later")
-        min(idle, key=lambda connection: connection.used_at).stop()
+        taken = [one for one in self._owners.values() if one.users or one.is_retired]
+        own = sum(one.project_id == project_id for one in taken)
+        if own >= most - len(taken):
+            said = f"this process has {len(taken)} connections to MCP servers in use, {own} of them for this project"
+            raise Unavailable(f"{said}: try again later")
+        idle = [one for one in self._owners.values() if one not in taken]
+        if len(self._owners) >= most:
+            min(idle, key=lambda connection: connection.used_at).stop()
 
 
 async def _connector() -> Connect:

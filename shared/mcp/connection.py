@@ -79,6 +79,7 @@ class Connection:
         self._asked: set[asyncio.Task[Any]] = set()
         self._failure: ServerFailure | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self.project_id = target.project_id
         self.users = 0
         self.used_at = time.monotonic()
         self.is_retired = False

@@ -46,8 +46,8 @@ class Bounds:
     """How long an HTTP connection waits for the next request. Servers keep theirs longer. If a server closed a
     connection while a call was on its way, the client could not know whether the tool was called."""
     close_s: float = 5.0
-    most_connections: int = 100
-    """Per process, for all servers together."""
+    most_connections: int = 200
+    """Per process, for all servers together. A project that is alone uses half of them."""
     most_tools: int = 1_000
     most_pages: int = 50
     most_characters: int = 8_000_000

@@ -43,6 +43,7 @@ def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:
     refuse_headers(headers)
     headers = {name: value for name, value in headers.items() if name.lower() not in _SAID_ANYWAY}
     return McpTarget(
+        project_id=server.project_id,
         server_id=server.id,
         server_name=server.name,
         transport=server.transport,

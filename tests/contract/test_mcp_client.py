@@ -16,7 +16,7 @@ from mcp_types import ToolAnnotations
 from msgspec.structs import replace
 
 from shared.domain.errors import InvalidRequest, Unavailable
-from shared.domain.ids import McpServerId
+from shared.domain.ids import McpServerId, ProjectId
 from shared.domain.mcp_servers import IDEMPOTENCY_KEY, NAMES_PROBE, McpTarget, RemoteImage, RemoteProbe
 from shared.mcp.client import McpClient
 from shared.mcp.commands import ANY_ARGUMENTS, AllowedCommands
@@ -46,6 +46,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncGenerator[OfficialServe
 def process(*args: str, **env: str) -> McpTarget:
     """The server as a process."""
     return McpTarget(
+        project_id=ProjectId("default"),
         server_id=McpServerId("mcp_server-2"),
         server_name="processes",
         transport="stdio",
@@ -216,7 +217,7 @@ async def test_an_idle_connection_is_closed(server: OfficialServer) -> None:
 
 
 async def test_connections_are_bounded_in_number() -> None:
-    client = McpClient(LOOPBACK, bounds=Bounds(most_connections=2))
+    client = McpClient(LOOPBACK, bounds=Bounds(most_connections=4))
     async with official_server("json") as server:
         others = [replace(server.target, server_id=McpServerId(f"mcp_server-{n}")) for n in range(4)]
         for other in others[:3]:
@@ -228,6 +229,38 @@ async def test_connections_are_bounded_in_number() -> None:
         server.going_on.set()
         assert [(await one).text for one in waiting] == ["waited", "waited"]
         await client.list_tools(others[3])
+    await client.aclose()
+
+
+async def test_one_project_took_all_connections_of_a_process() -> None:
+    """A hundred servers of one project that never answered kept every other project from its own."""
+    client = McpClient(LOOPBACK, bounds=Bounds(most_connections=8))
+    async with official_server("json") as server:
+
+        def target(project: str, number: int) -> McpTarget:
+            named = McpServerId(f"mcp_server-{project}-{number}")
+            return replace(server.target, project_id=ProjectId(project), server_id=named)
+
+        waiting: list[asyncio.Task[Any]] = []
+
+        async def taken(project: str) -> int:
+            """How many connections this project gets until it is refused one."""
+            for number in range(10):
+                try:
+                    await client.list_tools(target(project, number))
+                except Unavailable as error:
+                    assert f"{number} of them for this project" in error.message
+                    return number
+                called = client.call_tool(target(project, number), "wait", {}, timeout_s=60)
+                waiting.append(asyncio.create_task(called))
+                await wait_until(lambda: len(server.calls) == len(waiting), description="the tool to wait")
+            return 10
+
+        assert [await taken(project) for project in ("a", "b", "c", "d", "e")] == [4, 2, 1, 1, 0]
+        server.going_on.set()
+        assert {(await one).text for one in waiting} == {"waited"}
+        assert await client.list_tools(target("e", 0))
+        assert client.connections <= 8
     await client.aclose()
 
 

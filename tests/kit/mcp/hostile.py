@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.domain.ids import McpServerId
+from shared.domain.ids import McpServerId, ProjectId
 from shared.domain.mcp_servers import McpTarget
 from tests.kit.stream_server import stream_server
 
@@ -55,6 +55,7 @@ class HostileServer:
     @property
     def target(self) -> McpTarget:
         return McpTarget(
+            project_id=ProjectId("default"),
             server_id=McpServerId("mcp_server-3"),
             server_name="hostile",
             transport="streamable_http",

@@ -18,7 +18,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
 
-from shared.domain.ids import McpServerId
+from shared.domain.ids import McpServerId, ProjectId
 from shared.domain.mcp_servers import McpTarget
 from tests.kit.certificates import SelfSigned
 from tests.kit.wait_until import wait_until
@@ -59,6 +59,7 @@ class OfficialServer:
     @property
     def target(self) -> McpTarget:
         return McpTarget(
+            project_id=ProjectId("default"),
             server_id=McpServerId("mcp_server-1"),
             server_name="tools",
             transport=transport_of(self.kind),
