@@ -34,8 +34,8 @@ from shared.redis.queue import READER_S, Bucket, Empty, Group, Quotas
 
 _SUBMITS = re.compile(
     r"(?:/openai)?/v1/responses(?:/compact)?|/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
-    r"|conversations/[^/]+/(?:messages|compact)"
-    r"|chat/completions(?:/chat/completions)?)"
+    r"|conversations/[^/]+/(?:messages|compact)|groups/[^/]+/messages(?:/stream)?"
+    r"|chat/completions(?:/chat/completions)?)|/ag-ui/(?:[^/]+|agent/[^/]+/run)|/ai-sdk/[^/]+/chat"
 )
 """Paths whose POST makes a run."""
 

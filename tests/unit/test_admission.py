@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.admission import Admission, release_permit
+from api.admission import Admission, is_submission, release_permit
 from api.every_answer import UnusedInputWarnings
 from api.request_input import BodyReader, RequestInput, StrictRequests
 from tests.kit.product.refusing import in_an_application
@@ -62,6 +62,29 @@ async def queueing(
         transport=httpx.ASGITransport(in_an_application(turns)), base_url="http://test"
     ) as http:
         yield storing, admission, http
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/ag-ui/agent-1", "/ag-ui/agent/agent-1/run", "/ai-sdk/agent-1/chat", "/v1/groups/group-1/messages"),
+        *("/v1/groups/group-1/messages/stream", "/v1/conversations/conv-1/messages", "/openai/v1/responses"),
+        *("/v1/responses", "/v1/chat/completions", "/v1/agents/agent-1/messages/async", "/mcp"),
+    ],
+)
+def test_submissions_of_pages_and_groups_took_every_connection_to_the_database(path: str) -> None:
+    """They did not wait for a permit, so that reads and cancels waited behind a burst of them."""
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": []}
+    assert is_submission(scope)
+    assert not is_submission({**scope, "method": "GET"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/ag-ui/agent-1/stop", "/ag-ui/agent/agent-1/stop/tea", "/ag-ui/agent/agent-1/connect", "/ai-sdk/a/chat/c/stop"],
+)
+def test_stops_and_readers_wait_for_no_permit(path: str) -> None:
+    assert not is_submission({"type": "http", "method": "POST", "path": path, "headers": []})
 
 
 async def test_a_burst_is_stored_in_the_order_in_which_it_came() -> None:
