@@ -27,7 +27,7 @@ from api.offered_models import OfferedModels
 from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
-from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId
+from shared.domain.ids import ConversationId, IdMaker, ProjectId, ThreadId
 from shared.domain.mcp_servers import MCP_TYPE, McpServer, tool_source
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
@@ -150,8 +150,8 @@ async def export_agent(
             field="query.use_legacy_format",
         )
     wanted = ExportRequest(conversation_id=conversation_id, scrub_messages=scrub_messages)
-    return await _exported(
-        editor, access, message_store, conversation_store, mcp_servers, ids, clock, project_id, agent_id, wanted
+    return await export_agent_with_skills(
+        agent_id, editor, access, message_store, conversation_store, mcp_servers, ids, clock, project_id, wanted
     )
 
 
@@ -169,18 +169,20 @@ async def export_agent_with_skills(
     body: ExportRequest | None = None,
 ) -> Response:
     """The agent as a file, with skills that the client adds."""
-    return await _exported(
-        editor,
-        access,
-        message_store,
-        conversation_store,
-        mcp_servers,
-        ids,
-        clock,
-        project_id,
-        agent_id,
-        body or ExportRequest(),
-    )
+    wanted = body or ExportRequest()
+    [details] = await editor.details([await editor.get(project_id, agent_id)])
+    sleepers = [await editor.get(project_id, sleeper) for sleeper in (details.group.agent_ids if details.group else ())]
+    # Stored before it is shown: there is no export without its event.
+    await access.audit.add(project_id, "agent.exported", agent_id, *(sleeper.id for sleeper in sleepers))
+    history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
+    exported = [ExportedAgent(details, history)]
+    for of_sleeper in await editor.details(sleepers):
+        said = await message_store.context(project_id, ThreadId(of_sleeper.agent.id))
+        # Of what else it may manage the file says nothing: that belongs to another agent.
+        exported.append(ExportedAgent(msgspec.structs.replace(of_sleeper, group=None), said))
+    servers = await mcp_servers.of_tools(project_id, [tool for one in exported for tool in one.details.tools])
+    content = await asyncio.to_thread(_written_file, exported, servers, wanted, clock.now())
+    return Response(content, media_type="application/json")
 
 
 @router.post("/import")
@@ -280,33 +282,6 @@ def _notes_on_tools(arrival: ImportReport) -> list[str]:
         ("tools of the project stay, the file's differ: %s", arrival.kept),
     )
     return [sentence % ", ".join(names) for sentence, names in said if names]
-
-
-async def _exported(
-    editor: AgentEditor,
-    access: Access,
-    message_store: MessageStore,
-    conversation_store: ConversationStore,
-    mcp_servers: McpServers,
-    ids: IdMaker,
-    clock: Clock,
-    project_id: ProjectId,
-    agent_id: AgentId,
-    wanted: ExportRequest,
-) -> Response:
-    [details] = await editor.details([await editor.get(project_id, agent_id)])
-    sleepers = [await editor.get(project_id, sleeper) for sleeper in (details.group.agent_ids if details.group else ())]
-    # Stored before it is shown: there is no export without its event.
-    await access.audit.add(project_id, "agent.exported", agent_id, *(sleeper.id for sleeper in sleepers))
-    history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
-    exported = [ExportedAgent(details, history)]
-    for of_sleeper in await editor.details(sleepers):
-        said = await message_store.context(project_id, ThreadId(of_sleeper.agent.id))
-        # Of what else it may manage the file says nothing: that belongs to another agent.
-        exported.append(ExportedAgent(msgspec.structs.replace(of_sleeper, group=None), said))
-    servers = await mcp_servers.of_tools(project_id, [tool for one in exported for tool in one.details.tools])
-    body = await asyncio.to_thread(_written_file, exported, servers, wanted, clock.now())
-    return Response(body, media_type="application/json")
 
 
 def _written_file(

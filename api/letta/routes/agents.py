@@ -1,8 +1,10 @@
 """Routes of agents: their state, tools, approval gates, memory blocks by label, and archives."""
 
 import asyncio
+from collections.abc import Awaitable
+from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Body, Depends, Response
 from pydantic import BaseModel
@@ -46,7 +48,7 @@ from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock, beside
 from shared.domain.agents import Agent, Block, characters_of_memory, render_system
 from shared.domain.errors import ErrorCode, InvalidRequest
-from shared.domain.ids import IdMaker, ThreadId
+from shared.domain.ids import IdMaker, ProjectId, ThreadId
 from shared.domain.runs import TOOL_RUN
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
@@ -72,6 +74,28 @@ PassageStoreDep = Annotated[PassageStore, served(PassageStore)]
 SleeperMakerDep = Annotated[SleeperMaker, served(SleeperMaker)]
 ToolRunServiceDep = Annotated[ToolRunService, served(ToolRunService)]
 ToolStoreDep = Annotated[ToolStore, served(ToolStore)]
+
+
+class AgentLinks(NamedTuple):
+    """What a request needs that attaches something to an agent, or detaches it."""
+
+    editor: AgentEditor
+    answers: AgentAnswers
+    project_id: ProjectId
+    now: datetime
+
+    async def shown(self, change: Awaitable[Agent]) -> dict[str, Any]:
+        """The agent after the change."""
+        return await self.answers.one(await change)
+
+
+async def _agent_links(
+    editor: AgentEditorDep, answers: AgentAnswersDep, project_id: ProjectDep, clock: ClockDep
+) -> AgentLinks:
+    return AgentLinks(editor, answers, project_id, clock.now())
+
+
+AgentLinksDep = Annotated[AgentLinks, Depends(_agent_links)]
 
 router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=DirectRoute)
 
@@ -204,11 +228,9 @@ async def delete_agent(
 
 
 @router.get("/{agent_id}/core-memory")
-async def retrieve_memory(
-    agent_id: AgentIdPath, agent_answers: AgentAnswersDep, editor: AgentEditorDep, project_id: ProjectDep
-) -> dict[str, Any]:
+async def retrieve_memory(agent_id: AgentIdPath, links: AgentLinksDep) -> dict[str, Any]:
     """The agent's memory blocks, as its state shows them."""
-    return (await agent_answers.one(await editor.get(project_id, agent_id)))["memory"]
+    return (await links.shown(links.editor.get(links.project_id, agent_id)))["memory"]
 
 
 @router.get("/{agent_id}/secrets")
@@ -278,31 +300,15 @@ async def list_tools_of_agent(
 
 
 @tools_router.patch("/attach/{tool_id}")
-async def attach_tool(
-    agent_id: AgentIdPath,
-    tool_id: ToolIdPath,
-    editor: AgentEditorDep,
-    clock: ClockDep,
-    agent_answers: AgentAnswersDep,
-    project_id: ProjectDep,
-) -> dict[str, Any]:
+async def attach_tool(agent_id: AgentIdPath, tool_id: ToolIdPath, links: AgentLinksDep) -> dict[str, Any]:
     """Gives the agent a tool."""
-    agent = await editor.attach_tool(project_id, agent_id, tool_id, clock.now())
-    return await agent_answers.one(agent)
+    return await links.shown(links.editor.attach_tool(links.project_id, agent_id, tool_id, links.now))
 
 
 @tools_router.patch("/detach/{tool_id}")
-async def detach_tool(
-    agent_id: AgentIdPath,
-    tool_id: ToolIdPath,
-    editor: AgentEditorDep,
-    clock: ClockDep,
-    agent_answers: AgentAnswersDep,
-    project_id: ProjectDep,
-) -> dict[str, Any]:
+async def detach_tool(agent_id: AgentIdPath, tool_id: ToolIdPath, links: AgentLinksDep) -> dict[str, Any]:
     """Takes a tool from the agent."""
-    agent = await editor.detach_tool(project_id, agent_id, tool_id, clock.now())
-    return await agent_answers.one(agent)
+    return await links.shown(links.editor.detach_tool(links.project_id, agent_id, tool_id, links.now))
 
 
 @tools_router.post("/{tool_name}/run", response_model=None)
@@ -330,9 +336,7 @@ async def run_tool(
 async def set_tool_approval(
     agent_id: AgentIdPath,
     tool_name: str,
-    editor: AgentEditorDep,
-    clock: ClockDep,
-    project_id: ProjectDep,
+    links: AgentLinksDep,
     body: Annotated[ApprovalSetting | None, Body()] = None,
     requires_approval: bool | None = None,
 ) -> None:
@@ -343,7 +347,8 @@ async def set_tool_approval(
         raise InvalidRequest(
             'requires_approval is missing: send {"requires_approval": true} or false', field="requires_approval"
         )
-    await editor.set_approval_override(project_id, agent_id, tool_name, required=required, now=clock.now())
+    project_id, now = links.project_id, links.now
+    await links.editor.set_approval_override(project_id, agent_id, tool_name, required=required, now=now)
 
 
 blocks_router = APIRouter(prefix="/v1/agents/{agent_id}/core-memory/blocks", tags=["agents"], route_class=LateRoute)
@@ -360,31 +365,15 @@ async def list_blocks_of_agent(
 
 
 @blocks_router.patch("/attach/{block_id}")
-async def attach_block(
-    agent_id: AgentIdPath,
-    block_id: BlockIdPath,
-    editor: AgentEditorDep,
-    clock: ClockDep,
-    agent_answers: AgentAnswersDep,
-    project_id: ProjectDep,
-) -> dict[str, Any]:
+async def attach_block(agent_id: AgentIdPath, block_id: BlockIdPath, links: AgentLinksDep) -> dict[str, Any]:
     """Gives the agent a block."""
-    agent = await editor.attach_block(project_id, agent_id, block_id, clock.now())
-    return await agent_answers.one(agent)
+    return await links.shown(links.editor.attach_block(links.project_id, agent_id, block_id, links.now))
 
 
 @blocks_router.patch("/detach/{block_id}")
-async def detach_block(
-    agent_id: AgentIdPath,
-    block_id: BlockIdPath,
-    editor: AgentEditorDep,
-    clock: ClockDep,
-    agent_answers: AgentAnswersDep,
-    project_id: ProjectDep,
-) -> dict[str, Any]:
+async def detach_block(agent_id: AgentIdPath, block_id: BlockIdPath, links: AgentLinksDep) -> dict[str, Any]:
     """Takes a block from the agent."""
-    agent = await editor.detach_block(project_id, agent_id, block_id, clock.now())
-    return await agent_answers.one(agent)
+    return await links.shown(links.editor.detach_block(links.project_id, agent_id, block_id, links.now))
 
 
 @blocks_router.get("/{block_label}")

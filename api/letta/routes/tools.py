@@ -85,26 +85,8 @@ def _each(texts: list[str] | None) -> list[str] | None:
     return [part for text in texts or () for part in (piece.strip() for piece in text.split(",")) if part] or None
 
 
-@router.post("")
-async def create_tool(
-    body: ToolCreate,
-    settings: SettingsDep,
-    input_limits: InputLimitsDep,
-    tool_store: ToolStoreDep,
-    package_environments: PackageEnvironmentsDep,
-    ids: IdMakerDep,
-    clock: ClockDep,
-    operations: OperationsDep,
-    project_id: ProjectDep,
-    response: Response,
-) -> dict[str, Any]:
-    """Creates a tool, or changes the tool of this name: scripts create their tools at each start."""
-    return await upsert_tool(
-        body, settings, input_limits, tool_store, package_environments, ids, clock, operations, project_id, response
-    )
-
-
 @router.put("")
+@router.post("")
 async def upsert_tool(
     body: ToolCreate,
     settings: SettingsDep,
@@ -117,7 +99,8 @@ async def upsert_tool(
     project_id: ProjectDep,
     response: Response,
 ) -> dict[str, Any]:
-    """Creates a tool, or changes the tool of this name, which keeps its id and all omitted fields."""
+    """Creates a tool, or changes the tool of this name, which keeps its id and all omitted fields: scripts create their
+    tools at each start."""
     _warn_of_limits(settings, body.limits, response)
     refuse_network(body.network, settings.tool_network)
     input_limits.refuse_long_source(body.source_code)
