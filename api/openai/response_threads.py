@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from shared.concurrency import Clock
 from shared.domain.agents import Agent, ModelOptions
 from shared.domain.approvals import Approval, ReopenedTurn
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel, UnknownPrevious
-from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, RunId, ThreadId, is_id
+from shared.domain.ids import AgentId, ConversationId, IdMaker, MessageId, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import (
     ApprovalResponse,
@@ -136,16 +137,18 @@ class ResponseThreads:
         """The items of the messages that the input refers to, by each of their possible ids. The id of a call does not
         say where it is: calls are found by their outputs, and in the threads of the other items that are named."""
         named = [one for item in given if (one := reference_of(item)) is not None]
-        message_ids = {one: found for one in named if (found := message_id_of(one)) is not None}
+        named_by = defaultdict[MessageId | None, list[str]](list)
+        for one in dict.fromkeys(named):
+            named_by[message_id_of(one)].append(one)
         call_ids = [item["call_id"] for item in given if isinstance(item.get("call_id"), str)]
         asked = await self.approvals.of_calls(project_id, call_ids) if call_ids else []
-        wanted = {*message_ids.values(), *(one.message_id for one in asked)}
+        wanted = {one for one in (*named_by, *(one.message_id for one in asked)) if one is not None}
         items: dict[str, Mapping[str, Any]] = {}
         found = await self.messages.find(project_id, wanted) if wanted else []
         for message in found:
             own = {item["id"]: item for item in items_of(message.run_id or RunId(message.thread_id), message)}
             items |= own
-            for one in (one for one, of in message_ids.items() if of == message.id):
+            for one in named_by[message.id]:
                 kind, _, rest = one.partition("_")
                 base = f"{kind}_{rest.partition('_')[0]}"
                 items.setdefault(one, {"type": "reasoning", "id": one} if kind == "rs" else own.get(base, {}))

@@ -28,8 +28,6 @@ _STEP_TIMEOUT_S = 10.0
 _MOST_KEPT = 10
 """Connections of one transport that wait for its next request."""
 _PORTS = {"http": 80, "https": 443}
-
-
 LOOKUPS_AT_ONCE = 64
 
 

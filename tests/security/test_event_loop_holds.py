@@ -197,6 +197,33 @@ async def test_a_page_of_much_was_made_json_in_one_go(world: World) -> None:
     nothing_held_the_loop(world.walk)
 
 
+@pytest.mark.slow
+async def test_each_item_that_a_request_refers_to_was_compared_with_every_other(world: World) -> None:
+    """Ten thousand references, of a key that may only read, held the loop for two and a half seconds."""
+    agent, ids = world.belongings["agents"][0], list[str]()
+    said = [{"role": "user", "content": str(number)} for number in range(1000)]
+    turn = {"provider": "x", "model": "y", "request_messages": said, "response_dict": {"content": "seen"}}
+    path, params = f"/v1/agents/{agent}/messages", {"limit": "1000", "order": "asc"}
+    for _ in range(6):
+        assert (await world.client.post(f"{path}/capture", json=turn)).is_success
+        listed = (await world.client.get(path, params=params)).json()
+        own = [one["id"] for one in listed if one["message_type"] == "user_message"]
+        ids += [f"msg_{one.removeprefix('message-').replace('-', '')}" for one in own]
+        params["after"] = listed[-1]["id"]
+    named = [{"type": "item_reference", "id": one} for one in dict.fromkeys(ids)]
+    assert len(named) > 5000
+
+    for last in ([], [{"type": "item_reference", "id": "mcp_of_nothing"}]):
+        body = {"model": agent, "input": [*named, *last]}
+
+        async def ask(body: Mapping[str, Any] = body, wanted: int = 404 if last else 200) -> None:
+            answer = await world.client.post("/openai/v1/responses/input_tokens", json=body)
+            assert answer.status_code == wanted, answer.text[:300]
+
+        await world.walk.watch(f"{len(named)} references, and {len(last)} to nothing", ask)
+    nothing_held_the_loop(world.walk)
+
+
 def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
     """One event of a model's stream, with OpenAI's names."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
