@@ -117,12 +117,17 @@ class _Story:
 
     leaves_calls_open: bool = False
     bodies: list[MessageBody] = field(default_factory=list[MessageBody])
-    answer: AssistantMessage | None = None
-    """The answer to which the last items belong."""
+    texts: list[str] = field(default_factory=list[str])
+    """Of the answer to which the last items belong, as are `calls`."""
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    """Of the tools in `calls`, by the calls' ids."""
     results: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """For the calls of `answer`."""
+    """For `calls`."""
     outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    earlier: dict[str, Decision] = field(default_factory=dict[str, Decision])
+    """Verdicts that more of an answer follows."""
     asked: set[str] = field(default_factory=set[str])
     """The approval requests among the items, by their ids."""
 
@@ -154,13 +159,9 @@ class _Story:
         content = _content(item.get("content"), place, takes_files=role != "assistant")
         if role == "assistant":
             self._pass_over_verdicts()
-            text = content if isinstance(content, str) else text_with_notes(content)
-            before = self.answer
-            if before is None or before.tool_calls:
+            if self.calls:
                 self._end_answer()
-                self.answer = AssistantMessage(text=text)
-            else:
-                self.answer = AssistantMessage(text=f"{before.text}\n\n{text}")
+            self.texts.append(content if isinstance(content, str) else text_with_notes(content))
             return
         if role not in _SPEAKERS:
             raise InvalidRequest(
@@ -173,21 +174,21 @@ class _Story:
     def _take_call(self, call: ToolCall) -> None:
         if self.results:
             self._end_answer()
-        before = self.answer or AssistantMessage()
-        self.answer = AssistantMessage(text=before.text, tool_calls=[*before.tool_calls, call])
+        self.calls.append(call)
+        self.names.setdefault(call.id, call.name)
 
     def _take_output(self, item: Mapping[str, Any], place: str) -> None:
         call_id = _needed(item, "call_id", place)
         output = _content(item.get("output"), place, name="output")
         parts = None if isinstance(output, str) else output
         text = output if isinstance(output, str) else text_with_notes(output)
-        called = next((call for call in self._calls() if call.id == call_id), None)
+        called = self.names.get(call_id)
         if called is None:
             self.outputs[call_id] = Decision(
                 tool_call_id=call_id, kind="tool", tool_return=text, parts=parts, is_plain=True
             )
             return
-        self.results[call_id] = ToolReturn(call_id, called.name, "success", text, parts=parts, is_plain=True)
+        self.results[call_id] = ToolReturn(call_id, called, "success", text, parts=parts, is_plain=True)
 
     def _take_mcp_call(self, item: Mapping[str, Any], place: str) -> None:
         call = _call(item, "id", place)
@@ -210,29 +211,28 @@ class _Story:
 
     def _pass_over_verdicts(self) -> None:
         """The answer to a request that is repeated as well is history, once more of the answer follows."""
-        self.verdicts = {asked: verdict for asked, verdict in self.verdicts.items() if asked not in self.asked}
-
-    def _calls(self) -> list[ToolCall]:
-        return [] if self.answer is None else self.answer.tool_calls
+        self.earlier.update(self.verdicts)
+        self.verdicts.clear()
 
     def _end_answer(self) -> None:
-        if self.answer is None:
+        if not (self.texts or self.calls):
             return
-        missing = next((call.id for call in self.answer.tool_calls if call.id not in self.results), None)
+        missing = next((call.id for call in self.calls if call.id not in self.results), None)
         if missing is not None and not self.leaves_calls_open:
             raise InvalidRequest(f"No tool output found for function call {missing}.", field="input")
-        self.bodies.append(self.answer)
+        self.bodies.append(AssistantMessage(text="\n\n".join(self.texts), tool_calls=self.calls))
         if self.results:
-            returns = [self.results[call.id] for call in self.answer.tool_calls if call.id in self.results]
+            returns = [self.results[call.id] for call in self.calls if call.id in self.results]
             self.bodies.append(ToolReturns(returns=returns))
-        self.answer, self.results = None, {}
+        self.texts, self.calls, self.names, self.results = [], [], {}, {}
 
     def told(self) -> ResponseInput:
         """The whole input. Raises `InvalidRequest` for a call without its output."""
         self._end_answer()
         last = max((n for n, body in enumerate(self.bodies) if not isinstance(body, UserMessage)), default=-1)
         said = [body for body in self.bodies[last + 1 :] if isinstance(body, UserMessage)]
-        return ResponseInput(self.bodies[: last + 1], said, self.outputs, self.verdicts)
+        earlier = {asked: verdict for asked, verdict in self.earlier.items() if asked not in self.asked}
+        return ResponseInput(self.bodies[: last + 1], said, self.outputs, earlier | self.verdicts)
 
 
 def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Decision]:

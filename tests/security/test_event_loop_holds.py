@@ -224,6 +224,44 @@ async def test_each_item_that_a_request_refers_to_was_compared_with_every_other(
     nothing_held_the_loop(world.walk)
 
 
+LONG_HISTORIES = {
+    "texts of one answer": [{"role": "assistant", "content": "x" * 1500}] * 9999,
+    "calls and then their results": [
+        *({"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"} for n in range(4999)),
+        *({"type": "function_call_output", "call_id": f"c{n}", "output": "y"} for n in reversed(range(4999))),
+    ],
+    "calls with results": [
+        {"type": "mcp_call", "id": f"c{n}", "name": "f", "arguments": "{}", "output": "y"} for n in range(9999)
+    ],
+    "verdicts between texts": [
+        item
+        for n in range(3333)
+        for item in (
+            {"type": "mcp_approval_request", "id": f"of another {n}"},
+            {"type": "mcp_approval_response", "approval_request_id": f"m{n}", "approve": True},
+            {"role": "assistant", "content": "a"},
+        )
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("history", LONG_HISTORIES)
+async def test_each_item_of_a_history_copied_those_before_it(world: World, history: str) -> None:
+    """The texts of one answer, with a key that may only read, held the loop for three seconds."""
+    body = {
+        "model": world.belongings["agents"][0],
+        "input": [*LONG_HISTORIES[history], {"role": "user", "content": "and?"}],
+    }
+
+    async def ask() -> None:
+        answer = await world.client.post("/openai/v1/responses/input_tokens", json=body)
+        assert answer.status_code in (200, 400), answer.text[:300]
+
+    await world.walk.watch(history, ask)
+    nothing_held_the_loop(world.walk)
+
+
 def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
     """One event of a model's stream, with OpenAI's names."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
