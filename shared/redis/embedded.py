@@ -3,9 +3,9 @@
 It is fakeredis, whose EVALSHA compiles a script for each call and collects Lua's garbage after it. So here a script is
 a library of one function (FUNCTION LOAD), which is compiled once and called by its name (FCALL).
 
-`append.lua` runs for each event of each run. Its usual case is a few commands from Python instead: nothing comes
-between them, because all clients of the server are on one event loop, and the commands do not wait. All scripts pass
-the same tests as on a real Redis.
+`append.lua` runs for each event of each run. Where SQL has each event first, its usual case is two commands from Python
+instead: nothing comes between them, because all clients of the server are on one event loop, and the commands do not
+wait. All scripts pass the same tests as on a real Redis.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from shared.redis.connection import Redis, text_of_script
 
-LIFETIME_MAY_DIFFER_MS = 1000
-"""The lifetime of a log is not renewed for a smaller difference."""
+RENEWED_EVERY = 64
+"""Numbers after which a log's lifetime is renewed. An owner's first number is one or two behind a multiple of it."""
 
 BURST = 8
 """Events of one append of which the log keeps only the last one, if SQL has all of them. It shows how far the log
@@ -29,8 +29,9 @@ _LIBRARY = "#!lua name={name}\nredis.register_function('{name}', function(KEYS, 
 
 
 def connect_embedded(server: FakeServer | None = None, *, stores_first: bool = False) -> Redis:
-    """A client of an embedded Redis. Clients of one `server` share its data. `stores_first`: SQL has each event before
-    it is appended to its log, as in `holdfast dev`, so the log need not keep all of a burst."""
+    """A client of an embedded Redis. Clients of one `server` share its data. `stores_first`: SQL has taken each event
+    from the run's owner before it is appended to its log, as in `holdfast dev`, so the log need neither ask who owns it
+    nor keep all of a burst."""
     return _EmbeddedRedis(server or FakeServer(), stores_first=stores_first)
 
 
@@ -43,8 +44,8 @@ class _EmbeddedRedis(Redis):
 
     def register_script(self, script: Any) -> Any:
         """Returns the script, which this client loads at its first call."""
-        if script == text_of_script("append"):
-            return _Append(self, script, self._commands, stores_first=self._stores_first)
+        if self._stores_first and script == text_of_script("append"):
+            return _Append(self, script, self._commands)
         return super().register_script(script)
 
     async def script_load(self, script: Any) -> str:
@@ -75,12 +76,11 @@ class _Commands:
 
 
 class _Append(AsyncScript):
-    """`append.lua`, which describes the arguments and the answer."""
+    """`append.lua`, which describes the arguments and the answer, for events that SQL has."""
 
-    def __init__(self, client: Redis, script: str, commands: _Commands, *, stores_first: bool) -> None:
+    def __init__(self, client: Redis, script: str, commands: _Commands) -> None:
         super().__init__(cast("Any", client), script)
         self._execute = commands.execute
-        self._stores_first = stores_first
 
     async def __call__(
         self, keys: Sequence[Any] | None = None, args: Iterable[Any] | None = None, client: Any = None
@@ -92,20 +92,20 @@ class _Append(AsyncScript):
         return cast("Any", await super().__call__(*given, client))
 
     def _append(self, keys: Sequence[Any], args: Sequence[Any]) -> int | None:
-        """Appends for the log's owner, and returns the last number. None: the script must decide. If the log has some
-        of a burst, all of it is published again, and readers skip what they know."""
+        """Appends, and returns the last number. None: the script must decide. If the log has some of a burst, all of it
+        is published again, and readers skip what they know."""
         events, fence = keys
-        caller, first, needs, lifetime_ms, publish, channel, *entries = args
+        _, first, needs, lifetime_ms, publish, channel, *entries = args
         last = first + len(entries) - 1
-        if needs or not entries or self._execute("GET", fence) != caller.encode():
+        if needs or not entries:
             return None
-        first_kept = last if self._stores_first and len(entries) >= BURST else first
+        first_kept = last if len(entries) >= BURST else first
         try:
             for seq, entry in enumerate(entries[first_kept - first :], first_kept):
                 self._execute("XADD", events, f"{seq}-0", "e", entry)
         except ResponseError:
             return None  # the log has the first of these numbers, and got none
-        if abs(self._execute("PTTL", events) - lifetime_ms) > LIFETIME_MAY_DIFFER_MS:
+        if (last - 1) % RENEWED_EVERY <= len(entries):
             self._execute("PEXPIRE", events, lifetime_ms)
             self._execute("PEXPIRE", fence, lifetime_ms)
         self._execute(publish, channel, b"%d " % first + b"\n".join(entries))

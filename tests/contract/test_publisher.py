@@ -1,6 +1,7 @@
 """The publisher against its stores: what it stores on the way never meets what a checkpoint or a settle stores."""
 
 from collections.abc import AsyncGenerator
+from typing import cast
 
 import pytest
 import sqlalchemy as sa
@@ -15,6 +16,7 @@ from shared.domain.ids import MessageId, Seq, StepId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.log_writer import KEPT_FREE, NUMBERS_PER_FENCE, consecutive, unbroken
 from shared.domain.runs import Run
+from shared.redis import keys
 from shared.redis.embedded import BURST, connect_embedded
 from shared.redis.event_log import EventLog
 from shared.sql.run_tables import event_blocks
@@ -154,6 +156,20 @@ async def test_of_a_burst_that_sql_has_the_log_keeps_the_last_event(stores: Stor
     entries = await stored(stores, run)
     assert [decode(entry) for _, entry in entries] == numbered(events)
     assert await EventLog(redis, ttl_s=3600).read(run.id, Seq(1)) == entries[-kept:]
+    await redis.aclose(close_connection_pool=True)
+
+
+@pytest.mark.parametrize("owners", [1, 2])
+async def test_a_log_of_events_that_sql_has_lives_a_day_from_its_owners_first_one(stores: Stores, owners: int) -> None:
+    redis, run = connect_embedded(stores_first=True), await stores.claimed()
+    for _ in range(1, owners):
+        run = await stores.claim(run)
+    publisher = publisher_of(run, stores, redis, stores_first=True)
+    async with publisher.publishing():
+        publisher.emit(text(1))
+        assert await publisher.wait_sent(10)
+    lifetimes = [cast("int", await redis.ttl(key)) for key in (keys.events(run.id), keys.fence(run.id))]
+    assert all(keys.LIVE_LOG_TTL_S - 60 < lifetime <= keys.LIVE_LOG_TTL_S for lifetime in lifetimes)
     await redis.aclose(close_connection_pool=True)
 
 
