@@ -166,16 +166,14 @@ async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: 
 
 
 def _run(
-    work: Callable[[], Coroutine[Any, Any, None]],
-    began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]",
+    work: Callable[[], Coroutine[Any, Any, None]], began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]"
 ) -> None:
     with asyncio.Runner() as runner:
         runner.run(_announced(work, began))
 
 
 async def _announced(
-    work: Callable[[], Coroutine[Any, Any, None]],
-    began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]",
+    work: Callable[[], Coroutine[Any, Any, None]], began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]"
 ) -> None:
     task = asyncio.current_task()
     if task is None:

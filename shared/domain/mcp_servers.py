@@ -253,7 +253,5 @@ def kept_source(before: Tool, after: Tool) -> Tool:
     kept = source_metadata(source) | {HINTS: before.metadata.get(HINTS, {})}
     tags = [tag for tag in before.tags if is_servers_tag(before, tag)]
     return replace(
-        after,
-        metadata={**after.metadata, **kept},
-        tags=[*tags, *(tag for tag in after.tags if tag not in tags)],
+        after, metadata={**after.metadata, **kept}, tags=[*tags, *(tag for tag in after.tags if tag not in tags)]
     )

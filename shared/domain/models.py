@@ -47,15 +47,7 @@ PROVIDERS: dict[str, Provider] = {
     for provider in (
         Provider(BUILTIN, "openai", "builtin", quirks=_CONTINUES),
         Provider(CODE, "openai", "builtin"),
-        Provider(
-            "openai",
-            "openai",
-            "chat",
-            _OPENAI,
-            _OPENAI_URL,
-            needs_key=True,
-            quirks=Quirks(takes_files=True),
-        ),
+        Provider("openai", "openai", "chat", _OPENAI, _OPENAI_URL, needs_key=True, quirks=Quirks(takes_files=True)),
         _keyed("anthropic", "https://api.anthropic.com", wire="anthropic", version="/v1", quirks=_CONTINUES),
         *(
             Provider(
@@ -150,10 +142,7 @@ PROVIDERS: dict[str, Provider] = {
             "openai_compatible",
             "openai",
             "chat",
-            (
-                _COMPATIBLE,
-                *(Address(name, ("OPENAI_COMPATIBLE_API_KEY", *_OPENAI_KEY)) for name in _OPENAI_URLS),
-            ),
+            (_COMPATIBLE, *(Address(name, ("OPENAI_COMPATIBLE_API_KEY", *_OPENAI_KEY)) for name in _OPENAI_URLS)),
         ),
         # How Letta's servers name the models behind their OPENAI_BASE_URL. Programs and agent files carry the name to
         # servers that have no such gateway; there OpenAI itself is asked.

@@ -7,15 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from shared.domain.agents import (
-    Agent,
-    Block,
-    ClientSkill,
-    CompactionOptions,
-    ModelOptions,
-    render_system,
-    with_skills,
-)
+from shared.domain.agents import Agent, Block, ClientSkill, CompactionOptions, ModelOptions, render_system, with_skills
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import CancelMode
 from shared.domain.ids import AgentId, ConversationId, Fence, MessageId, ProjectId, RunId, Seq, StepId, ThreadId

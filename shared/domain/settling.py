@@ -410,8 +410,5 @@ def lost_usage(calls: int, asked: str, shown: str) -> Usage:
     prompt = estimate_tokens(asked)
     completion = estimate_tokens(shown)
     return Usage(
-        prompt_tokens=calls * prompt,
-        completion_tokens=completion,
-        context_tokens=prompt + completion,
-        estimated=True,
+        prompt_tokens=calls * prompt, completion_tokens=completion, context_tokens=prompt + completion, estimated=True
     )

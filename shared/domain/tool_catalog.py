@@ -167,10 +167,7 @@ BASE_TOOLS: Final = (
         "several blocks, of which all are changed or none: '*** Update Block: <label>', '*** Add Block: <label>' (a "
         "line 'Description: <text>' may follow, then lines with '+'), '*** Delete Block: <label>', and '*** Move to: "
         "<new label>' behind any of them, which renames it.",
-        {
-            "label": _text("Label of the memory block; empty when the patch has headers."),
-            "patch": _text("The patch."),
-        },
+        {"label": _text("Label of the memory block; empty when the patch has headers."), "patch": _text("The patch.")},
         ["label", "patch"],
     ),
     BaseTool(
@@ -181,12 +178,7 @@ BASE_TOOLS: Final = (
         {"label": _LABEL, "new_memory": _text("The whole new text of the block.")},
         ["label", "new_memory"],
     ),
-    BaseTool(
-        "memory_finish_edits",
-        SLEEPTIME,
-        "Says that you have finished editing your memory.",
-        {},
-    ),
+    BaseTool("memory_finish_edits", SLEEPTIME, "Says that you have finished editing your memory.", {}),
     BaseTool(
         "memory",
         MEMORY,

@@ -252,9 +252,7 @@ def _still_registered(known: Grant | None, redirect_uri: str) -> OAuthClientInfo
 def _provider(server_url: str, redirect_uri: str, storage: _Registration) -> OAuthClientProvider:
     is_here = urlsplit(redirect_uri).hostname in ("localhost", "127.0.0.1", "::1")
     about = OAuthClientMetadata(
-        client_name="Holdfast",
-        redirect_uris=[AnyUrl(redirect_uri)],
-        application_type="native" if is_here else "web",
+        client_name="Holdfast", redirect_uris=[AnyUrl(redirect_uri)], application_type="native" if is_here else "web"
     )
 
     async def stop(url: str) -> None:

@@ -196,11 +196,7 @@ class _CountedStream(httpx2.AsyncByteStream):
     """
 
     def __init__(
-        self,
-        response: httpx2.Response,
-        most_bytes: int,
-        broken: Broken | None,
-        requests: Callable[[], int] | None,
+        self, response: httpx2.Response, most_bytes: int, broken: Broken | None, requests: Callable[[], int] | None
     ) -> None:
         self._stream = response.stream
         self._most_bytes = most_bytes

@@ -200,8 +200,7 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
     run_timeout: float = Field(default=3600.0, gt=0, description="Seconds of work that one run may take.")
     model_retries: int = Field(default=3, ge=0, description="Retries of a failed model call before its first event.")
     default_model: str = Field(
-        default="",
-        description="The model of an agent that is made without one, or with one that leaves it open.",
+        default="", description="The model of an agent that is made without one, or with one that leaves it open."
     )
     builtin_models: bool = Field(
         default=False, description="Offer the `builtin/…` models. `holdfast dev` does unless this says no."

@@ -216,8 +216,7 @@ class JobLeases:
         """Renews the leases that are still this worker's."""
         async with redis_answers():
             states = await self._renew(
-                keys=[keys.QUEUE],
-                args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, keys.SCORE_SLACK_MS, *job_ids],
+                keys=[keys.QUEUE], args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, keys.SCORE_SLACK_MS, *job_ids]
             )
         return {job_id: Renewal(state) for job_id, state in zip(job_ids, states, strict=True)}
 

@@ -51,10 +51,7 @@ async def rows_of_page(
     if owner is None or owner[0] is not table.c.project_id:
         query = query.where(table.c.project_id == project_id)
     if owner is not None:
-        query, order = (
-            query.where(OwnedBy(*owner)),
-            [owner[0], *keys],
-        )
+        query, order = (query.where(OwnedBy(*owner)), [owner[0], *keys])
     for cursor, is_behind in ((page.after, page.ascending), (page.before, not page.ascending)):
         place = None if cursor is None else await _place_of(connection, table, keys, project_id, is_cursor, cursor)
         if place is not None:

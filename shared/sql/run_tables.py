@@ -274,10 +274,7 @@ callbacks = sa.Table(
     sa.Column("given_up_at", UtcMoment),
     # For callbacks that wait or were given up: nearly all others are delivered.
     sa.Index(
-        "ix_callbacks_open",
-        "project_id",
-        "number",
-        **_where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL"),
+        "ix_callbacks_open", "project_id", "number", **_where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
     ),
 )
 

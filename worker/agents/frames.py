@@ -11,12 +11,7 @@ from shared.domain.effects import SettledEffect
 from shared.domain.events import AnsweredBy
 from shared.domain.ids import MessageId
 from shared.domain.journal import JournalEntry
-from shared.domain.messages import (
-    ContentPart,
-    Decision,
-    ToolCall,
-    ToolReturn,
-)
+from shared.domain.messages import ContentPart, Decision, ToolCall, ToolReturn
 from shared.domain.runs import Usage
 from shared.domain.settling import unknown_return
 from shared.json_limits import printable

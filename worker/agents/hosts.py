@@ -12,13 +12,7 @@ import structlog
 from shared.domain.code_agents import ShownAgent
 from shared.domain.errors import InvalidRequest
 from shared.domain.models import PROVIDERS
-from worker.agents.body_process import (
-    AgentHost,
-    BodyProcess,
-    HostedAgent,
-    HostGone,
-    HostPlan,
-)
+from worker.agents.body_process import AgentHost, BodyProcess, HostedAgent, HostGone, HostPlan
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

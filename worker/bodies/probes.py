@@ -31,10 +31,7 @@ what is unknown once is unknown for ever."""
 LONGEST_VERDICT = 1_000_000
 """Characters of what a probe returns."""
 
-_DEFINITIONS = {
-    PYTHON: r"^(async )?def {}\(",
-    TYPESCRIPT: r"^(export\s+)?((async\s+)?function\s+{0}\b|const\s+{0}\b)",
-}
+_DEFINITIONS = {PYTHON: r"^(async )?def {}\(", TYPESCRIPT: r"^(export\s+)?((async\s+)?function\s+{0}\b|const\s+{0}\b)"}
 """How a source defines a function at its top level, by its language."""
 
 

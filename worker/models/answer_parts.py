@@ -157,12 +157,7 @@ def _estimated_usage(call: ModelCall, answer: WholeAnswer) -> Usage:
     """For servers that report no usage at all."""
     prompt = call.estimated_tokens()
     completion = estimate_tokens(answer.text + "".join(answer.arguments))
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        context_tokens=prompt + completion,
-        estimated=True,
-    )
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, context_tokens=prompt + completion, estimated=True)
 
 
 _BETWEEN_THOUGHTS = "\n\n"

@@ -214,11 +214,7 @@ class BuiltinModel:
     """The `ModelProvider` of the built-in models."""
 
     def __init__(
-        self,
-        name: str,
-        sleep: Callable[[float], Awaitable[None]],
-        first_event_timeout: float,
-        idle_timeout: float,
+        self, name: str, sleep: Callable[[float], Awaitable[None]], first_event_timeout: float, idle_timeout: float
     ) -> None:
         if name not in ("echo", "slow", "scripted"):
             raise ModelError(

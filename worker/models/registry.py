@@ -212,10 +212,7 @@ _REFUSES: Mapping[str, Callable[[ModelCall, Route], str | None]] = {
 
 MOST_BUILT_MODELS = 512
 
-_WIRE_MODULES: Mapping[Wire, str] = {
-    "responses": "worker.models.responses_wire",
-    "google": "worker.models.google_wire",
-}
+_WIRE_MODULES: Mapping[Wire, str] = {"responses": "worker.models.responses_wire", "google": "worker.models.google_wire"}
 
 _EXTRAS: Mapping[Wire, str] = {"google": "[google]"}
 """The extra of `pip install .` that a protocol needs. The others need none."""

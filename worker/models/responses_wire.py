@@ -25,11 +25,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
     _complete_event_types()
     sdk = openai.AsyncOpenAI(
-        api_key=route.api_key,
-        base_url=route.base_url,
-        max_retries=0,
-        http_client=client,
-        timeout=client.timeout,
+        api_key=route.api_key, base_url=route.base_url, max_retries=0, http_client=client, timeout=client.timeout
     )
     model = OpenAIResponsesModel(route.model, provider=OpenAIProvider(openai_client=sdk))
     reasons = bool(model.profile.get("supports_thinking"))

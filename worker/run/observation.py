@@ -238,13 +238,7 @@ class RunObservation:
     """The observation of one claim of a run. `observers` observe every run of the worker."""
 
     def __init__(
-        self,
-        run: Run,
-        *,
-        worker: str,
-        clock: Clock,
-        interruption: Interruption,
-        observers: Sequence[RunObserver] = (),
+        self, run: Run, *, worker: str, clock: Clock, interruption: Interruption, observers: Sequence[RunObserver] = ()
     ) -> None:
         waited_s = (clock.now() - run.created_at).total_seconds()
         self.run = ObservedRun(run=run, worker=worker, queue_wait_s=max(waited_s, 0) if run.fence == 1 else None)
@@ -270,12 +264,7 @@ class RunObservation:
         claimed_s = self._clock.monotonic() - self._claimed_at
         return self._observed(
             ObservedModelCall(
-                parent=self._step,
-                call=call,
-                step=step,
-                provider=provider,
-                model=model,
-                claimed_s=claimed_s,
+                parent=self._step, call=call, step=step, provider=provider, model=model, claimed_s=claimed_s
             )
         )
 

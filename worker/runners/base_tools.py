@@ -120,13 +120,7 @@ class BaseToolRunner:
         if not roles:
             return NOTHING
         found = await self.message_lists.search(
-            agent.project_id,
-            words,
-            agent_id=agent.id,
-            roles=roles,
-            limit=limit + MOST_MESSAGES,
-            start=start,
-            end=end,
+            agent.project_id, words, agent_id=agent.id, roles=roles, limit=limit + MOST_MESSAGES, start=start, end=end
         )
         shown = [self._shown(run, message) for message in found if not _is_in_view(run, message)][:limit]
         if not shown:

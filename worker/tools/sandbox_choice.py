@@ -39,11 +39,7 @@ from worker.tools.zygote import ZygotePlan, bubblewrap
 
 SYSTEM_PYTHONS = ("/usr/local/bin/python3", "/usr/bin/python3")
 """Where root's own Python is closed to the tools' user."""
-TIERS = {
-    "auto": (SandboxTier.ONE, SandboxTier.TWO),
-    "tier1": (SandboxTier.ONE,),
-    "tier2": (SandboxTier.TWO,),
-}
+TIERS = {"auto": (SandboxTier.ONE, SandboxTier.TWO), "tier1": (SandboxTier.ONE,), "tier2": (SandboxTier.TWO,)}
 LOOK_S = 120.0
 """Longer than a machine stands still: a worker that begins meanwhile would do without this Python."""
 TRIAL_S = 20.0
@@ -166,13 +162,7 @@ async def trial(plan: ZygotePlan) -> str | None:
             scratch = "" if plan.tier is SandboxTier.ONE else directory
             sent = payload(invocation, limits)
             process = WalledProcess(
-                pool,
-                needs,
-                sent,
-                limits,
-                grace_s=1.0,
-                result_bytes=result_bytes(invocation),
-                directory=scratch,
+                pool, needs, sent, limits, grace_s=1.0, result_bytes=result_bytes(invocation), directory=scratch
             )
             outcome = await RunningCalls().run(process, invocation)
     except OSError as error:

@@ -86,13 +86,7 @@ class PassageStore:
         self._database = database
 
     async def insert_for_agent(
-        self,
-        project_id: ProjectId,
-        agent_id: AgentId,
-        passage: NewPassage,
-        *,
-        new_archive_id: ArchiveId,
-        now: datetime,
+        self, project_id: ProjectId, agent_id: AgentId, passage: NewPassage, *, new_archive_id: ArchiveId, now: datetime
     ) -> StoredPassages:
         """Like the function of this name, but in its own transaction and for a caller that requests the vector
         itself."""

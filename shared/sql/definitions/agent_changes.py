@@ -382,9 +382,7 @@ async def render_again(connection: Connection, changed: Iterable[Agent]) -> None
         await connection.execute(
             sa.update(messages)
             .where(
-                messages.c.thread_id == agent.id,
-                messages.c.turn == FIRST_TURN,
-                messages.c.position == SYSTEM_POSITION,
+                messages.c.thread_id == agent.id, messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION
             )
             .values(body=to_json(system_message(agent, blocks[agent.id])))
         )

@@ -140,11 +140,7 @@ class ConversationStore:
             return await _load(connection, project_id, conversation_id)
 
     async def list(
-        self,
-        project_id: ProjectId,
-        wanted: ConversationFilter,
-        page: Page,
-        order_by: ConversationOrder = "created_at",
+        self, project_id: ProjectId, wanted: ConversationFilter, page: Page, order_by: ConversationOrder = "created_at"
     ) -> list[Conversation]:
         """A page of the project's conversations, the hidden ones left out. Those without a run come last where runs
         order them."""

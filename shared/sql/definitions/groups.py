@@ -15,15 +15,7 @@ from shared.domain.groups import Group, first_counter, refuse_group
 from shared.domain.ids import AgentId, GroupId, ProjectId
 from shared.sql.connection import Connection
 from shared.sql.paging import field_of_document, remember_place
-from shared.sql.tables import (
-    agent_blocks,
-    agent_group_members,
-    agent_groups,
-    agents,
-    blocks,
-    document_of,
-    group_turns,
-)
+from shared.sql.tables import agent_blocks, agent_group_members, agent_groups, agents, blocks, document_of, group_turns
 
 _COLUMNS = (
     "id", "project_id", "manager_agent_id", "description", "frequency", "turns_counter", "last_message_id", "is_on",

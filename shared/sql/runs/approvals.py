@@ -33,11 +33,7 @@ def approval_of(row: RowMapping) -> Approval:
 async def insert_approvals(connection: Connection, asked: Sequence[Approval]) -> None:
     """Stores requests in the order of their calls."""
     rows = [
-        {
-            **{name: getattr(approval, name) for name in Approval.__struct_fields__},
-            "decision": None,
-            "number": number,
-        }
+        {**{name: getattr(approval, name) for name in Approval.__struct_fields__}, "decision": None, "number": number}
         for number, approval in enumerate(asked, start=1)
     ]
     if rows:

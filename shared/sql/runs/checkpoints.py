@@ -423,12 +423,7 @@ class ToolRunStore:
 
 
 async def close_tool_run(
-    connection: Connection,
-    run_id: RunId,
-    known: Mapping[str, ToolReturn],
-    end: RunEnd,
-    ids: IdMaker,
-    now: datetime,
+    connection: Connection, run_id: RunId, known: Mapping[str, ToolReturn], end: RunEnd, ids: IdMaker, now: datetime
 ) -> NewMessage:
     """Stores the result of the run's call in the transaction that settles the run, in the API or in a worker. Returns
     the message that shows the result in the log; it enters no history.

@@ -136,11 +136,7 @@ async def _decide_waiting(connection: Connection, run: Run, given: Sequence[NewM
 
 
 async def _start_continuation(
-    connection: Connection,
-    run: Run,
-    given: Sequence[NewMessage],
-    asked_by: AskedBy,
-    keys: SubmissionKeys = NO_KEYS,
+    connection: Connection, run: Run, given: Sequence[NewMessage], asked_by: AskedBy, keys: SubmissionKeys = NO_KEYS
 ) -> Run:
     """Closes a parked run whose calls are all decided, and stores its continuation.
 
@@ -205,13 +201,7 @@ async def _refuse_if_cancelled(connection: Connection, thread_id: ThreadId) -> N
 
 
 async def _store_decision(
-    connection: Connection,
-    approval: Approval,
-    decision: Decision,
-    *,
-    by: str,
-    now: datetime,
-    run_id: RunId | None,
+    connection: Connection, approval: Approval, decision: Decision, *, by: str, now: datetime, run_id: RunId | None
 ) -> None:
     """Writes one decision unless one is stored. Raises `Conflict` if another caller decided in the meantime, and
     `InvalidRequest` if it approves a call that only the client can run."""

@@ -38,11 +38,7 @@ from shared.sql.history.thread_queue import (
     thread_lock,
     turn_after_all,
 )
-from shared.sql.run_tables import (
-    has_one_of,
-    run_inputs,
-    runs,
-)
+from shared.sql.run_tables import has_one_of, run_inputs, runs
 from shared.sql.runs.approvals import record_decision, refuse_if_waiting
 from shared.sql.runs.inbox import has_left_over, take_left_over
 from shared.sql.runs.listing import QuietRun

@@ -42,28 +42,13 @@ from shared.sql.history.messages import (
     take_out_of_context,
     with_turn,
 )
-from shared.sql.history.thread_queue import (
-    has_next_in_queue,
-    input_to_place,
-    next_in_queue,
-    next_turn,
-    thread_lock,
-)
+from shared.sql.history.thread_queue import has_next_in_queue, input_to_place, next_in_queue, next_turn, thread_lock
 from shared.sql.portable import PositionOf
 from shared.sql.run_tables import approvals, callbacks, webhook_deliveries
 from shared.sql.runs.approvals import insert_approvals
 from shared.sql.runs.budgets import count_usage, has_accounts
 from shared.sql.runs.checkpoints import Checkpoint, close_tool_run, intents_of, store_step
-from shared.sql.runs.rows import (
-    LockedRun,
-    apply,
-    get_run,
-    input_of,
-    insert_run,
-    lock_run,
-    lock_run_and_thread,
-    refusal,
-)
+from shared.sql.runs.rows import LockedRun, apply, get_run, input_of, insert_run, lock_run, lock_run_and_thread, refusal
 from shared.sql.runs.run_store import submitted_before
 from shared.sql.runs.steps import (
     count_small_blocks,
@@ -396,12 +381,7 @@ def _tail_to_the_end(run: Run, settlement: Settlement, added: list[NewMessage]) 
 def _log_end(run: Run, end: RunEnd, now: datetime, usage: Usage, step_count: int) -> list[bytes]:
     status = next_status(run.status, end.trigger)
     events = end_events(
-        end,
-        at=unix_ms(now),
-        status=status,
-        usage=usage,
-        step_count=step_count,
-        status_events=run.options.status_events,
+        end, at=unix_ms(now), status=status, usage=usage, step_count=step_count, status_events=run.options.status_events
     )
     return [encode(event) for event in events]
 

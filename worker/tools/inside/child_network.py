@@ -40,7 +40,4 @@ def environment(port: int, certificates: str) -> dict[str, str]:
     proxy = f"http://127.0.0.1:{port}"
     names = ("http_proxy", "https_proxy", "all_proxy")
     trusted = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-    return {
-        **dict.fromkeys((*names, *(name.upper() for name in names)), proxy),
-        **dict.fromkeys(trusted, certificates),
-    }
+    return {**dict.fromkeys((*names, *(name.upper() for name in names)), proxy), **dict.fromkeys(trusted, certificates)}

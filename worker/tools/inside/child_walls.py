@@ -141,12 +141,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
 
 
 def close_off(
-    *,
-    readable: list[str],
-    writable: list[str],
-    refuse_metadata: bool,
-    proxy_port: int,
-    executable: Sequence[str] = (),
+    *, readable: list[str], writable: list[str], refuse_metadata: bool, proxy_port: int, executable: Sequence[str] = ()
 ) -> None:
     """Applies landlock and seccomp, which no later code can undo. `writable`: the only writable directories.
     `proxy_port`: the only port to connect to; 0: none. `executable`: the files of the one program that this process may
