@@ -7,15 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from api.input_limits import InputLimits
-from api.openai.response_items import (
-    MOST_WAITING,
-    Arranged,
-    answered,
-    arranged,
-    conversation_items,
-    items_of,
-    without,
-)
+from api.openai.response_items import MOST_WAITING, Arranged, answered, arranged, conversation_items, items_of, without
 from api.openai.response_threads import ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
 from api.runs.cancel import CancelService

@@ -306,8 +306,7 @@ class ResponseThreads:
         self._refuse_expired(asked)
         if given.story:
             raise InvalidRequest(
-                "the previous response waits for answers to its calls: send those, not earlier answers",
-                field="input",
+                "the previous response waits for answers to its calls: send those, not earlier answers", field="input"
             )
         earlier = [copy_of(message, self.ids) for message in said if message.turn != parent.turn]
         turn = [copy_of(message, self.ids) for message in said if message.turn == parent.turn]

@@ -305,10 +305,7 @@ def _summary(item: Mapping[str, Any], place: str) -> Summary:
     return Summary(text)
 
 
-_ABSENT = {
-    "item_reference": "it needs the id of an item",
-    COMPACTION_TRIGGER: "it must be the last item",
-}
+_ABSENT = {"item_reference": "it needs the id of an item", COMPACTION_TRIGGER: "it must be the last item"}
 
 
 def _why_not(kind: object) -> str:

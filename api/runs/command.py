@@ -22,14 +22,7 @@ from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import AgentId, ConversationId, ProjectId, RunId, ThreadId, is_id
 from shared.domain.messages import AttachedFile, Decision, ImageContent, TextContent, UserMessage
-from shared.domain.runs import (
-    IDEMPOTENCY_KEY,
-    NO_KEYS,
-    RunOptions,
-    SentBody,
-    SubmissionKeys,
-    key_of_otids,
-)
+from shared.domain.runs import IDEMPOTENCY_KEY, NO_KEYS, RunOptions, SentBody, SubmissionKeys, key_of_otids
 from shared.domain.threads import Conversation
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
@@ -216,8 +209,7 @@ class AgentThreads:
         """
         if name == DEFAULT and agent_id is None:
             raise InvalidRequest(
-                "agent_id is missing: name the agent whose default history conversation 'default' is",
-                field="agent_id",
+                "agent_id is missing: name the agent whose default history conversation 'default' is", field="agent_id"
             )
         if name == DEFAULT or is_id(name, "agent"):
             return AgentThread(await self.agents.without_links(project_id, AgentId(agent_id or name)))
@@ -292,6 +284,5 @@ def attached_file(name: str, media_type: str | None, encoded: str, *, field: str
         except ValueError as error:
             raise InvalidRequest(f"{field} is {kind} and must be UTF-8", field=field) from error
     raise InvalidRequest(
-        f"{field} is {kind} ({name}): PDF and texts are taken. Send its text, or its pages as images",
-        field=field,
+        f"{field} is {kind} ({name}): PDF and texts are taken. Send its text, or its pages as images", field=field
     )

@@ -74,8 +74,7 @@ def add(
         str | None, typer.Option(help="Instead of URL: a command line that the operator allows.")
     ] = None,
     token_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The environment variable that has the server's token."),
+        str | None, typer.Option(metavar="NAME", help="The environment variable that has the server's token.")
     ] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
