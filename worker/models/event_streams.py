@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.model_errors import message_in, stream_error
+from worker.models.model_errors import excerpt_of, message_in, stream_error
 from worker.models.sdk_fields import ENDS, SdkFields
 from worker.models.special_tokens import is_json, read_json, whole_characters, whole_number, with_hidden_halves
 
@@ -123,11 +123,6 @@ _PASSES = re.compile(
 )
 """Words of errors that a retry may avoid."""
 
-_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
-
-_EXCERPT = 200
-"""Characters of an unexpected text that an error contains."""
-
 
 def is_whole(said: bytes | bytearray | None) -> bool:
     """Whether a body that came instead of a stream is complete, although its connection broke before its end."""
@@ -174,7 +169,7 @@ def _refusal(error: object, provider: str) -> ModelError:
 
 
 def _unreadable(content_type: str, text: str) -> ModelError:
-    words = whole_characters(" ".join(_MARKUP.sub(" ", text).split())[:_EXCERPT])
+    words = excerpt_of(text)
     return ModelError(
         ModelErrorType.ERROR,
         f"The server answered with {content_type}, where a stream of events was asked for: {words or 'no text'}",

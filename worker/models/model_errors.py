@@ -63,6 +63,16 @@ CONTEXT_OVERFLOW = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+_LESS_AT_ONCE = re.compile("request too large|must be reduced in order to run", re.IGNORECASE)
+"""Words about a request that exceeds the tokens of a minute alone: waiting does not help, a shorter request does."""
+
+_ASKED_PAUSE = re.compile(rf"(?:try again|retry) (?:in|after) (?P<pause>{_DURATION.pattern})", re.IGNORECASE)
+"""A pause in the words of an error. Errors inside a stream have no headers."""
+
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_EXCERPT = 200
+"""Characters of a page or an unknown body that an error contains."""
+
 _Meaning = tuple[ModelErrorType, bool]
 """How the call failed, and whether a retry may help."""
 
@@ -93,6 +103,8 @@ _ZAI_NO_CREDIT_CODES = frozenset({"1113", *(str(code) for code in (*range(1308, 
 _MEANING_OF_CODE: Mapping[str, _Meaning] = {
     "invalid_api_key": _AUTHENTICATION,
     "model_not_found": _BAD_REQUEST,
+    # Groq's: the model wrote what cannot be read. Asked again, it may write something else.
+    **dict.fromkeys(("tool_use_failed", "output_parse_failed", "json_validate_failed"), _SERVER),
     "context_length_exceeded": _OVERFLOW,
 }
 
@@ -134,7 +146,8 @@ class ProviderFault(msgspec.Struct, frozen=True):
 def status_error(status: int, headers: Mapping[str, str], body: bytes, *, provider: str, now: datetime) -> ModelError:
     """The error for a response with an error status. `now` is as in `retry_after`."""
     fault = _fault_in(_decoded(body))
-    text = fault.text or f"The server answers with the status {status} and no reason."
+    said = excerpt_of(body.decode(errors="replace"))
+    text = fault.text or f"The server answers with the status {status} and no reason. {said}".rstrip()
     return _model_error(fault, text, status, provider, retry_after(headers, now))
 
 
@@ -207,28 +220,52 @@ def _asked_pause(seconds: float | None) -> str:
     return f" [It asks for a pause of {seconds:.15g} s{too_long}.]"
 
 
-def message_in(body: object) -> str | None:
-    """The text in a provider's error body; its place differs: `message`, or `error.message`, or a list of one such."""
-    if isinstance(body, list) and body:
-        return message_in(cast("list[object]", body)[0])
-    if not isinstance(body, Mapping):
-        return body.strip() or None if isinstance(body, str) else None
+_PLACES_OF_TEXT = ("message", "error", "detail", "msg", "errors", "Message")
+
+
+def message_in(body: object, levels: int = 8) -> str | None:
+    """The text in a provider's error body, whose place differs; of a list, the texts of its first errors."""
+    if isinstance(body, str):
+        return body.strip() or None
+    if isinstance(body, list):
+        texts = (message_in(one, levels - 1) for one in cast("list[object]", body)[:3])
+        return "; ".join(filter(None, texts)) or None
+    if not isinstance(body, Mapping) or not levels:
+        return None
     fields = cast("Mapping[str, Any]", body)
-    inner = fields.get("error")
-    if isinstance(inner, Mapping | list):
-        return message_in(cast("object", inner))
-    message = fields.get("message") or inner or fields.get("detail")
-    return message if isinstance(message, str) else None
+    error, where, metadata = (fields.get(name) for name in ("error", "loc", "metadata"))
+    places = ("error", *_PLACES_OF_TEXT) if isinstance(error, Mapping | list) else _PLACES_OF_TEXT
+    text = next((found for name in places if (found := message_in(fields.get(name), levels - 1))), None)
+    if text and isinstance(where, list):  # the field that FastAPI's servers refuse
+        return f"{'.'.join(map(str, cast('list[object]', where)))}: {text}"
+    # OpenRouter passes on what the model's provider has answered.
+    raw = cast("Mapping[str, Any]", metadata).get("raw") if isinstance(metadata, Mapping) else None
+    further = message_in(_decoded(raw.encode(errors="replace")) if isinstance(raw, str) else raw, levels - 1)
+    return f"{text} ({further})" if text and further and further not in text else text or further
+
+
+def excerpt_of(text: str) -> str:
+    """The beginning of a page or a text, without markup."""
+    return whole_characters(" ".join(_MARKUP.sub(" ", text).split())[:_EXCERPT])
+
+
+def corrected(meaning: _Meaning, words: str) -> _Meaning:
+    """The meaning of an error, after its words: a request may have been too long. Errors of limits and keys mention too
+    many tokens as well, but mostly those of a minute."""
+    is_limit = meaning[0] in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION)
+    return _OVERFLOW if (_LESS_AT_ONCE if is_limit else CONTEXT_OVERFLOW).search(words) else meaning
+
+
+def pause_in(error_type: ModelErrorType, text: str) -> float | None:
+    """The pause in seconds that the words of an error about a limit ask for."""
+    found = _ASKED_PAUSE.search(text) if error_type is ModelErrorType.RATE_LIMIT else None
+    return None if found is None else _duration(found["pause"])
 
 
 def _model_error(fault: ProviderFault, text: str, status: int | None, provider: str, after: float | None) -> ModelError:
     text = whole_characters(text)
-    error_type, retryable = _meaning(fault, text, status, provider)
-    if error_type not in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION):
-        # These errors also mention too many tokens, but tokens per minute.
-        error_type, retryable = (
-            _OVERFLOW if CONTEXT_OVERFLOW.search(f"{fault.code} {fault.kind} {text}") else (error_type, retryable)
-        )
+    error_type, retryable = corrected(_meaning(fault, text, status, provider), f"{fault.code} {fault.kind} {text}")
+    after = pause_in(error_type, text) if after is None else after
     return ModelError(error_type, text[:LONGEST_DETAIL], retryable=retryable, retry_after=after, status=status)
 
 
@@ -283,4 +320,5 @@ def _decoded(body: bytes) -> object:
     try:
         return cast("object", read_json(body))
     except (ValueError, RecursionError):
-        return body.decode(errors="replace")
+        text = body.decode(errors="replace")
+        return excerpt_of(text) if text.lstrip().startswith("<") else text

@@ -52,10 +52,10 @@ from worker.models.history_mapping import (
     Turn,
     map_history,
 )
-from worker.models.model_errors import CONTEXT_OVERFLOW, LONGEST_DETAIL, message_in, named, retry_after
+from worker.models.model_errors import LONGEST_DETAIL, corrected, message_in, named, pause_in, retry_after
 from worker.models.provider import ModelCall, ModelEvent, Route, SilenceLimit
 from worker.models.special_tokens import sound
-from worker.models.tool_schema import schema_of
+from worker.models.tool_schema import for_openai, parameters_of, schema_of
 
 SDK_ERRORS: tuple[type[Exception], ...] = (
     sdk_errors.AgentRunError,
@@ -92,13 +92,6 @@ _BY_CLASS: tuple[tuple[type[sdk_errors.ModelAPIError], _Meaning], ...] = (
 )
 """The first match wins; a class precedes its base classes."""
 
-_NEVER_OVERFLOW = (
-    sdk_errors.ModelRateLimitError,
-    sdk_errors.ModelQuotaExceededError,
-    sdk_errors.ModelAuthenticationError,
-)
-"""Their texts also mention too many tokens, but tokens per minute."""
-
 
 def as_model_error(error: Exception, now: datetime) -> ModelError:
     """The failure in our terms, with the provider's own words as its detail. `now` is as in `retry_after`."""
@@ -118,10 +111,10 @@ def as_model_error(error: Exception, now: datetime) -> ModelError:
 def _from_provider(error: sdk_errors.ModelAPIError, now: datetime) -> ModelError:
     detail = _detail(error)
     status = error.status_code if isinstance(error, sdk_errors.ModelHTTPError) else None
-    error_type, retryable = _meaning(error, status)
-    if not isinstance(error, _NEVER_OVERFLOW) and CONTEXT_OVERFLOW.search(f"{error.provider_error_code} {detail}"):
-        error_type, retryable = ModelErrorType.CONTEXT_WINDOW, False
-    return ModelError(error_type, detail, retryable=retryable, retry_after=_retry_after(error, now), status=status)
+    error_type, retryable = corrected(_meaning(error, status), f"{error.provider_error_code} {detail}")
+    after = _retry_after(error, now)
+    after = pause_in(error_type, detail) if after is None else after
+    return ModelError(error_type, detail, retryable=retryable, retry_after=after, status=status)
 
 
 def _retry_after(error: sdk_errors.ModelAPIError, now: datetime) -> float | None:
@@ -203,7 +196,7 @@ def _answered(turn: Answered) -> sdk.ModelResponse:
     return replace(
         kept,
         parts=[
-            replace(part, tool_call_id=call.id, args=_arguments(part, call))
+            replace(part, tool_name=call.name, tool_call_id=call.id, args=_arguments(part, call))
             if isinstance(part, sdk.ToolCallPart) and (call := next(calls, None)) is not None
             else part
             for part in kept.parts
@@ -311,9 +304,6 @@ class _ImageFetch:
             raise _NoImage(f"it is {media_type}")
         self._bytes_left -= len(found.content)
         return sdk.BinaryContent(found.content, media_type=media_type)
-
-
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True)
@@ -433,7 +423,7 @@ def _parameters(call: ModelCall, *, takes_strict: bool) -> ModelRequestParameter
         ToolDefinition(
             name=tool.name,
             description=tool.description,
-            parameters_json_schema=tool.parameters or _NO_PARAMETERS,
+            parameters_json_schema=for_openai(tool) if takes_strict else parameters_of(tool),
             strict=tool.strict if takes_strict else None,
         )
         for tool in call.tools

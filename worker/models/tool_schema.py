@@ -37,9 +37,62 @@ _Schema = dict[str, Any]
 NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
 
 
+_ALTERNATIVES = (*_UNIONS, "$ref")
+
+
+def parameters_of(tool: ToolSpec) -> _Schema:
+    """A tool's parameters as one object without alternatives, which every provider demands of the schema as a whole.
+
+    The worker checks the arguments of a call against the tool's own schema.
+    """
+    schema = tool.parameters or NO_PARAMETERS
+    if schema.get("type") == "object" and not any(kind in schema for kind in _ALTERNATIVES):
+        return schema
+    whole = {key: value for key, value in schema.items() if key not in _ALTERNATIVES}
+    properties, required = _object(whole.get("properties")), set(_list(whole.get("required")))
+    for kind in _ALTERNATIVES:
+        parts = _parts_of(schema, kind)
+        for part in parts:
+            properties = {**_object(part.get("properties")), **properties}
+        needed = [set(_list(part.get("required"))) for part in parts]
+        is_all = kind == "allOf" or not needed
+        required |= set[str]().union(*needed) if is_all else needed[0].intersection(*needed)
+    named = [name for name in properties if name in required]
+    return {**whole, "type": "object", "properties": properties, "required": named}
+
+
+def _parts_of(schema: _Schema, kind: str) -> list[_Schema]:
+    """The alternatives of one kind, with definitions in place of references to them."""
+    found: list[_Schema] = []
+    for part in [{kind: schema.get(kind)}] if kind == "$ref" else map(_object, _list(schema.get(kind))):
+        *_, place, name = ("", "", *str(part.get("$ref", "")).split("/"))
+        found.append(_object(_object(schema.get(place)).get(name)) or part)
+    return found
+
+
+def _object(value: Any) -> _Schema:
+    return cast("_Schema", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def for_openai(tool: ToolSpec) -> _Schema:
+    """The parameters with each object in them that names no properties open to all: OpenAI's form would close it."""
+    return parameters_of(tool) if tool.strict else _with_parts(parameters_of(tool), _opened)
+
+
+def _opened(schema: _Schema) -> _Schema:
+    whole = _with_parts(schema, _opened)
+    if whole.get("type") == "object" and not whole.get("properties"):
+        whole.setdefault("additionalProperties", True)
+    return whole
+
+
 def chat_tool(tool: ToolSpec, *, follows_references: bool) -> _Schema:
     """A tool in the form of OpenAI's chat completions. `follows_references`: the model understands `$ref`."""
-    parameters, strict = tool.parameters or NO_PARAMETERS, tool.strict
+    parameters, strict = for_openai(tool), tool.strict
     if follows_references:
         schema = tool_schema(parameters)
         parameters, strict = schema.parameters, (schema.is_strict or None) if strict is None else strict
