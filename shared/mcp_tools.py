@@ -5,7 +5,6 @@ cannot check a call is left out, with its reason.
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -26,7 +25,7 @@ from shared.domain.mcp_servers import (
     tool_source,
 )
 from shared.domain.tool_catalog import BASE_TOOLS
-from shared.domain.tools import Tool
+from shared.domain.tools import LONGEST_TOOL_NAME, Tool, legal_name
 from shared.json_limits import flaw_of, schema_flaw
 
 MOST_SERVERS = 50
@@ -35,13 +34,9 @@ MOST_SERVERS = 50
 MOST_TOOLS = 500
 """Imported tools per server. Models get no more either."""
 
-LONGEST_NAME = 64
-"""Characters of a tool's name that every model provider accepts."""
-
 LONGEST_DESCRIPTION = 10_000
 """Characters. Every request to a model contains the description."""
 
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 _DIGITS = 6
 _RESERVED = frozenset(tool.name for tool in BASE_TOOLS)
 
@@ -67,14 +62,7 @@ def possible_names(server_name: str, tool_name: str) -> list[str]:
     the server's name before it, and that with digits derived from both names. Each is legal for all providers."""
     both = f"{server_name}_{tool_name}"
     digits = hashlib.sha256(f"{server_name}\0{tool_name}".encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
-    return [_legal(tool_name), _legal(both), f"{_legal(both)[: LONGEST_NAME - _DIGITS - 1]}_{digits}"]
-
-
-def _legal(text: str) -> str:
-    name = _ILLEGAL.sub("_", text)
-    if not name or not (name[0].isalpha() or name[0] == "_"):
-        name = f"_{name}"
-    return name[:LONGEST_NAME]
+    return [legal_name(tool_name), legal_name(both), f"{legal_name(both)[: LONGEST_TOOL_NAME - _DIGITS - 1]}_{digits}"]
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,4 +184,4 @@ def _flaw(remote: RemoteTool) -> str | None:
 
 
 def _shown(name: str) -> str:
-    return name.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:LONGEST_NAME]
+    return name.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:LONGEST_TOOL_NAME]

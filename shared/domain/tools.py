@@ -19,6 +19,20 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId, ToolId
 from shared.domain.messages import AssistantMessage, MessageBody, ToolReturns
 
+LONGEST_TOOL_NAME = 64
+"""Characters of a tool's name that every model provider accepts."""
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def legal_name(text: str) -> str:
+    """The text as a name of a tool that every model provider accepts."""
+    name = _ILLEGAL.sub("_", text)
+    if not name or not (name[0].isalpha() or name[0] == "_"):
+        name = f"_{name}"
+    return name[:LONGEST_TOOL_NAME]
+
+
 # Packages of tools: a tool's requirements, its installed packages, and the operator's limits.
 
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from shared.domain.ids import IdMaker
 from shared.domain.mcp_servers import MCP_TYPE, RemoteProbe, RemoteTool, kept_source, tool_source
-from shared.domain.tools import Tool
-from shared.mcp_tools import LONGEST_DESCRIPTION, LONGEST_NAME, TakeOver, ToolChanges, renamed
+from shared.domain.tools import LONGEST_TOOL_NAME, Tool
+from shared.mcp_tools import LONGEST_DESCRIPTION, TakeOver, ToolChanges, renamed
 from tests.kit.runs.definitions import NOW, some_server
 
 SERVER = some_server("weather")
@@ -94,7 +94,7 @@ def test_an_operator_can_demand_that_a_person_decides_on_every_call() -> None:
         ("get forecast", "get_forecast"),
         ("wetter.für/heute", "wetter_f_r_heute"),
         ("2days", "_2days"),
-        ("x" * 100, "x" * LONGEST_NAME),
+        ("x" * 100, "x" * LONGEST_TOOL_NAME),
     ],
 )
 def test_a_name_is_made_legal(there: str, name: str) -> None:

@@ -222,6 +222,7 @@ ANTHROPIC = [
         chat(HI, assistant(thinking(), text()), HI),
         chat(HI, assistant(text(), thinking()), HI),
     ),
+    Case("thinking_never_last", chat(HI, assistant(thinking(), text()), HI), chat(HI, assistant(thinking()), HI)),
     Case(
         "thinking_starts_tool_turn",
         chat(HI, assistant(thinking(), use()), user(result()), **ENABLED),

@@ -43,7 +43,7 @@ from worker.models.history_mapping import (
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
 from worker.models.special_tokens import Decoder, number_in
-from worker.models.tool_schema import NO_PARAMETERS, schema_of, without_titles
+from worker.models.tool_schema import parameters_of, schema_of, without_titles
 
 # A request of Anthropic's Messages.
 
@@ -169,7 +169,7 @@ class AnthropicRequest:
             {
                 "name": tool.name,
                 "description": tool.description,
-                "input_schema": without_titles(tool.parameters or NO_PARAMETERS),
+                "input_schema": without_titles(parameters_of(tool)),
             }
             for tool in call.tools
         ]
@@ -193,8 +193,8 @@ def _asked_blocks(part: Prompt | Result) -> list[_Block]:
     if isinstance(part, Prompt):
         content = [part.content] if isinstance(part.content, str) else part.content
         return [_content_block(one) for one in content]
-    text = part.text
-    content = [_content_block(one) for one in (text, *part.images)]
+    # The API refuses blank text, between thinking and a call as well as in a result.
+    content = [_content_block(one) for one in (part.text, *part.images) if not isinstance(one, str) or one.strip()]
     return [{"type": "tool_result", "tool_use_id": part.call_id, "content": content, "is_error": False}]
 
 
@@ -213,7 +213,7 @@ def _content_block(content: str | Image | FileData) -> _Block:
 def _answer_block(part: AnswerPart) -> _Block | None:
     match part:
         case Said(text=text):
-            return {"type": "text", "text": text} if text else None
+            return {"type": "text", "text": text} if text.strip() else None
         case Called(id=call_id, name=name, arguments=arguments):
             return {"type": "tool_use", "id": call_id, "name": name, "input": msgspec.Raw(arguments.encode())}
         case Reasoned(id=name, text=text, signature=signature):

@@ -11,6 +11,7 @@ The model's view of the past, beyond the messages themselves:
 
 import base64
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -34,6 +35,7 @@ from shared.domain.messages import (
     text_of,
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
+from shared.domain.tools import legal_name
 from worker.models.provider import ModelCall
 from worker.models.special_tokens import whole_characters
 
@@ -202,8 +204,9 @@ def _image(data: str, media_type: str | None) -> ImageData | None:
         content = base64.b64decode(data, validate=False)
     except ValueError:
         return None
-    found = next((kind for signature, kind in _SIGNATURES if content.startswith(signature)), "image/png")
-    return ImageData(base64.b64encode(content).decode(), media_type or found)
+    # Providers refuse an image under another type than its own, and clients name the type after the file.
+    found = (kind for signature, kind in _SIGNATURES if content.startswith(signature))
+    return ImageData(base64.b64encode(content).decode(), next(found, media_type or "image/png"))
 
 
 # The stored form of an answer whose provider wants a part of it back: signatures, ids, reasoning. The form is the JSON
@@ -331,6 +334,9 @@ BEGINNING = "[The conversation begins with your own message.]"
 GO_ON = "[Please go on.]"
 SUMMARY_OF_EARLIER = "[Earlier messages are left out here. This is a summary of them.]"
 
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Models also call tools that there are not, by names for which providers refuse the next request."""
+
 
 def map_history(call: ModelCall, *, provider_name: str, safe_call_id: Callable[[str], str] | None = None) -> list[Turn]:
     """The turns of one request, without the instructions. They begin and end with input of the other side.
@@ -407,7 +413,7 @@ class _MappedHistory:
     def _kept_or_rebuilt(self, body: AssistantMessage) -> Answered:
         if not body.partial and body.provider_response is not None and body.model in (None, self._handle):
             kept = read_kept(body.provider_response, self._provider_name)
-            if kept is not None:
+            if kept is not None and _is_answer(kept.parts):
                 return kept
         return Answered(_rebuilt_answer(body))
 
@@ -430,7 +436,9 @@ class _MappedHistory:
         self._turns.append(replace(answer, parts=parts))
 
     def _with_safe_call(self, call: Called) -> Called:
-        return replace(call, id=self._safe_call_id(call.id), arguments=_object_or_note(call.arguments))
+        arguments = _object_or_note(call.arguments)
+        name = call.name if _LEGAL_NAME.fullmatch(call.name) else legal_name(call.name)
+        return replace(call, id=self._safe_call_id(call.id), name=name, arguments=arguments)
 
     def _close_calls(self) -> None:
         """Adds a result for every call of the last answer, in the order of the calls."""
@@ -469,6 +477,13 @@ def _rebuilt_answer(body: AssistantMessage) -> list[AnswerPart]:
     return parts
 
 
+def _is_answer(parts: Sequence[AnswerPart]) -> bool:
+    """Whether a provider takes the parts back as an answer. It refuses one that ends in reasoning, as one does that was
+    cut off there."""
+    is_said = any(isinstance(part, Called) or (isinstance(part, Said) and part.text.strip()) for part in parts)
+    return is_said and not isinstance(parts[-1], Reasoned)
+
+
 def _object_or_note(arguments: str) -> str:
     """Returns the arguments if they are a JSON object, as every provider demands; otherwise an object that contains the
     text."""
@@ -476,6 +491,6 @@ def _object_or_note(arguments: str) -> str:
         return "{}"
     try:
         msgspec.json.decode(arguments, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return msgspec.json.encode({"INVALID_JSON": plain_text(arguments)}).decode()
     return arguments

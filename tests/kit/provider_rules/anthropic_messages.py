@@ -58,6 +58,7 @@ def check_anthropic(body: Mapping[str, Any]) -> list[Violation]:
         *names_match_pattern(turns, items_of(body, "tools")),
         *thinking_is_signed(turns),
         *thinking_comes_first(messages),
+        *thinking_never_last(messages),
         *thinking_starts_tool_turn(body, turns),
     ]
 
@@ -194,6 +195,15 @@ def thinking_comes_first(messages: Sequence[Item]) -> Iterator[Violation]:
                 text = "thinking comes before everything else that the assistant says"
                 yield Violation("anthropic.thinking_comes_first", block_where, text)
             spoken = spoken or not is_thinking
+
+
+def thinking_never_last(messages: Sequence[Item]) -> Iterator[Violation]:
+    """What the API refuses without a word in the guide: the final block of an assistant message is no thinking
+    (forgecode#2107 has the finding)."""
+    for where, message in messages:
+        last = next((block for _, block in items_of(message, "content", where)[::-1]), dict[str, Any]())
+        if message.get("role") == "assistant" and last.get("type") in _THINKING:
+            yield Violation("anthropic.thinking_never_last", where, "something must be said behind thinking")
 
 
 def thinking_starts_tool_turn(body: Mapping[str, Any], turns: Sequence[_Turn]) -> Iterator[Violation]:
