@@ -77,7 +77,8 @@ class Provider(NamedTuple):
         """The key for the address that is used."""
         address = self._address(environment)
         names = address.key_variables if address else ()
-        return next((environment[name] for name in names if environment.get(name)), None)
+        # Files and stores of secrets end a key with a line break, which no header may have.
+        return next((key for name in names if (key := environment.get(name, "").strip())), None)
 
     def api_version(self, environment: Mapping[str, str]) -> str:
         """The version that goes with every request; empty where the server wants none."""

@@ -5,10 +5,12 @@ from msgspec.structs import replace
 
 from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Break, Failure, Turn
+from tests.kit.model_server.frames import data
 from tests.kit.model_server.model_calls import (
     ADD,
     ANTHROPIC,
     CHAT,
+    GOOGLE,
     HANDLES,
     RESPONSES,
     ask,
@@ -111,11 +113,11 @@ async def test_a_whole_answer_without_its_end_is_no_answer(handle: str) -> None:
 
 @pytest.mark.parametrize("handle", HANDLES)
 async def test_an_empty_answer_is_an_error(handle: str) -> None:
-    async with models_on_server(retries=3) as (server, models):
-        server.play(Turn())
+    async with models_on_server(retries=1, jitter=lambda: 0.0) as (server, models):
+        server.play(*[Turn()] * 2)
         with pytest.raises(ModelError, match="LLM provider returned empty content in response") as caught:
             await ask(models, call(handle))
-        assert len(server.requests) == 1
+        assert len(server.requests) == 2
     assert caught.value.error_type == ModelErrorType.ERROR
 
 
@@ -201,6 +203,25 @@ async def test_an_error_that_passes_is_retried_and_told(handle: str) -> None:
     assert [retry.error for retry in retries] == ["llm_error (HTTP 500)", "llm_rate_limit (HTTP 429)"]
     assert waits == [retry.wait for retry in retries] == [0.5 * 1.25, 2 * 1.25]
     assert text_said(events) == "At last."
+
+
+ENDED_IN_ERROR = {
+    CHAT: data({"choices": [{"delta": {}, "finish_reason": "error"}]}),
+    GOOGLE: data({"candidates": [{"content": {"parts": []}, "finishReason": "MALFORMED_FUNCTION_CALL"}]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("handle", "nothing"),
+    [*((handle, Turn()) for handle in HANDLES), *((one, Turn(raw=(raw,))) for one, raw in ENDED_IN_ERROR.items())],
+)
+async def test_an_answer_with_nothing_in_it_failed_the_run(handle: str, nothing: Turn) -> None:
+    """Models give one now and then, and another one when they are asked again."""
+    async with models_on_server(retries=1, jitter=lambda: 0.0) as (server, models):
+        server.play(nothing, Turn(text="Here."))
+        events = await ask(models, call(handle))
+    assert text_said(events) == "Here."
+    assert isinstance(events[0], AttemptFailed)
 
 
 @pytest.mark.parametrize("handle", HANDLES)

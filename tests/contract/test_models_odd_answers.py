@@ -187,3 +187,141 @@ async def test_an_answer_is_read_that_a_server_compressed_unasked() -> None:
             assert text_said(await ask(models, call("vllm/m"))) == "Hello."
         finally:
             await models.aclose()
+
+
+TAGGED = [
+    ("<think>", "Hm", ".", "</think>", "\n\nFour."),
+    ("<think>\nHm.", "</think>\n\nFour."),
+    ("<think>\nHm.</think>\n\nFour.",),
+    ("<th", "ink>\nHm.", "</", "think>", "\n\nFour."),
+    ("\n<think>", "\nHm.\n</think>\n", "\nFour."),
+    tuple("<think>\nHm.\n</think>\n\nFour."),
+]
+
+
+@pytest.mark.parametrize("pieces", TAGGED)
+async def test_tags_that_were_no_pieces_of_their_own_were_text_or_took_the_answer(pieces: tuple[str, ...]) -> None:
+    """Servers that send several tokens at once, or a whole answer, were read as if the answer had no text."""
+    events = await answered(*(chunk(content=piece) for piece in pieces), chunk("stop"), DONE)
+    assert (thoughts(events).strip(), text_said(events).strip()) == ("Hm.", "Four.")
+    whole = {"choices": [{"message": {"content": "".join(pieces)}, "finish_reason": "stop"}]}
+    events = await answered(json.dumps(whole).encode())
+    assert (thoughts(events).strip(), text_said(events).strip()) == ("Hm.", "Four.")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("Write <think>", " and </think>."),
+        ("<b>Four.</b>",),
+        ("<", "b>", "Four.</b>"),
+        ("<think",),
+        ("<thin", "g>"),
+        ("a <", "think>"),
+    ],
+)
+async def test_text_about_tags_is_text(pieces: tuple[str, ...]) -> None:
+    events = await answered(*(chunk(content=piece) for piece in pieces), chunk("stop"), DONE)
+    assert (thoughts(events), text_said(events)) == ("", "".join(pieces))
+
+
+async def test_a_call_behind_what_may_be_a_tag_comes_behind_it() -> None:
+    called = chunk(tool_calls=[call_piece("add", "{}", index=0, id="one")])
+    events = await answered(chunk(content="<"), called, chunk("tool_calls"), DONE)
+    assert text_said(events) == "<"
+    assert [type(event).__name__ for event in events][:2] == ["Text", "CallStarted"]
+
+
+async def test_whole_calls_of_number_0_without_arguments_were_one_call() -> None:
+    pieces = [call_piece(name, "", index=0, id=f"id-{number}") for number, name in enumerate(("add", "list", "list"))]
+    events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)
+    assert [(made.call_id, made.name, made.arguments) for made in calls_made(events)] == [
+        ("id-0", "add", "{}"),
+        ("id-1", "list", "{}"),
+        ("id-2", "list", "{}"),
+    ]
+
+
+async def test_the_reasoning_of_mistrals_models_was_not_shown() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    said = [chunk(content=[thinking]), chunk(content=[{"type": "text", "text": "Four."}]), chunk(content="!")]
+    events = await answered(*said, chunk("stop"), DONE, handle="mistral/magistral-medium-latest")
+    assert (thoughts(events), text_said(events)) == ("Hm.", "Four.!")
+
+
+DETAILS = [
+    {"type": "reasoning.text", "text": "Hm, ", "index": 0, "format": "anthropic-claude-v1"},
+    {"type": "reasoning.text", "text": "yes.", "index": 0, "format": "anthropic-claude-v1"},
+    {"type": "reasoning.text", "signature": "c2lnbmVk", "index": 0, "format": "anthropic-claude-v1"},
+    {"type": "reasoning.encrypted", "data": "sealed", "id": "call_1", "index": 1, "format": "google-gemini-v1"},
+    {"type": "reasoning.encrypted", "data": "sealed too", "id": "call_2", "index": 1, "format": "google-gemini-v1"},
+]
+"""Of OpenRouter, in the pieces in which they come."""
+
+
+@pytest.mark.parametrize("handle", ["openrouter/google/gemini-3-pro-preview", "openai_compatible/claude"])
+async def test_what_openrouter_wants_back_was_lost(handle: str) -> None:
+    """Behind each result Gemini refused the call without its signature."""
+    pieces = [chunk(reasoning_details=[piece], reasoning=piece.get("text")) for piece in DETAILS]
+    called = chunk(tool_calls=[call_piece("add", '{"a": 1}', index=0, id="call_1")])
+    async with models_on_server() as (server, models):
+        server.play(Turn(raw=(*pieces, called, chunk("tool_calls"), DONE)))
+        first = await ask(models, call(handle, tools=[ADD]))
+        assert thoughts(first) == "Hm, yes."
+        spoken = AssistantMessage(
+            tool_calls=[ToolCall("call_1", "add", '{"a": 1}')],
+            model=handle,
+            provider_response=ending(first).provider_response,
+        )
+        messages = history(UserMessage("?"), spoken, ToolReturns([returned("call_1", "3")]))
+        await ask(models, call(handle, messages, tools=[ADD]))
+        sent = server.requests[1].body["messages"][2]
+        assert sent["reasoning_details"] == [
+            {**DETAILS[0], "text": "Hm, yes.", "signature": "c2lnbmVk"},
+            *DETAILS[3:],
+        ]
+        await ask(models, call("openrouter/another/model", messages, tools=[ADD]))
+        assert "reasoning_details" not in json.dumps(server.requests[2].body)
+
+
+@pytest.mark.parametrize("odd", [[None, 5, "x"], {"type": "x"}, "text", [{"type": "reasoning.text", "text": 5}], [{}]])
+async def test_reasoning_details_of_another_kind_lose_no_answer(odd: object) -> None:
+    chunks = [chunk(reasoning_details=odd), chunk(reasoning_details=odd, content="Four."), chunk("stop"), DONE]
+    assert text_said(await answered(*chunks, handle="openrouter/a/b")) == "Four."
+
+
+@pytest.mark.parametrize(
+    ("event_", "words", "error_type", "retryable"),
+    [
+        (
+            {"object": "error", "message": "This model's maximum context length is 4096 tokens.", "code": 400},
+            "maximum context length",
+            ModelErrorType.CONTEXT_WINDOW,
+            False,
+        ),
+        (
+            {"object": "error", "message": "No such adapter.", "code": 404},
+            "such adapter",
+            ModelErrorType.BAD_REQUEST,
+            False,
+        ),
+        ({"message": {"detail": [{"msg": "Too bad."}]}, "code": 422}, "Too bad", ModelErrorType.BAD_REQUEST, False),
+        ({"message": "Slow down.", "type": "rate_limit_error"}, "Slow down", ModelErrorType.RATE_LIMIT, True),
+        ({"message": "The engine is dead.", "choices": None}, "engine is dead", ModelErrorType.ERROR, True),
+    ],
+)
+async def test_an_error_that_was_not_in_a_field_of_its_name_was_no_reason(
+    event_: dict[str, Any], words: str, error_type: ModelErrorType, *, retryable: bool
+) -> None:
+    """Of vLLM, Mistral and others: it was "no finish reason", without a word of it, and tried again."""
+    for frame in (data(event_), b"event: error\n" + data(event_)):
+        with pytest.raises(ModelError, match=words) as caught:
+            await answered(frame, DONE)
+        assert (caught.value.error_type, caught.value.retryable) == (error_type, retryable)
+
+
+async def test_the_words_of_a_refusal_were_lost() -> None:
+    pieces = [chunk(refusal=piece) for piece in ("I cannot ", "help with that.")]
+    with pytest.raises(ModelError, match=r"content_filter.*I cannot help with that\.") as caught:
+        await answered(*pieces, chunk("stop"), DONE, handle="openai/gpt-4o")
+    assert not caught.value.retryable

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shared.domain.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolReturns, UserMessage
+from shared.domain.messages import (
+    AssistantMessage,
+    ImageContent,
+    Message,
+    Reasoning,
+    Summary,
+    TextContent,
+    ToolCall,
+    ToolReturn,
+    ToolReturns,
+    UserMessage,
+)
 from shared.domain.models import BUILTIN, CODE, PROVIDERS
 from tests.kit.model_server import Call, ModelServer, Turn
 from tests.kit.model_server.model_calls import (
@@ -102,7 +113,7 @@ async def test_no_server_is_sent_a_field_that_it_does_not_know(provider: str) ->
     quirks = PROVIDERS[provider].quirks
     body = await _sent(provider, parallel_tool_calls=False, temperature=0.3)
     assert ("parallel_tool_calls" in body) is quirks.takes_parallel_tool_calls
-    assert (body["stream_options"] is not None) is quirks.takes_stream_options
+    assert ("stream_options" in body) is quirks.takes_stream_options
     assert ("thinking" in body) is quirks.has_thinking_switch
     assert body["temperature"] == 0.3
     assert "prompt_cache_key" not in body, "OpenAI's own"
@@ -211,3 +222,85 @@ async def test_full_collections_looked_through_all_that_a_worker_had_imported() 
         await models.model_for(_handle("google_ai"))
         await models.model_for(_handle("google_ai"))
     assert there == [True]
+
+
+async def test_mistral_refused_each_request_for_a_field_that_was_null() -> None:
+    """Its API takes no field that it does not know, whatever is in it."""
+    assert "stream_options" not in await _sent("mistral")
+
+
+WITH_RESULT = (
+    UserMessage("Add."),
+    AssistantMessage(tool_calls=[ToolCall("one", "add", '{"a": 1, "b": 2}')]),
+    ToolReturns([returned("one", "3")]),
+)
+PICTURE = ImageContent(
+    data="iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+OF_MISTRAL = (
+    "mistral/mistral-large-latest",
+    "mistral/labs-anything",
+    "vllm/mistralai/Mistral-Small-4-119B-2603",
+    "openrouter/mistralai/devstral-medium",
+    "ollama/devstral:24b",
+)
+
+
+async def _roles(handle: str, messages: list[Message]) -> list[str]:
+    async with models_on_server() as (server, models):
+        await ask(models, call(handle, messages, tools=[ADD]))
+        [request] = server.requests
+    assert broken_rules(request) == []
+    return [message["role"] for message in request.body["messages"]]
+
+
+@pytest.mark.parametrize("handle", OF_MISTRAL)
+async def test_mistral_refuses_a_user_who_speaks_right_behind_a_result(handle: str) -> None:
+    """A message that was injected between two steps, or a picture in a result, ended the conversation."""
+    roles = ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert await _roles(handle, history(*WITH_RESULT, UserMessage("Faster!"))) == roles
+    shown = ToolReturns([ToolReturn("one", "add", "success", "3", parts=[TextContent("3"), PICTURE])])
+    assert await _roles(handle, history(*WITH_RESULT[:2], shown)) == roles
+
+
+async def test_no_other_model_is_told_that_it_has_answered() -> None:
+    for handle in ("openai/gpt-4o", "vllm/Qwen/Qwen3-8B"):
+        assert (await _roles(handle, history(*WITH_RESULT, UserMessage("Faster!"))))[-2:] == ["tool", "user"]
+
+
+TEMPLATED = (
+    "vllm/google/gemma-3-27b-it",
+    "ollama/gemma3",
+    "openrouter/mistralai/ministral-8b",
+    "together/meta-llama/L",
+)
+
+
+@pytest.mark.parametrize("handle", TEMPLATED)
+async def test_two_messages_of_the_user_in_a_row_were_refused_by_models_whose_turns_alternate(handle: str) -> None:
+    """So was each request behind a compaction: a summary and the question."""
+    after = history(Summary("They spoke of cats."), UserMessage("And dogs?"), UserMessage("Be quick.", role="system"))
+    assert await _roles(handle, after) == ["system", "user"]
+    pictures = history(UserMessage([TextContent("Look."), PICTURE]), UserMessage("Well?"), AssistantMessage(text="Ah."))
+    assert await _roles(handle, pictures) == ["system", "user", "assistant", "user"]
+
+
+async def test_messages_of_the_user_that_are_put_together_keep_their_words_and_pictures() -> None:
+    body = await _sent("vllm", history(UserMessage("First."), UserMessage("Second.")))
+    assert body["messages"][-1] == {"role": "user", "content": "First.\n\nSecond."}
+    body = await _sent("vllm", history(UserMessage("First."), UserMessage([TextContent("Look."), PICTURE])))
+    kinds = [part["type"] for part in body["messages"][-1]["content"]]
+    assert kinds == ["text", "text", "image_url"]
+
+
+@pytest.mark.parametrize("key", ["test-key-1\n", " test-key-1\r\n", "test-key-1 "])
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "google_ai", "azure"])
+async def test_a_key_that_ended_in_a_line_break_was_a_connection_error(provider: str, key: str) -> None:
+    """Files and stores of secrets put one behind it."""
+    async with ModelServer() as server:
+        variable = PROVIDERS[provider].addresses[0].key_variables[0]
+        environment = {**server.base_urls(), "AZURE_BASE_URL": f"{server.origin}/openai/v1", variable: key}
+        models = Models(environment, first_event_timeout=180, idle_timeout=180, retries=0)
+        await ask(models, call(_handle(provider)))
+        await models.aclose()
+        assert _key_of(server.requests[0]) == "test-key-1"

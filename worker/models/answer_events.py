@@ -11,12 +11,10 @@ from pydantic_ai import messages as sdk
 from pydantic_ai.models import StreamedResponse
 from pydantic_core import PydanticSerializationError
 
-from worker.models.answer_parts import CallIds, CountedTokens, WholeAnswer, finalize
+from worker.models.answer_parts import BETWEEN_THOUGHTS, CallIds, CountedTokens, WholeAnswer, finalize
 from worker.models.event_streams import StreamEnd
 from worker.models.provider import CallArguments, CallFinished, CallStarted, ModelCall, ModelEvent, Text, Thought
 from worker.models.special_tokens import JoinedPieces, revealed_halves, sound, whole_number
-
-_BETWEEN_THOUGHTS = "\n\n"
 
 
 class AnswerEvents:
@@ -76,7 +74,7 @@ class AnswerEvents:
                 counted=_counted(answer),
                 provider_response=_kept(replace(answer, parts=[*map(self._with_own_id, count(), answer.parts)])),
                 details=answer.provider_details,
-                words=end.words,
+                words=end.words or sound(str((answer.provider_details or {}).get("refusal", ""))),
             ),
         )
 
@@ -118,7 +116,7 @@ class AnswerEvents:
         if text:
             begins_another = self._thought and self._thought_part != index
             self._thought, self._thought_part = True, index
-            yield Thought((_BETWEEN_THOUGHTS if begins_another else "") + text)
+            yield Thought((BETWEEN_THOUGHTS if begins_another else "") + text)
 
     def _argument_events(self, index: int, text: str) -> Iterator[CallArguments]:
         if text:

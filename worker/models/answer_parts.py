@@ -1,8 +1,8 @@
 """The parts of one answer as they grow, and their events. The same for every protocol."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -116,16 +116,17 @@ def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
         )
     words = f" The provider says: {answer.words}" if answer.words else ""
     if reason == "error":
-        raise ModelError(ModelErrorType.ERROR, f"The model ended its answer with an error: {answer.details}{words}")
+        text = f"The model ended its answer with an error: {answer.details}{words}"
+        raise ModelError(ModelErrorType.ERROR, text, retryable=True)
     is_empty = not answer.text and not answer.arguments and not call.beginning
     if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
         raise ModelError(
             ModelErrorType.CONTEXT_WINDOW, "The model ended its answer before it began: its context window is full."
         )
     if is_empty:
-        raise ModelError(
-            ModelErrorType.ERROR, f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
-        )
+        text = f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
+        # Models say nothing now and then, and something when they are asked again.
+        raise ModelError(ModelErrorType.ERROR, text, retryable=reason in ("stop", "tool_call"))
     usage = _usage(call, answer)
     if reason == "length" or reason == "content_filter":
         return Finished(reason, usage, answer.provider_response)
@@ -160,7 +161,64 @@ def _estimated_usage(call: ModelCall, answer: WholeAnswer) -> Usage:
     return Usage(prompt_tokens=prompt, completion_tokens=completion, context_tokens=prompt + completion, estimated=True)
 
 
-_BETWEEN_THOUGHTS = "\n\n"
+BETWEEN_THOUGHTS = "\n\n"
+
+THINK_TAGS = ("<think>", "</think>")
+
+
+class TaggedThoughts:
+    """Tells reasoning between tags from the text, in pieces of any size. It begins the text; elsewhere only a piece
+    that is nothing but the tag begins it, because a text may also be about tags."""
+
+    def __init__(self) -> None:
+        self._is_inside = False
+        self._may_begin = True
+        """No text has come since the beginning or since earlier reasoning, except white space."""
+        self._held = ""
+        """The beginning of what may be a tag."""
+
+    def more(self, piece: str) -> Iterator[tuple[bool, str]]:
+        """Returns the new pieces, and whether each is reasoning."""
+        begin, end = THINK_TAGS
+        text, self._held = self._held + piece, ""
+        spoken = text.lstrip() if self._may_begin else text
+        if self._is_inside:
+            thought, ended, rest = text.partition(end)
+            if not ended:
+                length = next((n for n in range(len(end) - 1, 0, -1) if text.endswith(end[:n])), 0)
+                thought, self._held = text[: len(text) - length], end[:length]
+            self._is_inside, self._may_begin = not ended, True
+            yield True, thought
+            yield from self.more(rest) if rest else ()
+        elif text == begin or (self._may_begin and spoken.startswith(begin)):
+            self._is_inside = True
+            yield from self.more(spoken.removeprefix(begin))
+        elif self._may_begin and spoken and begin.startswith(spoken):
+            self._held = text
+        else:
+            self._may_begin = not spoken
+            yield False, text
+
+    def rest(self) -> list[tuple[bool, str]]:
+        """Returns what was held back and is no tag."""
+        held, self._held = self._held, ""
+        return [(self._is_inside, held)] if held else []
+
+
+def add_details(details: list[dict[str, Any]], more: object) -> None:
+    """Adds pieces of reasoning in OpenRouter's form. Those of one number and type are one, as it wants them back."""
+    pieces = cast("list[object]", more) if isinstance(more, list) else []
+    for piece in (cast("dict[str, Any]", one) for one in pieces if isinstance(one, dict)):
+        last = details[-1] if details else {}
+        is_more = bool(last) and all(last.get(name) == piece.get(name) for name in ("type", "index"))
+        if not is_more or piece.get("type") == "reasoning.encrypted":
+            details.append(dict(piece))
+            continue
+        for name, value in piece.items():
+            if name in ("text", "summary"):
+                last[name] = f"{last.get(name) or ''}{value or ''}"
+            elif value is not None:
+                last[name] = value
 
 
 class _Pieces:
@@ -232,7 +290,7 @@ class GrowingCall:
         """Whether the arguments are JSON, so that the call may be at its end."""
         try:
             msgspec.json.decode(str(self.pieces), type=msgspec.Raw)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
         return True
 
@@ -365,7 +423,7 @@ class AnswerParts:
         if text:
             another = self._thought is not None and self._thought is not part
             self._thought = part
-            self._events.append(Thought((_BETWEEN_THOUGHTS if another else "") + text))
+            self._events.append(Thought((BETWEEN_THOUGHTS if another else "") + text))
 
     def _finish_call(self, call: GrowingCall, rest: str) -> None:
         """Emits the complete call, and again if the provider continued it after all."""

@@ -5,7 +5,7 @@ left. A server's deviations from OpenAI are in its `Quirks`.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, cast
@@ -17,12 +17,15 @@ from shared.domain.errors import ModelError
 from shared.domain.model_servers import Quirks
 from shared.domain.models import PROVIDERS, family_of
 from worker.models.answer_parts import (
+    THINK_TAGS,
     AnswerParts,
     CallIds,
     CountedTokens,
     FinishReason,
     GrowingCall,
+    TaggedThoughts,
     WholeAnswer,
+    add_details,
     finalize,
     reason_in,
 )
@@ -43,13 +46,22 @@ from worker.models.history_mapping import (
 )
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
-from worker.models.special_tokens import Decoder, escaped_tokens, number_in, tokenizes_text
+from worker.models.special_tokens import (
+    Decoder,
+    alternating,
+    escaped_tokens,
+    is_mistrals,
+    number_in,
+    read_json,
+    tokenizes_text,
+    whole_characters,
+)
 from worker.models.tool_schema import chat_choice, chat_tool
 
 FROM_TAGS = "content"
 """The name of reasoning that arrived between tags in the text instead of in its own field."""
 _FIELDS_OF_REASONING = ("reasoning", "reasoning_content")
-THINK_TAGS = ("<think>", "</think>")
+_DETAILS = "reasoning_details"
 _FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
 """Prefixes of hosts' names for models that do not follow `$ref` in a tool's schema."""
 
@@ -66,6 +78,8 @@ class ChatRequest:
         self._safe_call_id = None if length is None else partial(_short_call_id, length=length)
         self._follows_references = not route.model.lower().startswith(_FOLLOW_NO_REFERENCES)
         self._guard: Callable[[str], str] = escaped_tokens if tokenizes_text(route.model) else str
+        self._is_mistrals = route.provider == "mistral" or is_mistrals(route.model)
+        self._has_template = self._is_mistrals or tokenizes_text(route.model)
 
     def body(self, call: ModelCall) -> bytes:
         """Returns the request as JSON. Raises `ModelError` if it cannot be sent."""
@@ -73,7 +87,8 @@ class ChatRequest:
         if call.beginning:
             turns.append(Answered([Said(call.beginning)]))
         body: dict[str, Any] = {"model": self._route.model, "stream": True, "messages": self._messages(call, turns)}
-        body["stream_options"] = {"include_usage": True} if self._quirks.takes_stream_options else None
+        if self._quirks.takes_stream_options:
+            body["stream_options"] = {"include_usage": True}
         body |= self._options(call)
         if call.tools:
             body |= self._tools(call)
@@ -81,6 +96,8 @@ class ChatRequest:
 
     def _messages(self, call: ModelCall, turns: Sequence[Turn]) -> list[_Message]:
         messages = [message for turn in turns for message in self._turn(turn)]
+        if self._has_template:
+            messages = alternating(messages, answers_results=self._is_mistrals)
         _complete_reasoning(messages, self._quirks)
         instructions = [{"role": "system", "content": call.system}] if call.system else []
         return [*instructions, *messages]
@@ -135,7 +152,9 @@ class ChatRequest:
                     calls.append(self._call(part))
         if not texts and not calls:
             return None
-        reasoning = {field: "\n\n".join(pieces) for field, pieces in fields.items()}
+        reasoning: _Message = {field: "\n\n".join(pieces) for field, pieces in fields.items()}
+        if turn.details and _DETAILS in turn.details and self._quirks.reasoning_goes_back == "as it came":
+            reasoning = {_DETAILS: turn.details[_DETAILS]}
         message = {"role": "assistant", **reasoning, "content": "\n\n".join(texts) if texts else None}
         return {**message, "tool_calls": calls} if calls else message
 
@@ -237,6 +256,8 @@ class _Delta(msgspec.Struct):
     """Text; from some servers a list of parts."""
     reasoning: Any = None
     reasoning_content: Any = None
+    reasoning_details: Any = None
+    """OpenRouter's form of the reasoning, with the signatures of the model's provider."""
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
@@ -254,6 +275,8 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
+    message: Any = None
+    """An error's, from servers that send it without `error`."""
 
 
 _CHUNKS = Decoder(_Chunk)
@@ -292,9 +315,10 @@ class ChatAnswer:
         self._parts = AnswerParts(CallIds(call, new_id), mends_tokens=tokenizes_text(route.model))
         self._calls: dict[int, GrowingCall] = {}
         self._drops_blank_beginnings = route.model.lower().startswith(_TEXT_MAY_BEGIN_BLANK)
-        self._in_tags = False
         self._raw_reason: str | None = None
-        self._is_refused = False
+        self._refusal = ""
+        self._tags = TaggedThoughts()
+        self._details: list[dict[str, Any]] = []
         self._usage: Any = None
         self._model = route.model
         self._response_id: str | None = None
@@ -319,8 +343,8 @@ class ChatAnswer:
             self.is_over = True
             return
         chunk = _CHUNKS.decode(data)
-        if chunk.error:
-            raise stream_error(chunk.error, provider=self._route.provider)
+        if chunk.error or (chunk.message and not chunk.choices):
+            raise stream_error(chunk.error or read_json(data), provider=self._route.provider)
         # Counts are cumulative.
         self._usage = chunk.usage or self._usage
         self._response_id = chunk.id or self._response_id
@@ -337,10 +361,12 @@ class ChatAnswer:
 
     def finish(self) -> None:
         """Takes the end of the stream. Raises `ModelError` if the answer is not complete."""
+        self._say(self._tags.rest())
         parts = self._parts.finish()
         provider = self._route.provider
-        reason = "content_filter" if self._is_refused else reason_in(_REASONS, self._raw_reason)
-        given = Given(provider, self._model, self._response_id, reason or "error")
+        reason = "content_filter" if self._refusal else reason_in(_REASONS, self._raw_reason)
+        details = {_DETAILS: self._details} if self._details else None
+        given = Given(provider, self._model, self._response_id, reason or "error", details)
         finished = finalize(
             self._call,
             WholeAnswer(
@@ -350,37 +376,33 @@ class ChatAnswer:
                 counted=_counted(self._usage, reasoning_is_apart=PROVIDERS[provider].quirks.counts_reasoning_apart),
                 provider_response=write_kept(parts, given),
                 details=self._raw_reason,
+                words=whole_characters(self._refusal),
             ),
         )
         self._parts.tell(finished)
 
     def _take_delta(self, delta: _Delta) -> None:
         if delta.refusal:
-            self._is_refused = True
+            self._refusal += delta.refusal
             return
         for name, text in (("reasoning", delta.reasoning), ("reasoning_content", delta.reasoning_content)):
             if isinstance(text, str) and text:
                 self._parts.think(text, name)
                 break
-        if delta.content:
-            self._take_text(delta.content if isinstance(delta.content, str) else _joined(delta.content))
+        add_details(self._details, delta.reasoning_details)
+        for is_thought, text in _pieces_in(delta.content):
+            self._say([(True, text)] if is_thought else self._tags.more(text))
         for call in delta.tool_calls or ():
+            self._say(self._tags.rest())
             self._take_call(call)
 
-    def _take_text(self, text: str) -> None:
-        """Takes text, or reasoning between tags. A tag is one token, so it arrives in a piece of its own."""
-        if self._in_tags:
-            self._in_tags = text != THINK_TAGS[1]
-            if self._in_tags:
+    def _say(self, pieces: Iterable[tuple[bool, str]]) -> None:
+        """Takes pieces of text and of reasoning."""
+        for is_thought, text in pieces:
+            if is_thought:
                 self._parts.think(text, FROM_TAGS)
-            return
-        if text == THINK_TAGS[0]:
-            self._in_tags = True
-            self._parts.begin_thought(FROM_TAGS)
-            return
-        if self._drops_blank_beginnings and not self._parts.is_saying and text.isspace():
-            return
-        self._parts.say(text)
+            elif self._parts.is_saying or not (self._drops_blank_beginnings and text.isspace()):
+                self._parts.say(text)
 
     def _take_call(self, piece: _ToolCall) -> None:
         function = piece.function or _Function()
@@ -389,8 +411,7 @@ class ChatAnswer:
             call.details = {"extra_content": piece.extra_content}
         if function.name:
             self._parts.name_call(call, function.name)
-        arguments = function.arguments
-        if arguments:
+        if arguments := function.arguments:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             self._parts.argue(call, text)
 
@@ -401,32 +422,34 @@ class ChatAnswer:
             last = self._parts.open_call
             return last if last is not None and not function.name else self._parts.begin_call(piece.id)
         call = self._calls.get(piece.index)
-        if call is None or (piece.id and function.name and call.is_whole() and _begins_another(piece, function, call)):
+        if call is None or (piece.id and function.name and _begins_another(piece, function, call)):
             # Some servers send whole calls, all with index 0.
             call = self._calls[piece.index] = self._parts.begin_call(piece.id)
         return call
 
 
 def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
-    """Returns whether a piece with a name begins another call after this whole one: it has its own id or arguments."""
+    """Returns whether a piece with a name begins another call after this one, which is whole or has no arguments: it
+    has its own id or arguments."""
     arguments = function.arguments
+    if not call.is_whole():
+        return not str(call.pieces) and piece.id != call.given_id is not None
     return piece.id != call.given_id or isinstance(arguments, dict) or str(arguments or "").lstrip().startswith("{")
 
 
-def _joined(content: object) -> str:
-    """Joins the texts of content that is a list of parts."""
-    if not isinstance(content, list):
-        return ""
-    texts: list[str] = []
-    for part in cast("list[object]", content):
+def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
+    """The texts of content that may be a list of parts, and whether each is reasoning, which Mistral sends so."""
+    for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
-            case str():
-                texts.append(part)
+            case str() if part:
+                yield False, part
             case {"type": "text", "text": str(text)}:
-                texts.append(text)
+                yield False, text
+            case {"type": "thinking"}:
+                thought = cast("Mapping[str, object]", part).get("thinking")
+                yield True, "".join(text for _, text in _pieces_in(thought))
             case _:
                 continue
-    return "".join(texts)
 
 
 def _counted(usage: object, *, reasoning_is_apart: bool) -> CountedTokens:

@@ -12,7 +12,7 @@ JSON of providers is decoded here as far as it is needed.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -181,6 +181,39 @@ _SERVED_BY_THEIR_MAKERS = re.compile(
 def tokenizes_text(model: str) -> bool:
     """Whether the model's host may interpret special tokens in messages."""
     return _SERVED_BY_THEIR_MAKERS.match(model.removeprefix("~").rpartition("/")[2]) is None
+
+
+_MISTRALS = re.compile("mi[sx]tral|ministral|magistral|devstral|codestral|pixtral", re.IGNORECASE)
+
+
+def is_mistrals(model: str) -> bool:
+    """Whether the model is one of Mistral's, whose templates refuse a user's message behind results."""
+    return _MISTRALS.search(model) is not None
+
+
+def alternating(messages: Sequence[dict[str, Any]], *, answers_results: bool) -> list[dict[str, Any]]:
+    """The messages with those of the user in a row as one: many templates demand that user and model take turns.
+
+    `answers_results`: the model must answer results before the user speaks.
+    """
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role, before = message["role"], turns[-1]["role"] if turns else ""
+        if role == before == "user":
+            turns[-1] = {"role": role, "content": _both(turns[-1]["content"], message["content"])}
+            continue
+        if role == "user" and before == "tool" and answers_results:
+            turns.append({"role": "assistant", "content": "OK."})
+        turns.append(message)
+    return turns
+
+
+def _both(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
+    """The contents of two messages as that of one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    contents = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second))
+    return [part for content in contents for part in content]
 
 
 def escaped_tokens(text: str) -> str:
