@@ -48,6 +48,17 @@ def _why_unusable(schema: dict[str, Any]) -> str | None:
     return None
 
 
+def as_object(text: str) -> str:
+    """The arguments that a model means which writes the object as a text, or null for no arguments."""
+    if not text.lstrip().startswith(('"', "null")):
+        return text
+    try:
+        meant: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return "{}" if meant is None else str(meant)
+
+
 def read_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
     """The arguments of a call as an object that matches `schema`. An empty text means no arguments."""
     if len(text) > MAX_ARGUMENTS_CHARS:

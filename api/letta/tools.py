@@ -122,7 +122,7 @@ def _returned(result: ToolReturn) -> Any:
         return None
     try:
         return msgspec.json.decode(result.text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return result.text
 
 

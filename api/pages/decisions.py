@@ -219,7 +219,7 @@ def _is_same(decided: Approval, answer: PageAnswer) -> bool:
 def _object_in(arguments: str) -> object:
     try:
         return json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

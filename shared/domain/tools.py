@@ -296,7 +296,7 @@ def filled_arguments(rules: Sequence[Rule], name: str, turn: TurnSoFar, argument
         return arguments
     try:
         written = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments
     return msgspec.json.encode(written | filled).decode()
 

@@ -325,3 +325,31 @@ async def test_the_words_of_a_refusal_were_lost() -> None:
     with pytest.raises(ModelError, match=r"content_filter.*I cannot help with that\.") as caught:
         await answered(*pieces, chunk("stop"), DONE, handle="openai/gpt-4o")
     assert not caught.value.retryable
+
+
+WITH_RESULT = (
+    UserMessage("?"),
+    AssistantMessage(tool_calls=[ToolCall("one", "add", '{"a": 1}')]),
+    ToolReturns([returned("one", "3")]),
+)
+NOTHING_MORE = {
+    ANTHROPIC: claude(reason="end_turn"),
+    "openai/gpt-4o": Turn(raw=(chunk("stop", {"prompt_tokens": 5, "completion_tokens": 2}), DONE)),
+}
+
+
+@pytest.mark.parametrize("handle", NOTHING_MORE)
+async def test_a_model_that_had_nothing_to_add_to_its_results_failed_its_run(handle: str) -> None:
+    """Claude ends a turn so, with two or three tokens and without a word."""
+    async with models_on_server(retries=2) as (server, models):
+        server.play(NOTHING_MORE[handle])
+        [end] = await ask(models, call(handle, history(*WITH_RESULT), tools=[ADD]))
+        assert (ending([end]).reason, ending([end]).usage.completion_tokens) == ("stop", 2)
+
+
+@pytest.mark.parametrize("handle", NOTHING_MORE)
+async def test_no_word_to_a_question_is_no_answer(handle: str) -> None:
+    async with models_on_server(retries=1, jitter=lambda: 0.0) as (server, models):
+        server.play(*[NOTHING_MORE[handle]] * 2)
+        with pytest.raises(ModelError, match="empty content"):
+            await ask(models, call(handle, history(*WITH_RESULT, UserMessage("And now?")), tools=[ADD]))

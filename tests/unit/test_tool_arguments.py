@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.json_limits import MAX_SCHEMA_CHARS, MAX_SCHEMA_VALUES, schema_flaw
-from shared.tool_arguments import RefusedArguments, check_arguments, read_arguments
+from shared.tool_arguments import RefusedArguments, as_object, check_arguments, read_arguments
 from tests.kit.wait_until import wait_until
 
 SCHEMA: dict[str, Any] = {
@@ -188,3 +188,22 @@ def test_large_arguments_for_an_ordinary_schema_are_checked() -> None:
     assert read_arguments(json.dumps(arguments), schema) == arguments
     arguments["rows"][4_999]["id"] = "four"
     assert "rows[4999].id: 'four' is not of type 'integer'" in refusal(json.dumps(arguments), schema)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (json.dumps('{"sides": 6}'), '{"sides": 6}'),
+        (f" {json.dumps('{}')}", "{}"),
+        ("null", "{}"),
+        (" null\n", "{}"),
+        ('{"sides": 6}', '{"sides": 6}'),
+        ("", ""),
+        ("nullify", "nullify"),
+        ('"{', '"{'),
+        ('"six"', "six"),
+    ],
+)
+def test_an_object_that_was_written_as_a_text_was_refused_again_and_again(written: str, meant: str) -> None:
+    """Some models write every call so, and none for a tool without parameters."""
+    assert as_object(written) == meant

@@ -10,6 +10,7 @@ from shared.domain.tools import (
     NOTHING_YET,
     TurnSoFar,
     ends_turn,
+    filled_arguments,
     filled_in,
     missing_calls,
     next_calls,
@@ -111,3 +112,10 @@ def test_a_rule_about_a_tool_that_the_agent_lacks_is_refused(foreign: dict[str, 
     refuse_foreign_rules([CHILDREN, PARENT, CASES], TOOLS)
     with pytest.raises(InvalidRequest, match="names the tool 'gone', which the agent does not have"):
         refuse_foreign_rules([foreign], TOOLS)
+
+
+@pytest.mark.parametrize("written", ["[" * 5000, '{"a":' * 5000, '{"a": ' + "[" * 5000 + "]" * 5000 + "}"])
+def test_arguments_in_thousands_of_brackets_ended_a_run_whose_rule_fills_some_in(written: str) -> None:
+    rules = [rule("run_first", args={"place": "Rome"})]
+    assert filled_in(rules, "look", NOTHING_YET)
+    assert filled_arguments(rules, "look", NOTHING_YET, written) == written

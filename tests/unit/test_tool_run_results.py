@@ -22,6 +22,8 @@ def result(text: str, *, is_text: bool = False) -> ToolReturn:
         (result("NaN"), "NaN"),
         (result("1e999"), "1e999"),
         (result("<object>"), "<object>"),
+        (result("[" * 5000), "[" * 5000),
+        (result("[" * 5000 + "]" * 5000), "[" * 5000 + "]" * 5000),
         (result("[1, 2... [NOTE: function output was truncated]"), "[1, 2... [NOTE: function output was truncated]"),
     ],
 )

@@ -27,7 +27,7 @@ from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Step
 from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
-from shared.tool_arguments import RefusedArguments, check_arguments
+from shared.tool_arguments import RefusedArguments, as_object, check_arguments
 from worker.bodies.agent_context import AgentContext
 from worker.bodies.answer import without_middle
 from worker.bodies.answer_draft import Answer
@@ -67,7 +67,7 @@ async def result_of(
     A tool is not started with arguments that do not fit its schema. The result then explains the error.
     """
     runner = context.services.runners.of(tool)
-    checked = await check_arguments(arguments, runner.arguments(tool))
+    checked = await check_arguments(as_object(arguments), runner.arguments(tool))
     if isinstance(checked, RefusedArguments):
         return error_return(call, beginning + checked.text)
     step_id = context.handle.progress.step_id

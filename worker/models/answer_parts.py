@@ -119,11 +119,13 @@ def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
         text = f"The model ended its answer with an error: {answer.details}{words}"
         raise ModelError(ModelErrorType.ERROR, text, retryable=True)
     is_empty = not answer.text and not answer.arguments and not call.beginning
+    # Behind results, Claude may have nothing to add. Its few tokens tell such an end from an answer that failed.
+    is_done = reason == "stop" and answer.counted.completion > 0 and call.follows_results
     if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
         raise ModelError(
             ModelErrorType.CONTEXT_WINDOW, "The model ended its answer before it began: its context window is full."
         )
-    if is_empty:
+    if is_empty and not is_done:
         text = f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
         # Models say nothing now and then, and something when they are asked again.
         raise ModelError(ModelErrorType.ERROR, text, retryable=reason in ("stop", "tool_call"))

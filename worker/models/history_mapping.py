@@ -36,6 +36,7 @@ from shared.domain.messages import (
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
 from shared.domain.tools import legal_name
+from shared.tool_arguments import as_object
 from worker.models.provider import ModelCall
 from worker.models.special_tokens import whole_characters
 
@@ -295,7 +296,7 @@ def read_kept(stored: str, provider_name: str) -> Answered | None:
         if answer.provider_name != provider_name:
             return None
         found = [_read(part) for part in answer.parts]
-    except (ValueError, UnicodeEncodeError):
+    except (ValueError, RecursionError):
         return None
     return Answered([part for part in found if part is not None], stored, answer.provider_details)
 
@@ -487,10 +488,11 @@ def _is_answer(parts: Sequence[AnswerPart]) -> bool:
 def _object_or_note(arguments: str) -> str:
     """Returns the arguments if they are a JSON object, as every provider demands; otherwise an object that contains the
     text."""
-    if not arguments.strip():
+    meant = as_object(arguments)
+    if not meant.strip():
         return "{}"
     try:
-        msgspec.json.decode(arguments, type=dict[str, object])
+        msgspec.json.decode(meant, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return msgspec.json.encode({"INVALID_JSON": plain_text(arguments)}).decode()
-    return arguments
+    return meant
