@@ -307,6 +307,12 @@ async def test_reasoning_details_of_another_kind_lose_no_answer(odd: object) -> 
         ),
         ({"message": {"detail": [{"msg": "Too bad."}]}, "code": 422}, "Too bad", ModelErrorType.BAD_REQUEST, False),
         ({"message": "Slow down.", "type": "rate_limit_error"}, "Slow down", ModelErrorType.RATE_LIMIT, True),
+        (
+            {"choices": [{"delta": {}, "finish_reason": "error", "error": {"code": 502, "message": "It broke down."}}]},
+            "It broke down",
+            ModelErrorType.ERROR,
+            True,
+        ),
         ({"message": "The engine is dead.", "choices": None}, "engine is dead", ModelErrorType.ERROR, True),
     ],
 )

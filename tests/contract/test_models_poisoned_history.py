@@ -140,3 +140,23 @@ async def test_an_image_under_the_type_of_another_was_refused(handle: str, kind:
     image = ImageContent(data=PICTURES[kind], media_type=said)
     request = await _sent(handle, history(UserMessage([image])))
     assert f'"{kind}"' in json.dumps(request.body)
+
+
+@pytest.mark.parametrize("handle", [*HANDLES, "vllm/google/gemma-3-27b-it"])
+async def test_a_call_behind_the_words_that_a_client_gave_the_model_was_refused(handle: str) -> None:
+    """Gemini takes a call only behind the user's turn, and other models' turns alternate. The model was asked to go on
+    when it made the call, and is shown that it was."""
+    begun = [UserMessage("Add."), UserMessage("I shall add:", role="assistant")]
+    called = AssistantMessage(tool_calls=[ToolCall("one", "add", '{"a": 1, "b": 2}')])
+    before = (await _sent(handle, history(*begun))).body
+    after = (await _sent(handle, history(*begun, called, ToolReturns([returned("one", "3")])))).body
+    key = next(name for name in ("messages", "contents", "input") if name in before)
+    sent = [one for one in before[key] if one.get("role") != "system"]
+    assert len(sent) == 3
+    again = [one for one in after[key] if one.get("role") != "system"]
+    assert [_words(one) for one in again[:3]] == [_words(one) for one in sent]
+
+
+def _words(turn: dict[str, Any]) -> str:
+    """The turn without the marks for its provider's cache."""
+    return json.dumps(turn).replace(', "cache_control": {"type": "ephemeral", "ttl": "5m"}', "")

@@ -28,6 +28,7 @@ WORDS = [
     (413, "<html><body>nginx</body></html>"),
     (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 9021"),
     (422, "unprocessable"),
+    (429, "Request too large on tokens per min (TPM): Limit 30000, Requested 33011. The input must be reduced."),
 ]
 
 

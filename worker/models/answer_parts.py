@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import AssistantMessage, estimate_tokens
+from shared.domain.messages import AssistantMessage, ToolReturns, estimate_tokens
 from shared.domain.runs import Usage
 from worker.models.history_mapping import AnswerPart, Called, Reasoned, Said
 from worker.models.provider import (
@@ -120,7 +120,8 @@ def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
         raise ModelError(ModelErrorType.ERROR, text, retryable=True)
     is_empty = not answer.text and not answer.arguments and not call.beginning
     # Behind results, Claude may have nothing to add. Its few tokens tell such an end from an answer that failed.
-    is_done = reason == "stop" and answer.counted.completion > 0 and call.follows_results
+    has_results = bool(call.history) and isinstance(call.history[-1].body, ToolReturns)
+    is_done = has_results and reason == "stop" and answer.counted.completion > 0
     if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
         raise ModelError(
             ModelErrorType.CONTEXT_WINDOW, "The model ended its answer before it began: its context window is full."

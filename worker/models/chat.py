@@ -267,6 +267,7 @@ class _Choice(msgspec.Struct):
     message: Any = None
     """The whole answer of a server that does not stream. With a delta, the answer so far."""
     finish_reason: str | None = None
+    error: Any = None
 
 
 class _Chunk(msgspec.Struct):
@@ -343,15 +344,13 @@ class ChatAnswer:
             self.is_over = True
             return
         chunk = _CHUNKS.decode(data)
-        if chunk.error or (chunk.message and not chunk.choices):
-            raise stream_error(chunk.error or read_json(data), provider=self._route.provider)
+        choice = chunk.choices[0] if chunk.choices else _Choice()
+        if error := chunk.error or choice.error or (chunk.message and not chunk.choices and read_json(data)):
+            raise stream_error(error, provider=self._route.provider)
         # Counts are cumulative.
         self._usage = chunk.usage or self._usage
         self._response_id = chunk.id or self._response_id
         self._model = chunk.model or self._model
-        if not chunk.choices:
-            return
-        choice = chunk.choices[0]
         self._raw_reason = choice.finish_reason or self._raw_reason
         if choice.delta is not None:
             self._take_delta(choice.delta)

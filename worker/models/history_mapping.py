@@ -431,6 +431,8 @@ class _MappedHistory:
 
     def _answer(self, answer: Answered, at: datetime) -> None:
         """Adds an answer. Its calls are open until the next message that is not a result."""
+        if self._turns and isinstance(self._turns[-1], Answered):
+            self._ask(Prompt(GO_ON))  # as the model was asked for it
         parts = [self._with_safe_call(part) if isinstance(part, Called) else part for part in answer.parts]
         self._open_calls = [part for part in parts if isinstance(part, Called)]
         self._called_at = at

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shared.concurrency import LATE_S, MovingTimer
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.messages import Message, ToolReturns, estimate_message_tokens, estimate_tokens, tokens_in, weight
+from shared.domain.messages import Message, estimate_message_tokens, estimate_tokens, tokens_in, weight
 from shared.domain.model_servers import Wire, origin_of, without_credentials
 from shared.domain.models import continues_answers
 from shared.domain.runs import Usage
@@ -100,11 +100,6 @@ class ModelCall(msgspec.Struct, frozen=True):
     def demanded_option(self, name: str) -> Any:
         """The value of the option if the run demands it, else None."""
         return getattr(self.options, name) if name in self.demanded else None
-
-    @property
-    def follows_results(self) -> bool:
-        """Whether the last message has results of tools."""
-        return bool(self.history) and isinstance(self.history[-1].body, ToolReturns)
 
     def weight(self) -> int:
         """The cost of encoding the call as a request, in characters of text."""
