@@ -25,6 +25,7 @@ from tests.kit.model_server.model_calls import (
     thoughts,
 )
 from tests.kit.plain_answers import says, serving
+from tests.kit.provider_rules.request import broken_rules
 from worker.models.provider import ModelEvent, Thought
 from worker.models.registry import Models
 
@@ -284,6 +285,12 @@ async def test_what_openrouter_wants_back_was_lost(handle: str) -> None:
         assert "reasoning_details" not in json.dumps(server.requests[2].body)
 
 
+@pytest.mark.parametrize("field", ["delta", "message"])
+async def test_half_a_character_in_the_place_of_an_object_was_an_error_of_ours(field: str) -> None:
+    with pytest.raises(ModelError):
+        await answered(b'data: {"choices": [{"' + field.encode() + b'": "\\ud83d"}]}\n\n')
+
+
 @pytest.mark.parametrize("odd", [[None, 5, "x"], {"type": "x"}, "text", [{"type": "reasoning.text", "text": 5}], [{}]])
 async def test_reasoning_details_of_another_kind_lose_no_answer(odd: object) -> None:
     chunks = [chunk(reasoning_details=odd), chunk(reasoning_details=odd, content="Four."), chunk("stop"), DONE]
@@ -359,3 +366,17 @@ async def test_no_word_to_a_question_is_no_answer(handle: str) -> None:
         server.play(*[NOTHING_MORE[handle]] * 2)
         with pytest.raises(ModelError, match="empty content"):
             await ask(models, call(handle, history(*WITH_RESULT, UserMessage("And now?")), tools=[ADD]))
+
+
+async def test_thinking_with_nothing_but_blank_text_behind_it_was_sent_back() -> None:
+    pieces = ({"type": "thinking_delta", "thinking": "Hm."}, {"type": "signature_delta", "signature": "c2ln"})
+    said = block(0, {"type": "text", "text": "Yes."})
+    thought = block(1, {"type": "thinking", "thinking": ""}, *pieces)
+    blank = block(2, {"type": "text", "text": "\n\n"})
+    async with models_on_server() as (server, models):
+        server.play(claude(*said, *thought, *blank, reason="max_tokens"))
+        first = await ask(models, call(ANTHROPIC))
+        kept = ending(first).provider_response
+        spoken = AssistantMessage(text=text_said(first), model=ANTHROPIC, provider_response=kept)
+        await ask(models, call(ANTHROPIC, history(UserMessage("?"), spoken, ("run-2", UserMessage("Go on.")))))
+        assert broken_rules(server.requests[1]) == []

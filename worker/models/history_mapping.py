@@ -483,8 +483,8 @@ def _rebuilt_answer(body: AssistantMessage) -> list[AnswerPart]:
 def _is_answer(parts: Sequence[AnswerPart]) -> bool:
     """Whether a provider takes the parts back as an answer. It refuses one that ends in reasoning, as one does that was
     cut off there."""
-    is_said = any(isinstance(part, Called) or (isinstance(part, Said) and part.text.strip()) for part in parts)
-    return is_said and not isinstance(parts[-1], Reasoned)
+    said = [part for part in parts if not isinstance(part, Said) or part.text.strip()]
+    return bool(said) and not isinstance(said[-1], Reasoned)
 
 
 def _object_or_note(arguments: str) -> str:

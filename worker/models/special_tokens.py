@@ -54,7 +54,7 @@ class Decoder(Generic[_Event]):
         """The event from parsed JSON. Raises `ModelError`."""
         try:
             return msgspec.convert(_fitting(value, self._type), self._event)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
 
 
