@@ -180,6 +180,10 @@ class TaggedThoughts:
         self._held = ""
         """The beginning of what may be a tag."""
 
+    def is_text(self, piece: str) -> bool:
+        """Whether the piece is text, whatever it says: `more` would return it as it is."""
+        return not (self._is_inside or self._may_begin or piece == THINK_TAGS[0])
+
     def more(self, piece: str) -> Iterator[tuple[bool, str]]:
         """Returns the new pieces, and whether each is reasoning."""
         begin, end = THINK_TAGS

@@ -152,9 +152,8 @@ class ChatRequest:
                     calls.append(self._call(part))
         if not texts and not calls:
             return None
-        reasoning: _Message = {field: "\n\n".join(pieces) for field, pieces in fields.items()}
-        if turn.details and _DETAILS in turn.details and self._quirks.reasoning_goes_back == "as it came":
-            reasoning = {_DETAILS: turn.details[_DETAILS]}
+        kept = (turn.details or {}).get(_DETAILS) if self._quirks.reasoning_goes_back == "as it came" else None
+        reasoning = {_DETAILS: kept} if kept else {field: "\n\n".join(pieces) for field, pieces in fields.items()}
         message = {"role": "assistant", **reasoning, "content": "\n\n".join(texts) if texts else None}
         return {**message, "tool_calls": calls} if calls else message
 
@@ -347,8 +346,7 @@ class ChatAnswer:
         choice = chunk.choices[0] if chunk.choices else _Choice()
         if error := chunk.error or choice.error or (chunk.message and not chunk.choices and read_json(data)):
             raise stream_error(error, provider=self._route.provider)
-        # Counts are cumulative.
-        self._usage = chunk.usage or self._usage
+        self._usage = chunk.usage or self._usage  # cumulative
         self._response_id = chunk.id or self._response_id
         self._model = chunk.model or self._model
         self._raw_reason = choice.finish_reason or self._raw_reason
@@ -388,9 +386,13 @@ class ChatAnswer:
             if isinstance(text, str) and text:
                 self._parts.think(text, name)
                 break
-        add_details(self._details, delta.reasoning_details)
-        for is_thought, text in _pieces_in(delta.content):
-            self._say([(True, text)] if is_thought else self._tags.more(text))
+        if delta.reasoning_details:
+            add_details(self._details, delta.reasoning_details)
+        if isinstance(delta.content, str) and self._parts.is_saying and self._tags.is_text(delta.content):
+            self._parts.say(delta.content)  # nearly every piece
+        elif delta.content:
+            for is_thought, text in _pieces_in(delta.content):
+                self._say([(True, text)] if is_thought else self._tags.more(text))
         for call in delta.tool_calls or ():
             self._say(self._tags.rest())
             self._take_call(call)
@@ -428,8 +430,7 @@ class ChatAnswer:
 
 
 def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
-    """Returns whether a piece with a name begins another call after this one, which is whole or has no arguments: it
-    has its own id or arguments."""
+    """Returns whether a piece with a name begins another call after this one: it has its own id or arguments."""
     arguments = function.arguments
     if not call.is_whole():
         return not str(call.pieces) and piece.id != call.given_id is not None
@@ -440,7 +441,7 @@ def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
     """The texts of content that may be a list of parts, and whether each is reasoning, which Mistral sends so."""
     for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
-            case str() if part:
+            case str():
                 yield False, part
             case {"type": "text", "text": str(text)}:
                 yield False, text

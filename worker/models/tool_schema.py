@@ -28,6 +28,7 @@ _DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _MOST_LEVELS = 10
 _MOST_PROPERTIES = 5000
 _UNIONS = ("allOf", "anyOf", "oneOf")
+_ALTERNATIVES = (*_UNIONS, "$ref")
 _LISTS = (*_UNIONS, "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("additionalProperties", "items")
@@ -35,9 +36,6 @@ _SINGLE = ("additionalProperties", "items")
 _Schema = dict[str, Any]
 
 NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
-
-
-_ALTERNATIVES = (*_UNIONS, "$ref")
 
 
 def parameters_of(tool: ToolSpec) -> _Schema:
