@@ -72,7 +72,16 @@ def test_a_schema_that_every_provider_takes_is_sent_as_it_is() -> None:
     assert parameters_of(tool(given)) is given
 
 
-@pytest.mark.parametrize("odd", [{"anyOf": 5}, {"oneOf": [5]}, {"$ref": "#"}, {"$ref": "#/x/y"}, {"properties": []}])
+ODD: list[dict[str, Any]] = [
+    {"anyOf": 5},
+    {"oneOf": [5]},
+    {"$ref": "#"},
+    {"$ref": "#/x/y"},
+    {"properties": [], "required": [{}, []]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
 def test_a_schema_of_another_kind_is_sent_as_an_object(odd: dict[str, Any]) -> None:
     assert parameters_of(tool(odd))["type"] == "object"
 

@@ -47,12 +47,12 @@ def parameters_of(tool: ToolSpec) -> _Schema:
     if schema.get("type") == "object" and not any(kind in schema for kind in _ALTERNATIVES):
         return schema
     whole = {key: value for key, value in schema.items() if key not in _ALTERNATIVES}
-    properties, required = _object(whole.get("properties")), set(_list(whole.get("required")))
+    properties, required = _object(whole.get("properties")), set(map(str, _list(whole.get("required"))))
     for kind in _ALTERNATIVES:
         parts = _parts_of(schema, kind)
         for part in parts:
             properties = {**_object(part.get("properties")), **properties}
-        needed = [set(_list(part.get("required"))) for part in parts]
+        needed = [set(map(str, _list(part.get("required")))) for part in parts]
         is_all = kind == "allOf" or not needed
         required |= set[str]().union(*needed) if is_all else needed[0].intersection(*needed)
     named = [name for name in properties if name in required]
