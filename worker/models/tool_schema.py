@@ -40,9 +40,7 @@ NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
 
 def parameters_of(tool: ToolSpec) -> _Schema:
     """A tool's parameters as one object without alternatives, which every provider demands of the schema as a whole.
-
-    The worker checks the arguments of a call against the tool's own schema.
-    """
+    The worker checks the arguments of a call against the tool's own schema."""
     schema = tool.parameters or NO_PARAMETERS
     if schema.get("type") == "object" and not any(kind in schema for kind in _ALTERNATIVES):
         return schema
