@@ -15,6 +15,8 @@ from tests.kit.project.source_tree import suite_sources
 
 NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)(?:::(?P<test>\w+))?`")
 NAMED_FILE = re.compile(r"`(?P<file>(?:api|worker|shared)/[\w/]+\.(?:py|lua))`")
+FOLDER_ROW = re.compile(r"^\| `(?P<folder>[\w/]+/)` \| (?P<text>.+) \|$", re.MULTILINE)
+RELATIVE_FILE = re.compile(r"`(?P<file>[\w/]+\.(?:py|lua|toml))`")
 SETTING = re.compile(r"^\| `HOLDFAST_(?P<name>[A-Z_]+)` \| (?P<default>.+?) \|", re.MULTILINE)
 SERVED = re.compile(r"^\| (?P<methods>[A-Z, ]+) \| `(?P<path>/[^`]*)` \| works \|", re.MULTILINE)
 
@@ -52,6 +54,23 @@ def test_every_file_and_test_that_is_named_exists(document: Path) -> None:
         if known is None or (named["test"] and named["test"] not in known):
             missing.append(named[0])
     assert missing == []
+
+
+def test_the_table_of_folders_named_files_that_had_moved() -> None:
+    """A row of CONTRIBUTING's table names files of its folder from there."""
+    rows = FOLDER_ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    named = [(row["folder"], file["file"]) for row in rows for file in RELATIVE_FILE.finditer(row["text"])]
+    assert len(named) > 3
+    assert [folder + file for folder, file in named if not (ROOT / folder / file).exists()] == []
+
+
+PAGES = [page for page in documents() if page.is_relative_to(ROOT / "docs") and page.parent.name != "decisions"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_did_not_begin_with_what_it_is_for(page: Path) -> None:
+    title, empty, first, *_ = page.read_text(encoding="utf-8").splitlines()
+    assert (title[:2], empty, first[:10]) == ("# ", "", "This page ")
 
 
 def test_each_guarantee_names_its_test() -> None:
