@@ -30,13 +30,7 @@ class AnswerStream:
     wants_input = wants_history = False
 
     def __init__(
-        self,
-        first: Run,
-        *,
-        sdk: Sdk,
-        leg: int = 0,
-        after: ThreadCursor | None = None,
-        seen: Seen | None = None,
+        self, first: Run, *, sdk: Sdk, leg: int = 0, after: ThreadCursor | None = None, seen: Seen | None = None
     ) -> None:
         """`first` is the run that begins the answer, and `leg` the place in its turn of the first run that is shown:
         of that run, or of the one that continues the answer where the page has it as `seen`. Raises `ValueError` for a

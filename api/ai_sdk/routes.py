@@ -7,14 +7,7 @@ from fastapi import APIRouter, Path, Query, Response
 from api.ai_sdk.answer_chunks import NEWEST_SDK, Sdk
 from api.ai_sdk.chat_request import UiChatRequest
 from api.ai_sdk.chats import UiChats
-from api.dependencies import (
-    AgentIdPath,
-    LastEventIdDep,
-    OnlyThreadDep,
-    ProjectDep,
-    SubmissionHeadersDep,
-    served,
-)
+from api.dependencies import AgentIdPath, LastEventIdDep, OnlyThreadDep, ProjectDep, SubmissionHeadersDep, served
 from api.direct_route import DirectRoute, LateRoute
 from api.pages.submission import PageService
 from api.pages.threads import LONGEST_NAME, PageThreads
