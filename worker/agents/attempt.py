@@ -12,13 +12,7 @@ from shared.domain.events import StatusChanged, StopReason
 from shared.domain.ids import StepId
 from shared.domain.journal import EntryKind, JournalEntry
 from shared.domain.lifecycle import RunTrigger
-from shared.domain.messages import (
-    Decision,
-    NewMessage,
-    ToolCall,
-    ToolReturn,
-    ToolReturns,
-)
+from shared.domain.messages import Decision, NewMessage, ToolCall, ToolReturn, ToolReturns
 from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Step
 from shared.domain.settling import RunEnd, decided_return, unknown_return
@@ -428,11 +422,7 @@ class Attempt:
         else:
             self._unstored = with_messages([])
         self._for_inbox = []
-        return {
-            "t": "result",
-            "value": value_of(self.replay.entries[ended.slot]),
-            "at": seconds(ended.ended_at),
-        }
+        return {"t": "result", "value": value_of(self.replay.entries[ended.slot]), "at": seconds(ended.ended_at)}
 
     async def _decided(self, entry: JournalEntry, call: ToolCall, frame: Frame) -> Frame | None:
         """Answers with the decision of a person or of the client. None if it has to be asked for."""
