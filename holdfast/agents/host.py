@@ -48,9 +48,10 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
         flaws = [f"{module} cannot be imported: {kind}: {text[:LONGEST_REASON]}"]
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             flaws[0] += "; start from the folder that has it, or name that folder in PYTHONPATH"
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        else:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     agents = [{**one.described(), "shares": _shares(one)} for one in REGISTERED.values()]
-    said: dict[str, Any] = {"agents": agents, "warnings": [] if trace else _warnings(module)}
+    said: dict[str, Any] = {"agents": agents, "warnings": _warnings(module) if module in sys.modules else []}
     if (size := len(json.dumps(said))) > LARGEST_SAYING:
         flaws.append(
             f"{module} registers {len(agents)} agents, whose names and descriptions have {size} bytes together, "
