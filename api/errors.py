@@ -22,7 +22,7 @@ from api.request_log import request_id
 from shared.domain import errors as domain
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import ErrorCode, code_of, error_fields
-from shared.domain.ids import is_id
+from shared.domain.ids import UUID4_PATTERN, is_id
 from shared.domain.limits import LimitReached
 from shared.process.service_answers import RETRY_AFTER_S
 from shared.sql.engine import DATABASE_ERRORS, as_ours
@@ -138,7 +138,7 @@ def place_of(keys: Sequence[Any], whole: str) -> str:
 
 def text_of(flaw: Mapping[str, Any]) -> str:
     """The text of a flaw."""
-    return showable(str(flaw["msg"]).removeprefix("Value error, "))
+    return showable(str(flaw["msg"]).removeprefix("Value error, ").replace(UUID4_PATTERN, "{uuid4}"))
 
 
 def showable(text: str) -> str:

@@ -74,7 +74,7 @@ def _root() -> Callable[..., object]:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    root.callback(epilog="Example: holdfast dev, and in another terminal: holdfast agents create first")(_holdfast)
+    root.callback(epilog="Example: holdfast agents create first --model builtin/slow")(_holdfast)
     for name, place in COMMANDS.items():
         root.command(name, help=place.help, rich_help_panel=place.panel)(_listed)
     return typer.main.get_command(root)

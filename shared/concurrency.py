@@ -283,7 +283,8 @@ async def retry_while_unavailable(action: Callable[[bool], Awaitable[Result]], *
         except Unavailable as error:
             if clock.monotonic() + PAUSE_S >= deadline:
                 raise
-            log.warning("retried_while_unavailable", error=str(error))
+            if not is_again:  # a run tries five times a second
+                log.warning("retried_while_unavailable", error=str(error))
         is_again = True
         await asyncio.sleep(PAUSE_S)
 

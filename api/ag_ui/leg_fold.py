@@ -32,7 +32,7 @@ _APPROVAL: Event = {
     "properties": {
         "approved": {"type": "boolean"},
         "editedArgs": {"type": "object", "description": "Whole arguments, in place of those that were asked for."},
-        "reason": {"type": "string", "description": "Why the call was denied. The agent is told."},
+        "reason": {"type": "string", "description": "Why the call was denied. The agent reads it."},
     },
     "required": ["approved"],
 }
@@ -48,17 +48,17 @@ client would keep its own."""
 
 
 class Client(NamedTuple):
-    """What is known of the reader's client."""
+    """The reader's client, as far as the server knows it."""
 
     thread_name: str
     """Its name for the conversation."""
     is_current: bool
-    """It has declared version 1.0 of the protocol: it knows all outcomes of a run, and results with images."""
+    """The client declared version 1.0 of the protocol: it supports all outcomes of a run, and results with images."""
     sent: Sequence[WireMessage] | None = None
-    """The messages that it has, as it sent them with its request. None: unknown, so the conversation's count."""
+    """The messages that the client has, as it sent them. None: unknown, so the conversation's messages count."""
 
     def run_name(self, run: Run) -> str:
-        """The id of a run for this client: the one of the client that began it."""
+        """The id of a run for clients: the one that the client which began the run has chosen, if any."""
         return run.options.named or run.id
 
 
@@ -120,12 +120,12 @@ class LegFold:
         self._may_have_thoughts = joins and not self._thinks
         """The client may have reasoning of the run, which that snapshot did not drop."""
         self._messages: dict[str, _Message] = {}
-        """In the order of the client, but for results, which it puts behind their calls."""
+        """In the order of the client, except for results, which the client inserts after their calls."""
         self._calls: dict[str, _Call] = {}
         self._open: dict[str, Event] = {}
         """The parts that are open, with the event that has opened each."""
         self._doubled: set[str] = set()
-        """Messages that release 0.0.47 has twice: it hangs a call on its last message alone."""
+        """Messages that release 0.0.47 has twice, because it adds a call only to its last message."""
         self._void: set[str] = set()
         self._ids = parts.CallIds()
 
@@ -241,7 +241,7 @@ class LegFold:
                 return self._told_beside(part)
 
     def _told_beside(self, part: parts.Part) -> Iterator[Event]:
-        """What comes between the parts of answers."""
+        """The events for parts that belong to no answer."""
         match part:
             case parts.Returned():
                 return self._returned(part)
@@ -312,7 +312,7 @@ class LegFold:
         call_id = self._ids.of(part.id)
         call = self._calls[call_id]
         if call.arguments != part.arguments:
-            # The model has corrected itself, and a client cannot be told to take a piece back.
+            # The model has corrected itself, and no event of the protocol removes a piece from a client.
             call.pieces = [part.arguments]
             yield from self.snapshots()
         yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
@@ -412,7 +412,7 @@ def _deltas(text: str) -> Iterator[str]:
 
 
 def _place_of_result(shown: Sequence[WireMessage], call_id: str) -> int:
-    """Where clients put a result: behind the message with its call, and the results that are there."""
+    """The place at which clients insert a result: after the message with its call, and after earlier results of it."""
     for place, message in enumerate(shown):
         if any(call["id"] == call_id for call in message.get("toolCalls", ())):
             place += 1

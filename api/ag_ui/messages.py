@@ -30,7 +30,7 @@ from shared.domain.messages import (
 WireMessage = dict[str, Any]
 
 MOST_BYTES = 8_000_000
-"""Of the messages in one snapshot. Clients give up a frame of more than ten million characters."""
+"""The most bytes of the messages in one snapshot. Clients refuse a frame of more than ten million characters."""
 
 _LEGACY = "binary"
 """The type of every part with data in releases before 0.0.50."""
@@ -54,7 +54,7 @@ def wire_messages(stored: Iterable[Message | NewMessage], *, takes_parts: bool) 
     taken: set[str] = set()
     for message in stored:
         for shown in _wire_message(message, takes_parts=takes_parts):
-            # Nothing but the sender keeps a client's own id from coming twice.
+            # A client may have used one of its own ids twice.
             if shown["id"] in taken:
                 shown["id"] = message.id
             taken.add(shown["id"])
@@ -109,12 +109,12 @@ def wire_result(call_id: str, result: ToolReturn, *, takes_parts: bool) -> WireM
 
 
 def _outcome(result: ToolReturn) -> dict[str, Any]:
-    """Clients have no word for a failed call in their results."""
+    """The status of a result that is no success, for the metadata: the protocol's results have no field for it."""
     return {"status": result.status, **({"outcome": "unknown"} if result.is_unknown else {})}
 
 
 def wire_content(content: str | list[ContentPart]) -> str | list[dict[str, Any]]:
-    """Content of a user or of a result."""
+    """The content of a user's message or of a result."""
     return content if isinstance(content, str) else [_wire_part(part) for part in content]
 
 

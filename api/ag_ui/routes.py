@@ -32,7 +32,7 @@ ThreadQuery = Annotated[str, Query(alias="threadId", min_length=1, max_length=LO
 ThreadPath = Annotated[str, Path(min_length=1, max_length=LONGEST_NAME)]
 
 MOST_AGENTS = 1000
-"""That CopilotKit is told of."""
+"""The most agents in the answer to CopilotKit's `info`."""
 
 router = APIRouter(tags=["ag-ui"], route_class=LateRoute)
 run_router = APIRouter(tags=["ag-ui"], route_class=DirectRoute)

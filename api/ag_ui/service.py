@@ -28,7 +28,7 @@ DIALECT = "ag_ui"
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks: the project, and the one conversation that the caller may see. None: all of the project."""
+    """The caller's project, and the only conversation that the caller may see. None: all of the project."""
 
     project_id: ProjectId
     only: ThreadId | None = None
@@ -104,12 +104,12 @@ class AgUiService:
 
 
 def runtime_info(agents: Iterable[Agent]) -> dict[str, Any]:
-    """What CopilotKit asks a runtime first: its version, and its agents."""
+    """The answer to CopilotKit's first request to a runtime: the version and the agents."""
     shown = {one.id: {"name": one.name, "description": one.description or ""} for one in agents}
     return {"version": VERSION, "agents": shown, "mode": "sse", "audioFileTranscriptionEnabled": False}
 
 
 def _stream(*events: dict[str, Any]) -> Response:
-    """A stream that is whole already."""
+    """A complete stream of these events."""
     body = b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events)
     return Response(body, headers=HEADERS)

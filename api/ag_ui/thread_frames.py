@@ -27,7 +27,7 @@ _APPENDED = (
     *("TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT"),
     *("TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_RESULT"),
 )
-"""What clients have twice if they get it twice."""
+"""Events that a client appends again if it gets them twice."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -40,8 +40,8 @@ class LegFrames:
     longest_silence_s = inf
 
     def __init__(self, leg: Leg, fold: LegFold, beginning: Sequence[Event], seen: int) -> None:
-        """`beginning` is what the leg begins with. Nothing is rendered of entries up to the number `seen`, which the
-        reader has; for what follows it is sent the beginning first, and what is open."""
+        """`beginning` has the events before the leg's log. The reader has the entries up to the number `seen`: it gets
+        nothing of them, but before further entries it gets the beginning and the open parts again."""
         self.place = leg.turn, leg.number
         self.fold = fold
         self._beginning, self._seen = beginning, seen
@@ -104,7 +104,7 @@ class LegFrames:
         self._last = seq
         if seq > self._seen:
             return before + self._frames(seq, events)
-        # The reader is told at once that the run is at work, not when it says more.
+        # The reader gets this at once, so that it shows that the run is at work before the run says more.
         return self._gone_on() if seq == self._seen else b""
 
     def _gone_on(self) -> bytes:

@@ -7,8 +7,8 @@ message otherwise.
 The fold reads the runs as they were submitted and their logs, nothing that may change, so a stream that is read again
 gives the same message. A run keeps the version of the fold that it was submitted under (`FOLDS`).
 
-What the versions 5 and 6 of the SDK do not know is fatal to them. They get `data-holdfast-…` parts in its place, which
-every version takes.
+Versions 5 and 6 of the SDK fail at an unknown chunk. Instead of newer chunks they get `data-holdfast-…` parts, which
+all versions accept.
 """
 
 import json
@@ -73,7 +73,7 @@ _FINISHES: Mapping[str, str] = {
 
 
 class Seen(NamedTuple):
-    """What the page has already when a run continues its answer: the parts that its request shows."""
+    """The parts that the page has already when a run continues its answer, from the page's request."""
 
     calls: Mapping[str, str] = {}
     """The ids of calls: the call's own, and the one under which the page has it."""
@@ -81,7 +81,7 @@ class Seen(NamedTuple):
     own: frozenset[str] = frozenset()
     """The ids, as the page has them, of the calls that it makes itself."""
     answered: frozenset[str] = frozenset()
-    """Those of them whose results it has sent."""
+    """The calls among `own` whose results the page has sent."""
     messages: frozenset[str] = frozenset()
     """The ids of all its messages."""
 
@@ -335,7 +335,7 @@ FOLD = "ai_sdk_fold"
 FIRST_FOLD = NEWEST_FOLD = 1
 
 FOLDS: Mapping[int, Callable[[str, Sdk, Seen | None], AnswerChunks]] = {FIRST_FOLD: AnswerChunks}
-"""By the version that a run was submitted under. Runs of other dialects have the first one."""
+"""The fold by the version under which a run was submitted. Runs of other dialects have the first one."""
 
 
 def answer_id_of(first: RunId) -> str:

@@ -1,4 +1,4 @@
-"""What `useChat` sends: the messages of the whole chat, and what of them is new.
+"""A request of `useChat`: it has the messages of the whole chat, and this module finds the new ones.
 
 The server owns the history, so only the end of the chat counts: the users' messages behind the last answer, and in the
 last answer's last step the decisions and the results of the page's own calls. Parts of other kinds are the page's own
@@ -59,7 +59,7 @@ class UiChatRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     id: Id
-    """The chat's: a conversation's id, `default`, or a name of the page's own."""
+    """The id of the chat: a conversation's id, `default`, or a name of the page's own."""
     messages: Annotated[list[UiMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     client_tools: Annotated[list[PageTool], Field(max_length=MOST_ENTRIES)] | None = None
@@ -71,7 +71,7 @@ class UiChatRequest(BaseModel):
         return [_user_message(self.messages[place], f"messages[{place}]") for place in self.said_at()]
 
     def said_at(self) -> list[int]:
-        """The places of those messages. What a page says as the system between them is passed over."""
+        """The places of those messages. Messages with the role `system` between them are ignored."""
         return [place for place in range(self._answered, len(self.messages)) if self.messages[place].role == "user"]
 
     def answers(self) -> list[PageAnswer]:
@@ -79,8 +79,8 @@ class UiChatRequest(BaseModel):
         return [answer for part in self._last_step() if (answer := _answer_in(part)) is not None]
 
     def seen(self, answer_id: str) -> Seen | None:
-        """What the page has of the answer with this id. None: the answer is not its last message, so it has to see the
-        answer from its beginning."""
+        """The parts that the page has of the answer with this id. None: it is not the page's last message, so the
+        stream shows it from its beginning."""
         last = self.messages[-1]
         if last.id != answer_id or last.role != "assistant":
             return None

@@ -86,8 +86,8 @@ class UiChats:
         return await self._streamed(run, sdk, request=request)
 
     async def _open(self, thread: PageThread, answers: Sequence[PageAnswer]) -> list[PageAnswer]:
-        """The answers to calls that wait. A page goes on to show an answer in its last message when a run has followed
-        it and failed, and that is no matter of the message that its user sends next."""
+        """The answers to calls that still wait. A page repeats older answers with its user's next message if the run
+        that followed them has failed."""
         if thread.id is None or not answers:
             return []
         waiting = await self.approvals.waiting_on_thread(thread.agent.project_id, thread.id)

@@ -26,6 +26,7 @@ def without_stream(option: str) -> str:
     )
 
 
+_RUN_NOT_FOUND = re.compile(r"Run (run-\S+) not found")
 _PATH_PATTERN = re.compile(r"\^(?P<prefix>[a-z_]+)-\[0-9a-f\]")
 _LONGEST_INPUT = 500
 _LONGEST_SENTENCE = 4000
@@ -42,7 +43,8 @@ def letta_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
         return 422, validation_refusal(refusal.flaws, trace_id=request_id(), code=refusal.code)
     if refusal.failure is not None:
         return refusal.status, model_error_body(refusal.failure.error_type, refusal.message, refusal.failure.detail)
-    detail: object = refusal.detail or refusal.message
+    # Programs match the words of Letta's servers about an unknown run.
+    detail: object = refusal.detail or _RUN_NOT_FOUND.sub(r"Run not found with id='['\1']'", refusal.message)
     hint = refusal.hint
     if refusal.waiting is not None:
         waiting = wire_waiting(refusal.waiting)

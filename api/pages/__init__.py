@@ -1,1 +1,1 @@
-"""What the dialects of browsers share: conversations that pages name, submissions, decisions, and tokens of pages."""
+"""Shared by the dialects of web pages: named conversations, submissions, decisions, and page tokens."""

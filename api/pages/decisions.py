@@ -75,12 +75,12 @@ class PageAnswer:
 
 
 class Read(NamedTuple):
-    """What a page's answers mean now."""
+    """The meaning of a page's answers in the present state of the thread."""
 
     decisions: list[Decision]
-    """On every call that waits, in their order; empty if the answers came before."""
+    """A decision for every call that waits, in their order; empty if the answers were given before."""
     continuation: RunId | None = None
-    """The run that followed the same answers when they came before."""
+    """The run that followed the same answers when they were given before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class CallReady(NamedTuple):
     id: str
     name: str
     arguments: str
-    """All of them. They may differ from the joined pieces, of which they are then the correction."""
+    """The complete arguments. If they differ from the joined pieces, they correct those."""
     answered_by: events.AnsweredBy
 
 
@@ -139,7 +139,7 @@ class Restarted(NamedTuple):
     """The step begins again: these parts are void, as if they had never been."""
 
     message_ids: frozenset[MessageId]
-    """Messages of which everything is void."""
+    """Messages that are void as a whole."""
     part_ids: tuple[str, ...]
     """The void parts, by their own ids: texts, reasoning and calls, in the order in which they opened."""
 
@@ -194,9 +194,9 @@ class CallIds:
 
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
-        """By the ids of the calls' parts."""
+        """The id that the client has for a call, by the id of the call's part."""
         self._kept: set[str] = set()
-        """Those that the client has."""
+        """The ids that are in use at the client."""
 
     def open(self, part_id: str) -> str:
         """Returns the id under which the client is shown a call whose part opens."""
@@ -225,7 +225,7 @@ class CallIds:
 
 
 _Key = tuple[str | int, ...]
-"""What the log calls a part: its kind, message and number, or `call`, its step and its id."""
+"""A part's identity in the log: its kind, message and number, or `call`, its step and its id."""
 
 
 class _Open:
@@ -341,7 +341,7 @@ class LegParts:
         yield CallOpened(part.id, name, message_id, by)
 
     def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
-        """Who answers a call, for a log that does not record it."""
+        """Which side answers a call, for a log that does not record it."""
         if name in self._of_client:
             return "client"
         return "person" if needs_approval else "worker"
@@ -488,7 +488,7 @@ class LegParts:
         events.Failed: _noted,
         events.Ended: _end,
     }
-    """What makes parts of an entry. Entries of other types give none."""
+    """The method that makes the parts of an entry, by the entry's type. Entries of other types give none."""
 
 
 _ID = {"text": "", "reasoning": "reasoning-"}

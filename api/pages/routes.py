@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["pages"], route_class=L
 
 
 class PageTokenRequest(BaseModel):
-    """What a page may do, and for how long."""
+    """The body of a request for a page token: the conversation, the permission and the lifetime."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""What a page sends becomes a run: new messages, or the decisions on the calls that wait."""
+"""Submits a run for the new messages of a page, or for its decisions on the calls that wait."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -41,17 +41,17 @@ MOST_STEPS = RunOptions().max_steps
 """The most steps of a run that a key of single agents submits."""
 
 Known = dict[str | None, RunId | None]
-"""Messages that a thread has already, by their ids for pages: the run of each."""
+"""The runs of messages that a thread has already, by the messages' ids for pages."""
 
 _DECIDED_MEANWHILE = (NoPendingApproval, WrongToolCalls, AlreadyDecided, DecidedOtherwise)
 
 TRIES = 3
-"""How often answers are read against the calls that wait, which others may decide meanwhile."""
+"""How often answers are compared with the waiting calls, because other callers may decide these meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageSubmission:
-    """What a page sends, in the words of no dialect."""
+    """A page's request, in the words of no dialect."""
 
     thread: PageThread
     dialect: str
@@ -73,7 +73,7 @@ class PageSubmission:
     override_model: str | None = None
     """None: the conversation's model, else the agent's."""
     echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the dialect needs of the request to render the run again (`RunOptions.echoed`)."""
+    """The parts of the request that the dialect needs to render the run again (`RunOptions.echoed`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +261,7 @@ class PageService:
 
     async def _refuse_foreign(self, submission: PageSubmission) -> None:
         """Raises a 403 if the key sees single agents only, and the submission changes what the agent is. Such a key may
-        be in anybody's browser. The page may bring tools of its own, but none in the place of the agent's."""
+        be in anybody's browser. The page may bring tools of its own, but none that replaces one of the agent's."""
         if not submission.headers.of_single_agents:
             return
         agent, brought = submission.thread.agent, {tool.name for tool in submission.client_tools}

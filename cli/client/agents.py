@@ -201,7 +201,8 @@ def check(
         print_json(found)
     else:
         columns = ("name", "version", "framework", "on_change", "description")
-        print_all(found["agents"], columns, as_json=False, nothing="no agents")
+        if found["agents"]:
+            print_all(found["agents"], columns, as_json=False, nothing="")
         if found["traceback"]:
             hint(str(found["traceback"]).rstrip())
         said = [f"unfit: {reason}" for reason in found["reasons"]] or ["fit: a worker can have it"]

@@ -133,6 +133,7 @@ class RunStream:
         self.run_id = run_id
         self.after = after
         """The number of the last frame."""
+        self._pings = 0
         self._server = server
 
     def frames(self) -> Generator[Record]:
@@ -186,6 +187,9 @@ class RunStream:
 
     def _of_log(self, frame: Record) -> Generator[Record]:
         if frame.get("message_type") == "ping":
+            self._pings += 1
+            if (self._pings, self.after) == (1, 1):  # in 20 s the log has nothing but its first event
+                hint(f"[no word yet: `holdfast runs show {self.run_id}` says whether a worker has begun the run]")
             return
         self.after = max(self.after, int(frame.get("seq_id") or 0))
         yield frame

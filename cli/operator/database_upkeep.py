@@ -16,6 +16,7 @@ from cli.operator.processes import named_database, production_database, producti
 from cli.operator.progress import shown_progress
 from cli.printable import FAILURE, printable, printable_json
 from shared.concurrency import SystemClock
+from shared.domain.errors import Unavailable, Unusable
 from shared.domain.ids import ProjectId
 from shared.domain.limits import Amount, Budgets, Limit, dollars
 from shared.domain.tools import SandboxTier
@@ -226,9 +227,10 @@ _NODE = {
 
 @dataclass(frozen=True)
 class _Status:
-    """The state of the deployment. The database is not part of it, because its errors end the command."""
+    """The state of the deployment."""
 
     version: str
+    database: bool
     redis: bool
     workers: bool | None
     """Whether at least one worker is alive. None: unknown, because Redis does not answer."""
@@ -239,30 +241,42 @@ class _Status:
 
 
 async def run_status(settings: Settings, *, as_json: bool) -> None:
-    """Prints the state of the deployment. Raises `typer.Exit` if no worker is alive."""
+    """Prints the state of the deployment. Raises `typer.Exit` if the database or every worker is away."""
     redis = await production_redis(settings)
     try:
-        database = await production_database(settings)
-        await database.aclose()
-        found = await _ask(redis)
+        problem = await _problem_of_database(settings)
+        found = await _ask(redis, has_database=not problem)
     finally:
         await redis.aclose(close_connection_pool=True)
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n".join(_lines(found)))
-    if not found.workers:
+        print("\n".join(_lines(found, problem)))
+    if problem or not found.workers:
         raise typer.Exit(FAILURE)
 
 
-async def _ask(redis: Redis) -> _Status:
+async def _problem_of_database(settings: Settings) -> str:
+    """Returns why the database does not answer; empty if it does. Raises `Unusable`, which ends the command."""
+    try:
+        database = await production_database(settings, start_s=0)
+    except Unavailable as error:
+        if isinstance(error, Unusable):
+            raise
+        return error.message
+    await database.aclose()
+    return ""
+
+
+async def _ask(redis: Redis, *, has_database: bool) -> _Status:
     if not await is_reachable(redis):
-        return _Status(VERSION, redis=False, workers=None, worker_count=None, sandboxes=[], node=None)
+        return _Status(VERSION, has_database, redis=False, workers=None, worker_count=None, sandboxes=[], node=None)
     tools = ToolPresence(redis)
     lives, sandboxes = await WorkerPresence(redis).is_any_alive(), await tools.sandboxes()
     shown = await ProcessPresence(redis).workers()
     return _Status(
         VERSION,
+        has_database,
         redis=True,
         workers=lives,
         worker_count=len(shown),
@@ -271,8 +285,8 @@ async def _ask(redis: Redis) -> _Status:
     )
 
 
-def _lines(found: _Status) -> list[str]:
-    shown = [f"holdfast   {found.version}", "database   answers, and has the schema of this version"]
+def _lines(found: _Status, problem: str) -> list[str]:
+    shown = [f"holdfast   {found.version}", f"database   {problem or 'answers, and has the schema of this version'}"]
     if not found.redis:
         return [*shown, "redis      does not answer"]
     return [

@@ -26,6 +26,7 @@ from cli.operator.findings import (
     stored_secret_findings,
     wrong,
 )
+from cli.operator.processes import from_below
 from cli.printable import FAILURE
 from shared.concurrency import SystemClock
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
@@ -89,7 +90,8 @@ async def _database(settings: Settings) -> AsyncGenerator[Finding]:
             for finding in await stored_secret_findings(settings, database):
                 yield finding
     except Unavailable as error:
-        yield wrong(subject, error.message, "HOLDFAST_DATABASE_URL says where it is; docs/operations/postgres.md")
+        said = error.message + from_below(error)
+        yield wrong(subject, said, "HOLDFAST_DATABASE_URL says where it is; docs/operations/postgres.md")
     finally:
         await database.aclose()
 

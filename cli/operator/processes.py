@@ -80,26 +80,28 @@ async def production_process(settings: Settings, *, wait_s: float = WAIT_S) -> A
 
 
 async def production_database(
-    settings: Settings, *, wait_s: float = WAIT_S, answer_s: float | None = ANSWER_S
+    settings: Settings, *, wait_s: float = WAIT_S, answer_s: float | None = ANSWER_S, start_s: float = START_S
 ) -> Database:
     async with named_database(settings) as url:
         database = Database(url, connections=settings.database_connections, wait_s=wait_s, answer_s=answer_s)
-        await _has_our_shape(settings, database)
+        await _has_our_shape(settings, database, start_s)
     return database
 
 
-async def _has_our_shape(settings: Settings, database: Database) -> None:
+async def _has_our_shape(settings: Settings, database: Database, start_s: float) -> None:
     """Waits until the database has the schema of this version: a database that does not answer may be starting."""
-    deadline = time.monotonic() + START_S
+    deadline, waits = time.monotonic() + start_s, False
     while True:
         try:
             return await require_current(database)
         except Unavailable as error:
-            if isinstance(error, Unusable) or time.monotonic() > deadline:
+            if isinstance(error, Unusable) or time.monotonic() >= deadline:
                 await database.aclose()
                 raise
-            said = f"holdfast: waiting for the database: {error}"
-            announce(settings, "waiting_for_the_database", said, stream=sys.stderr)
+            if not waits:
+                said = f"holdfast: waiting {start_s:g} s for the database{from_below(error)}"
+                announce(settings, "waiting_for_the_database", said, stream=sys.stderr)
+            waits = True
         await asyncio.sleep(1)
 
 
@@ -110,7 +112,7 @@ async def named_database(settings: Settings) -> AsyncGenerator[str]:
     try:
         yield settings.database_url
     except Unavailable as error:
-        raise type(error)(f"HOLDFAST_DATABASE_URL ({place}): {error}{_from_below(error)}") from error
+        raise type(error)(f"HOLDFAST_DATABASE_URL ({place}): {error}{from_below(error)}") from error
 
 
 @asynccontextmanager
@@ -127,7 +129,7 @@ def _database_place(settings: Settings) -> str:
     return shown(database_url(settings.database_url))
 
 
-def _from_below(error: Unavailable) -> str:
+def from_below(error: Unavailable) -> str:
     """Returns the operating system's reason why no connection was made."""
     cause = error.__cause__
     if isinstance(error, Unusable) or not isinstance(cause, OSError):
@@ -146,6 +148,6 @@ async def production_redis(settings: Settings) -> Redis:
         await redis.aclose(close_connection_pool=True)
         raise Unusable(f"HOLDFAST_REDIS_URL: {error}") from error
     except Unavailable as error:
-        said = f"holdfast: HOLDFAST_REDIS_URL: {error}. Starting without it"
+        said = f"holdfast: HOLDFAST_REDIS_URL: {str(error).rstrip('.')}. Going on without it"
         announce(settings, "started_without_redis", said, stream=sys.stderr)
     return redis

@@ -1,4 +1,4 @@
-"""What a program with agents imports: `@agent` makes an async function the body of runs, and `Run` is what it gets.
+"""The names for programs with agents: `@agent` makes an async function the body of runs, and `Run` is its handle.
 
 This package needs nothing but the standard library of Python 3.10 or newer. `holdfast worker --agents MODULE` puts it
 on the path of the Python that runs the agents, so both sides always are of one version.

@@ -87,7 +87,7 @@ def body_for(name: str, value: Any) -> tuple[Body, str]:
 
 
 def warnings_of(values: Iterable[tuple[str, Any]]) -> list[str]:
-    """What the adapters that the program uses have to say of its values, each once, by the first of its names."""
+    """The warnings of the program's adapters about its values, each value once, by the first of its names."""
     used = [sys.modules[one.module] for one in ADAPTERS if one.module in sys.modules]
     asked = [one.warning_of for one in used if hasattr(one, "warning_of")]
     named: dict[int, tuple[str, Any]] = {}

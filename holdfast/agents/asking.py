@@ -1,4 +1,4 @@
-"""What a body asks of its worker, and gives up when a task of it is cancelled: the worker must not wait for it."""
+"""The requests of a body to its worker. If a task of the body is cancelled, it gives its request up at the worker."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def given_up(call: str) -> Frame:
 
 
 def settled(call: str, verdict: Verdict, *, may_repeat: bool = False) -> Frame:
-    """What became of a lost call. `may_repeat`: it is started again if nobody can tell."""
+    """The verdict on a lost call. `may_repeat`: the call is started again if the outcome stays unknown."""
     return {"t": "probed", "call": call, "kind": verdict.kind, "value": verdict.value, "may_repeat": may_repeat}
 
 

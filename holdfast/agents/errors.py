@@ -1,4 +1,4 @@
-"""What the calls of a run raise, and what is told of any other exception."""
+"""The errors that the calls of a run raise, and the description of any other exception."""
 
 LONGEST_TEXT = 20_000
 """Characters of an exception's text that the journal and the worker get."""
@@ -27,7 +27,7 @@ def sole(error: BaseException) -> BaseException:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failed:  # noqa: BLE001 - whatever it is, the error has to be told
+    except Exception as failed:  # noqa: BLE001 - the error itself must be described, whatever its `__str__` does
         return f"its text cannot be made: {type(failed).__name__}"
 
 

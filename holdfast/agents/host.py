@@ -46,9 +46,12 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, and its worker says what it was
         kind, text = told(error).values()
         flaws = [f"{module} cannot be imported: {kind}: {text[:LONGEST_REASON]}"]
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            flaws[0] += "; start from the folder that has it, or name that folder in PYTHONPATH"
+        else:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     agents = [{**one.described(), "shares": _shares(one)} for one in REGISTERED.values()]
-    said: dict[str, Any] = {"agents": agents, "warnings": [] if trace else _warnings(module)}
+    said: dict[str, Any] = {"agents": agents, "warnings": _warnings(module) if module in sys.modules else []}
     if (size := len(json.dumps(said))) > LARGEST_SAYING:
         flaws.append(
             f"{module} registers {len(agents)} agents, whose names and descriptions have {size} bytes together, "
@@ -174,8 +177,8 @@ def _forked(agent: str, descriptor: int, control: socket.socket, libc: Any) -> i
 
 
 def _lead_group(child: int) -> None:
-    """Makes the child the leader of its group. Both of us do it: whoever buries a child that has not run yet must find
-    its group."""
+    """Makes the child the leader of its group. Both processes do it: the host may bury a child that
+    has not run yet, and must find its group."""
     with suppress(ProcessLookupError):
         os.setpgid(child, child)
 

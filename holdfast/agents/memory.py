@@ -36,7 +36,7 @@ class MemoryWatch:
         return {pid: size for pid, size in sizes.items() if size > self._most}
 
     def _size(self, pid: int) -> int:
-        """What the process has for itself. What it has at all is quicker to read, and is an upper bound."""
+        """The memory that the process shares with no other. The total is quicker to read, and is an upper bound."""
         try:
             if _sum_of(Path(f"/proc/{pid}/status"), ("VmRSS:", "VmSwap:")) <= self._most:
                 return 0

@@ -27,9 +27,9 @@ class Usage:
     """All of the prompt, cached or not."""
     output_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt, read from the provider's cache."""
+    """The part of the prompt that was read from the provider's cache."""
     reasoning_tokens: int = 0
-    """Of the output."""
+    """The part of the output that is reasoning."""
 
     def __post_init__(self) -> None:
         for name, tokens in asdict(self).items():
@@ -44,7 +44,7 @@ class Models:
         self.socket = socket_path
         """The worker's Unix socket, for clients that take one."""
         self.api_key = api_key
-        """Of this run alone, and without use when the run has ended."""
+        """A key for this run alone, which ends with the run."""
 
     @property
     def base_url(self) -> str:

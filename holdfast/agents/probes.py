@@ -1,4 +1,4 @@
-"""What probes answer: whether a call whose result was lost has had its effect."""
+"""The verdicts of probes: whether a call whose result was lost has had its effect."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ may be away for a moment, and what is unknown once is unknown for ever."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a probe says of a call whose result was lost."""
+    """A probe's verdict on a call whose result was lost."""
 
     kind: Literal["happened", "did_not_happen", "cannot_tell"]
     value: Any = None

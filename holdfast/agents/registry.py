@@ -31,7 +31,7 @@ class Agent(NamedTuple):
     version: str
     """Empty: none is declared."""
     made_of: Any
-    """What was registered."""
+    """The registered function or agent."""
 
     def described(self) -> dict[str, str]:
         """Everything about the agent but its function and what was registered."""

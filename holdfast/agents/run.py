@@ -1,4 +1,4 @@
-"""What a body may do with its run.
+"""The handle of a body's run.
 
 Every value that a body cannot compute again is journaled: it takes a step, a tool, an approval, its inbox and even
 `now()` from the journal when its process died and the body is executed again. A body therefore reaches the place where
@@ -39,7 +39,7 @@ LONGEST_SLEEP_S = 366 * 86_400
 
 
 class Approved:
-    """What a person has approved: the arguments as the person has left them."""
+    """A person's approval, with the arguments after the person's edits."""
 
     def __init__(self, arguments: Any, decided_by: str | None) -> None:
         self.arguments = arguments
@@ -118,7 +118,7 @@ class Run:
         """The tools that the request has brought: `name`, `description`, `parameters`. The client answers their calls:
         `await run.tool(name, …)`."""
         self.state: dict[str, Any] = hello["state"]
-        """Of the thread. It is stored when the run completes; what a cancelled or failed run has changed is dropped."""
+        """The thread's state. It is stored when the run completes; changes by a cancelled or failed run are dropped."""
         self.models = Models(hello["models"]["socket"], hello["models"]["token"])
         """The worker's models: `base_url` and `api_key` for any client of OpenAI's API."""
         self.inbox = Inbox(self)

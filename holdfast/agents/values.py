@@ -1,4 +1,4 @@
-"""What of a value goes into the journal: JSON, and a hash that says whether two calls are the same."""
+"""The form of values in the journal: JSON, and a hash by which two calls are compared."""
 
 import dataclasses
 import hashlib
@@ -21,7 +21,7 @@ _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def plain(value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE) -> Any:
-    """What JSON makes of the value; dataclasses and pydantic models become objects. Raises `TypeError` for what JSON
+    """The value as JSON has it; dataclasses and pydantic models become objects. Raises `TypeError` for what JSON
     cannot say, and `ValueError`, with this name, for more than `largest` bytes. Half a character of UTF-16, as
     in the name of a file that is no text, becomes a question mark."""
     text = json.dumps(value, default=_as_json, allow_nan=False)

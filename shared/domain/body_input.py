@@ -1,5 +1,4 @@
-"""What the body of an operator's own code begins with: its messages, as the worker sends them and a replay repeats
-them."""
+"""The input of a body of an operator's own code: its agent and messages, as a worker or a replay sends them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from shared.domain.tools import Tool
 Frame = dict[str, Any]
 
 LARGEST_AGENT = 1_000_000
-"""Bytes of JSON, as of any value of the journal. An agent at all of its limits together may have more."""
+"""Bytes of JSON, the limit of any value in the journal. An agent may exceed it."""
 
 
 def hello_of(
@@ -83,12 +82,12 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 
 def has_agent(entries: Sequence[JournalEntry]) -> bool:
-    """Whether the journal has the agent. One that an older release has begun has it not."""
+    """Whether the journal has the agent. A journal that an older release has begun lacks it."""
     return len(calls_of(entries)) < len(entries)
 
 
 def calls_of(entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-    """What the code of a turn has done, without what it was given."""
+    """The entries for calls that the code of a turn has made."""
     return [entry for entry in entries if entry.branch != GIVEN]
 
 

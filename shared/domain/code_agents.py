@@ -1,7 +1,7 @@
 """Agents of operators' own code as workers show them, and which version of one may execute a run.
 
-A run that began in a version goes on in it while a worker with that version lives. A version that nobody has declared
-is the empty text, and any worker executes its runs.
+A run that began in a version goes on in it while a worker with that version lives. Code without a declared version has
+the empty text as its version, and any worker executes its runs.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class KnownVersion(NamedTuple):
     """A version that workers have shown."""
 
     name: str
-    """Of the agent."""
+    """The name of the agent."""
     version: str
     first_seen_at: datetime
     seen_at: datetime
@@ -36,7 +36,7 @@ class KnownVersion(NamedTuple):
 
 
 class OwnVersions(NamedTuple):
-    """What one worker may execute."""
+    """The versions of agents that one worker may execute."""
 
     versions: Mapping[str, str] = {}
     """The versions of its agents, by their names."""

@@ -1,8 +1,8 @@
-"""The effects of a run: its tool calls, how far each has come, and what a probe or a person has said of a lost one.
+"""The effects of a run: its tool calls, the state of each, and the verdict of a probe or a person on a lost call.
 
-A tool that was started and whose result was lost may or may not have had its effect. A tool that names a *probe* can be
-asked: the run's next owner does so before it goes on. What nobody could say stays unknown, until a person settles it.
-That changes no conversation: the model has already been told that the outcome is unknown.
+A tool that was started and whose result was lost may or may not have had its effect. If the tool names a *probe*, the
+run's next owner asks that before it goes on. Otherwise the outcome stays unknown until a person settles the call. That
+does not change the conversation, in which the model has already read that the outcome is unknown.
 
 Pure.
 """
@@ -40,7 +40,7 @@ def effect_key(run_id: RunId, step_id: StepId | None, call_id: str) -> str:
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a probe returns: an object with `happened`, and the call's `result` if there is one."""
+    """A probe's answer: an object with `happened`, and the call's `result` if there is one."""
 
     happened: bool
     result: Any = None
@@ -75,13 +75,13 @@ Outcome = Literal["happened", "did_not_happen"]
 
 
 class SettledEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about a call whose outcome was unknown."""
+    """The verdict of a probe or a person on a call whose outcome was unknown."""
 
     idempotency_key: str
     call_id: str
     by: Literal["probe", "person"]
     who: str | None = None
-    """The person."""
+    """The name of the person."""
     outcome: Outcome
     result: str | None = None
     at: datetime
@@ -115,7 +115,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settled(effects: Iterable[Effect], settlements: Mapping[str, SettledEffect]) -> list[Effect]:
-    """Returns the effects with what was found out about them, by their keys."""
+    """Returns the effects with the verdicts on them, which are given by idempotency key."""
     return [
         effect
         if (found := settlements.get(effect.idempotency_key)) is None

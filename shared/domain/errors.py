@@ -112,7 +112,7 @@ class ErrorCode(StrEnum):
     SERVICE_UNAVAILABLE = "service_unavailable", "Send the request again when Retry-After has passed."
     SERVER_ENDING = "server_ending", "Ask again: another process, or this one's successor, answers."
     LOG_GAP = "log_gap", "Read what the run has brought: GET /v1/runs/{run_id}/messages."
-    RUN_DELETED = "run_deleted", "Nothing: somebody has deleted the run while it was read."
+    RUN_DELETED = "run_deleted", "Nothing: the run was deleted while it was read."
 
     # How runs fail.
     RUN_TIMEOUT = "run_timeout", "Give the agent less to do at once, or raise HOLDFAST_RUN_TIMEOUT."
@@ -169,7 +169,7 @@ class NotFound(HoldfastError):
 
 
 class UnknownModel(NotFound):
-    """What a client of OpenAI's dialect calls a model is neither an agent nor a conversation of its project."""
+    """The `model` of a request in OpenAI's dialect is neither an agent nor a conversation of the project."""
 
     field = "model"
 

@@ -43,7 +43,7 @@ AnsweredBy = Literal["worker", "client", "person"]
 """Who gives a call its result: a worker, which runs its tool; the client; or a worker once a person has approved it."""
 
 AnswerReason = Literal["stop", "tool_calls", "length", "content_filter"]
-"""Why an answer of the model ends. The last two: it had more to say."""
+"""Why an answer of the model ends. With the last two, the answer was cut off."""
 
 
 class RunCreated(msgspec.Struct, frozen=True, tag="created", omit_defaults=True):
@@ -59,7 +59,7 @@ class StatusChanged(msgspec.Struct, frozen=True, tag="status", omit_defaults=Tru
     status: str
     cause: str | None = None
     turn: int | None = None
-    """The run's turn, when a worker begins it. None: not told, or written by an older release."""
+    """The run's turn, when a worker begins it. None: another change, or the event of an older release."""
 
 
 class ReasoningChunk(msgspec.Struct, frozen=True, tag="reasoning", omit_defaults=True):
@@ -84,8 +84,8 @@ class TextChunk(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
 
 
 class DataPart(msgspec.Struct, frozen=True, tag="data"):
-    """Data that the code of an agent shows beside its answer. It is in no history. As a piece of the answer in hand, it
-    is void when that begins again, and comes once more."""
+    """Data that the code of an agent shows beside its answer. It is in no history. If the
+    answer begins again, it is void and is emitted once more."""
 
     at: int
     step_id: StepId
@@ -106,8 +106,8 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults
     part: int = 0
     needs_approval: bool = False
     answered_by: AnsweredBy | None = None
-    """With the call's name, where it is not the worker. None also in older logs, where `needs_approval` and the run's
-    `client_tools` say it."""
+    """In the piece with the call's name, unless the worker answers. In older logs always None: `needs_approval` and the
+    run's `client_tools` say it there."""
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
@@ -121,7 +121,7 @@ class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
     part: int = 0
     needs_approval: bool = False
     answered_by: dict[str, AnsweredBy] = {}
-    """By the ids of the calls, where it is not the worker; as in `ToolCallChunk`."""
+    """By the ids of the calls that the worker does not answer; as in `ToolCallChunk`."""
 
 
 class AnsweredCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -143,11 +143,11 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
     message_id: MessageId
     reason: AnswerReason
     calls: list[AnsweredCall] = []
-    """All of them that are no speech, in the model's order. None of them is made when the answer was cut off."""
+    """All calls except `send_message`, in the model's order. The worker makes none if the answer was cut off."""
     sibling_id: MessageId | None = None
     """The answer's second message, as in `AssistantMessage`."""
     signature: str | None = None
-    """Of the reasoning. It goes back to the provider unchanged."""
+    """The signature of the reasoning. It goes back to the provider unchanged."""
 
 
 class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults=True):
@@ -173,7 +173,7 @@ class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=Tru
     call_id: str
     status: Literal["success", "error"]
     characters: int = 0
-    """Of the result."""
+    """The length of the result."""
     text: str | None = None
     """The result. None: it has more than `SHORT_RESULT` characters, or parts beside its text."""
 
@@ -187,9 +187,9 @@ class CallDecided(msgspec.Struct, frozen=True, tag="decided", omit_defaults=True
     call_id: str
     name: str
     verdict: Literal["approved", "edited", "denied"]
-    """Edited: approved with arguments that differ from the requested ones."""
+    """`edited`: approved with arguments that differ from the requested ones."""
     arguments: str = ""
-    """With which the call is made, as the person has left them. Empty when it was denied."""
+    """The arguments with which the call is made, after the person's edits. Empty when it was denied."""
     approval_id: ApprovalId | None = None
     decided_by: str | None = None
     """The actor, as the approval has it."""
@@ -241,12 +241,12 @@ class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaul
     at: int
     trigger: CompactionTrigger
     context_tokens: int
-    """Of the request that is too long, as far as it is known."""
+    """The tokens of the request that is too long, as far as they are known."""
     context_window: int
 
 
 class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
-    """A summary has taken the place of old messages, and the step goes on."""
+    """A summary has replaced old messages, and the step goes on."""
 
     at: int
     message_id: MessageId
@@ -301,7 +301,7 @@ class StopReason(StrEnum):
     ENDED_BY_RULE = "tool_rule"
     STEPS_USED_UP = "max_steps"
     TOKENS_USED_UP = "max_tokens_exceeded"
-    """Those of the answer, or of a budget."""
+    """The tokens of the answer, or of a budget."""
     PARKED = "requires_approval"
     CANCELLED = "cancelled"
     FAILED = "error"

@@ -36,9 +36,9 @@ RUN_TYPE = "sleeptime_agent_send_message_async"
 
 DEFAULT_FREQUENCY = 5
 MOST_TURNS = 1000
-"""The largest frequency: so many turns wait for one transcript."""
+"""The largest frequency: at most so many turns are in one transcript."""
 MOST_SLEEPERS = 10
-"""Sleep-time agents of one group."""
+"""The most sleep-time agents of one group."""
 BEFORE_FIRST = -1
 """The counter of a group that has counted no turn: the first turn starts its sleep-time agents."""
 
@@ -49,7 +49,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     id: GroupId
     project_id: ProjectId
     manager_agent_id: AgentId
-    """The agent whose turns the others think about. It manages one group at most."""
+    """The agent about whose turns the others think. It manages one group at most."""
     agent_ids: list[AgentId] = []
     """The sleep-time agents, in the order in which they start."""
     description: str = ""
@@ -59,9 +59,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the last turn that was counted, modulo `frequency`: 0 has started them. None: turns are not
     counted."""
     last_message_id: MessageId | None = None
-    """The last message that they were given."""
+    """The last message in their newest transcript."""
     is_on: bool = True
-    """Whether they start at all."""
+    """False: the sleep-time agents do not start."""
     hidden: bool | None = None
     created_at: datetime
     updated_at: datetime
@@ -111,17 +111,17 @@ class Sleeper(NamedTuple):
 
 
 def with_group_flag(agent: Agent, *, is_on: bool | None) -> Agent:
-    """The agent with its word about sleep-time agents changed."""
+    """The agent with `ENABLED` set to this value."""
     return replace(agent, extra=agent.extra | {ENABLED: is_on})
 
 
-# What a new sleep-time agent knows and is told.
+# The texts of a new sleep-time agent: its memory, its instructions, and the beginning of each transcript.
 
 
 PERSONA_LABEL = "memory_persona"
 PERSONA = (
     "I look after the memory of a conversation. I bring scattered notes together, keep what will matter later, notice "
-    "habits and preferences, and draw careful conclusions. Whoever reads the memory blocks after me should know "
+    "habits and preferences, and draw careful conclusions. A later reader of the memory blocks should know "
     "everything important about the conversation."
 )
 PERSONA_DESCRIPTION = "How I work on the memory, and the rules that I follow there. I may refine it."
@@ -138,7 +138,7 @@ How to edit:
   long, repetitive or contradictory.
 - Replace what is no longer true instead of adding the opposite below it. Say a thing once, in the block where the
   assistant would look for it.
-- Write dates and times in full. "Today" or "last week" means nothing to whoever reads the block later.
+- Write dates and times in full. "Today" or "last week" means nothing to a later reader of the block.
 - Line numbers may be shown to you for orientation. They are not part of a block's text.
 
 Edit until the blocks are complete, readable and up to date; then call memory_finish_edits. If the conversation has
@@ -232,7 +232,7 @@ class EndedTurn(NamedTuple):
     submitted_by: str | None
     """The API key whose budget pays for what the turn starts."""
     counts: bool
-    """Whether it is one of the turns of which every n-th one starts the sleep-time agents. Others are only told of."""
+    """Every n-th turn that counts starts the sleep-time agents. Other turns are only in the next transcript."""
 
 
 class DueTurns(NamedTuple):
@@ -240,7 +240,7 @@ class DueTurns(NamedTuple):
 
     group: Group
     cause_id: RunId | MessageId
-    """Of the turn that made them due."""
+    """The cause of the turn that made them due."""
     submitted_by: str | None
     places: Sequence[tuple[ThreadId, int]]
     """The turns, in the order in which they ended."""

@@ -1,4 +1,4 @@
-"""The journal of a turn: what its body has done that cannot be computed again, and where a repetition stands in it.
+"""The journal of a turn: the calls of its body that cannot be computed again, and how far a replay has come in it.
 
 The state of a run with a body of an operator's own code is its journal. After a crash, a hand-over or a decision the
 body is executed again from its beginning, and takes from the journal what it has done before. An entry answers a call
@@ -16,20 +16,20 @@ from typing import Literal
 import msgspec
 
 EntryKind = Literal["step", "model", "answer", "tool", "approval", "inbox", "sleep", "agent"]
-"""`model`: a call that the body makes; `answer`: of one of the worker's models, whoever in the process has asked;
+"""`model`: a call that the body makes. `answer`: an answer of one of the worker's models to any code of the process.
 `agent`: no call, but the agent as it was when the turn began."""
 
 EntryState = Literal["started", "done", "failed", "unknown"]
-"""`unknown`: it was started, and nobody knows how it ended."""
+"""`unknown`: it was started, and its end was lost."""
 
 ANSWERS = "models/"
-"""The branch of answers of the worker's models: no task of the body has it, and a body need not come to them again."""
+"""The branch of answers of the worker's models. No task of the body has it, and a replay need not ask for them."""
 
 GIVEN = "given/"
-"""The branch of what a body gets without a call. It is behind no call of the body either."""
+"""The branch of entries that the body gets without a call, such as the agent."""
 
 ANY = "*"
-"""The hash of an entry that answers a call of any content: of a tool that ran before its turn began anew."""
+"""The hash of an entry that answers a call of any content: that of a tool that ran before its turn began anew."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: EntryKind
     name: str
     branch: str
-    """Which task of which call has made it. Empty: the body itself."""
+    """The task, and the call around it, that has made the call. Empty: the body itself."""
     ordinal: int
     """Its place among the calls of its branch with this kind and name."""
     hash: str
-    """Of what it was called with."""
+    """The hash of the arguments."""
     settings_hash: str = ""
-    """Of what a model was asked with beside that: an answer holds if only this has changed."""
+    """The hash of a model's instructions and settings. If only these have changed, the recorded answer is valid."""
     state: EntryState
     result: bytes | None = None
     """JSON: the value, or the `error` that it raised."""
@@ -72,13 +72,13 @@ class BodyChanged(Exception):
 
 
 class Replay:
-    """A journal, and what of it the present execution of the body has come to."""
+    """A journal, and how far the present execution of the body has come in it."""
 
     def __init__(self, journal: str, entries: Iterable[JournalEntry]) -> None:
         self.journal = journal
         self.entries: dict[str, JournalEntry] = {entry.slot: entry for entry in entries}
         self._left: dict[str, _LeftInBranch] = defaultdict(_LeftInBranch)
-        """By branch: the entries that the present execution has not come to."""
+        """By branch: the entries that no call of the present execution has taken."""
         self._last = 0
         self._ordinals: Counter[str] = Counter()
         for entry in sorted(self.entries.values(), key=lambda entry: entry.number):
@@ -178,8 +178,8 @@ def agent_entry(journal: str, agent: bytes, now: datetime) -> JournalEntry:
 
 
 def begun_anew(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
-    """The journal of a turn that begins anew, because its code has changed: of all that was done it has only the
-    tools, and the code is told of each that nobody knows how it ended."""
+    """The journal of a turn that begins anew, because its code has changed. It keeps only the tools that were started,
+    each with an unknown outcome."""
     return [
         msgspec.structs.replace(entry, hash=ANY, state="unknown", result=None)
         for entry in entries

@@ -34,13 +34,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     requests_per_s: float = 0
     key_requests_per_s: float = 0
-    """Of each of its keys."""
+    """The limit of each of its keys."""
     runs_in_flight: int = 0
     queued_runs: int = 0
     readers: int = 0
     """Streams that are open at once."""
     key_readers: int = 0
-    """Of each of its keys."""
+    """The limit of each of its keys."""
 
 
 class OwnLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,13 +167,13 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a deployment."""
 
     run: Limit = NO_LIMIT
-    """Of one run from its beginning to its end, together with the runs of its tree."""
+    """For one run from its beginning to its end, together with the runs of its tree."""
     agent: Limit = NO_LIMIT
-    """Of one agent, per day."""
+    """For one agent, per day."""
     key: Limit = NO_LIMIT
-    """Of what one API key has submitted, per day."""
+    """For the runs that one API key has submitted, per day."""
     project: Limit = NO_LIMIT
-    """Of one project, per day."""
+    """For one project, per day."""
     waits: bool = False
     """A run that would go over its day's share waits for room, instead of failing."""
 

@@ -21,21 +21,21 @@ THE_GRANT = "oauth"
 SOURCE = "mcp"
 """The key of a tool's metadata that has the tool's place at its server."""
 IDEMPOTENCY_KEY: Final = "holdfast/idempotencyKey"
-"""A client's name for its call, in the request's `_meta`. A server that knows it answers a repeated call with the same
-name as it answered the first: Holdfast does, and gives its own calls such names."""
+"""The key of a request's `_meta` that has the client's name for its call. A server that supports it answers a repeated
+call like the first one. Holdfast does so as a server, and names its own calls as a client."""
 NAMES_PROBE: Final = "holdfast/probe"
-"""The key of a tool's `_meta` by which its server names the tool that says whether a call of it had its effect."""
+"""The key of a tool's `_meta` under which the server names the tool's probe."""
 HINTS = "mcp_hints"
-"""The key of a tool's metadata that has the hints which the server gave with it last."""
+"""The key of a tool's metadata that has the newest hints of its server."""
 
 
 class SignIn(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be shown of a sign-in at a server (OAuth). What it has granted is a secret of the server."""
+    """The public part of a sign-in at a server (OAuth). The `Grant` is a secret of the server."""
 
     state: Literal["signed_in", "needed"]
     """`needed`: the server refuses requests until a person signs in, for the first time or again."""
     authorization_server: str | None = None
-    """The address of whoever asks the person, as it calls itself."""
+    """The address of the authorization server, in its own spelling."""
     scope: str | None = None
     since: datetime
     expires_at: datetime | None = None
@@ -43,37 +43,37 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """What an authorization server has granted, and what is needed to renew it. Secret as a whole."""
+    """The tokens that an authorization server has granted, and the data to renew them. Secret as a whole."""
 
     access_token: str = ""
-    """Empty: there is none any more, and a person has to sign in again."""
+    """Empty: the grant has ended, and a person has to sign in again."""
     refresh_token: str | None = None
     expires_at: datetime | None = None
     scope: str | None = None
     token_endpoint: str
     resource: str | None = None
-    """For whom tokens are asked for, where the authorization server needs to know (RFC 8707)."""
+    """The server that the tokens are for, if the authorization server asks for that (RFC 8707)."""
     authorization_server: str | None = None
     client: dict[str, Any]
     """The registration of this deployment at the authorization server."""
     redirect_uri: str
-    """For which it is registered."""
+    """The redirect URI of that registration."""
 
 
 class SignInRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sign-in that waits for a person needs when the browser comes back. Secret as a whole."""
+    """The data with which a sign-in is finished when the browser returns. Secret as a whole."""
 
     verifier: str
-    """Shows the authorization server that whoever brings the code is who asked for it (PKCE)."""
+    """Proves to the authorization server that the code comes from the process that began the sign-in (PKCE)."""
     server_url: str
     token_endpoint: str
     resource: str | None = None
     scope: str | None = None
     authorization_server: str | None = None
     issuer: str | None = None
-    """What the browser's return may call the authorization server."""
+    """The name of the authorization server that the browser's return may have."""
     names_issuer: bool = False
-    """The authorization server has promised to name itself there."""
+    """The authorization server always sends its name there."""
     client: dict[str, Any]
     redirect_uri: str
 
@@ -82,26 +82,26 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """A sign-in that waits for a person."""
 
     url: str
-    """What the person opens in a browser."""
+    """The address that the person opens in a browser."""
     state: str
-    """By which the browser's return is known. Nobody can guess it."""
+    """Identifies the browser's return. It cannot be guessed."""
     request: SignInRequest
 
 
 class SignInSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A sign-in at a server that somebody has begun, as stored: for minutes, and for one return of a browser."""
+    """A begun sign-in at a server, as stored: for minutes, and for one return of a browser."""
 
     id: McpSignInId
     project_id: ProjectId
     server_id: McpServerId
     state_hash: str
-    """SHA-256 of what the browser brings back. Whoever reads the database cannot bring it."""
+    """SHA-256 of the `state` that the browser brings back, so that a reader of the database cannot forge the return."""
     status: Literal["waiting", "redeeming", "done", "failed"] = "waiting"
     problem: str = ""
     sealed: str
     """The `PendingSignIn`, encrypted."""
     begun_by: dict[str, str]
-    """Who has begun it, for the audit log."""
+    """The caller that began it, for the audit log."""
     created_at: datetime
     expires_at: datetime
 
@@ -115,17 +115,17 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """Unique in the project."""
     transport: Transport
     url: str = ""
-    """Of `streamable_http` and `sse`."""
+    """For `streamable_http` and `sse`."""
     auth_header: str | None = None
     """The name of the header that carries the token, as `Authorization`."""
     command: str = ""
-    """Of `stdio`: a command that the operator has listed."""
+    """For `stdio`: a command that the operator has listed."""
     args: list[str] = []
     secrets: dict[str, str] = {}
     """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable,
     and `oauth`, the `Grant` of a sign-in."""
     sign_in: SignIn | None = None
-    """None: nobody has signed in at the server, and it has not asked for that."""
+    """None: no person has signed in at the server, and it has not asked for that."""
     refreshed_at: datetime | None = None
     """When the project last imported the server's tools."""
     problem: str = ""
@@ -135,7 +135,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reached(server: McpServer, now: datetime) -> McpServer:
-    """The server after it has served: what was wrong with it is not any more."""
+    """The server after a successful request: its problem is gone."""
     sign_in = server.sign_in
     if sign_in is not None and sign_in.state == "needed":
         sign_in = replace(sign_in, state="signed_in") if THE_GRANT in server.secrets else None
@@ -143,11 +143,11 @@ def reached(server: McpServer, now: datetime) -> McpServer:
 
 
 class PendingSignIn(msgspec.Struct, frozen=True, kw_only=True):
-    """The secret part of a sign-in that somebody has begun."""
+    """The secret part of a begun sign-in."""
 
     request: SignInRequest
     draft: McpServer | None = None
-    """The server, where it is to be stored only when somebody has signed in."""
+    """The server, if it is stored only after the sign-in."""
 
 
 class McpTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,11 +168,11 @@ class RemoteProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The tool that a server names as the probe of another one."""
 
     tool_name: str
-    """At the server."""
+    """Its name at the server."""
     parameters: list[str] = []
-    """Those of its parameters that are also the other tool's, and `idempotency_key` if it has that one."""
+    """The parameters that it shares with the other tool, and `idempotency_key` if it has that one."""
     problem: str = ""
-    """Why it is not asked."""
+    """Why it cannot be used. Empty: it can."""
 
 
 class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,14 +239,14 @@ def tag_of(server_name: str) -> str:
 
 
 def is_servers_tag(tool: Tool, tag: str) -> bool:
-    """Whether it is the tag that the tool has of its server."""
+    """Whether the tool has this tag from its server."""
     source = tool_source(tool)
     return source is not None and tag == tag_of(source.server_name)
 
 
 def kept_source(before: Tool, after: Tool) -> Tool:
-    """The changed tool with what says where it is run: a client that writes metadata or tags anew leaves that as it
-    is."""
+    """The changed tool with its server's metadata and tag, which a client that replaces metadata or tags cannot
+    remove."""
     source = tool_source(before)
     if source is None:
         return after

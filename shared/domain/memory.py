@@ -323,7 +323,7 @@ def _rethink(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
     block = memory.writable(arguments["label"])
     if memory.seen.get(block.id, block.version) != block.version:
         raise RefusedEdit(
-            f"The memory block {block.label!r} was changed by somebody else since you saw it, and writing it anew "
+            f"The memory block {block.label!r} was changed by another writer since you saw it, and writing it anew "
             f"would undo that. Nothing was written. It now reads:\n{block.value}"
         )
     return written(block, arguments["new_memory"])

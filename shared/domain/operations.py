@@ -27,9 +27,9 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     started_at: datetime
     seen_at: datetime
-    """By the worker's own clock."""
+    """The time of that, by the worker's own clock."""
     runs: int
-    """Runs that it has in hand."""
+    """Runs that it executes."""
     max_runs: int
     sandbox: SandboxTier | None = None
     javascript: bool | None = None
@@ -46,11 +46,11 @@ class ApiState(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     started_at: datetime
     seen_at: datetime
-    """By the process's own clock."""
+    """The time of that, by the process's own clock."""
     readers: int
     """Open streams."""
     secret_keys: list[str] | None = None
-    """As of a worker."""
+    """As in `WorkerState`."""
 
 
 class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds that so many of a hundred runs did not exceed. None without runs."""
+    """Percentiles in milliseconds. None without runs."""
 
     p50: float | None = None
     p95: float | None = None
@@ -111,7 +111,7 @@ class CallbackFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     waiting: int
     failing: int
-    """Those of which at least one attempt failed, also when no more are made."""
+    """Callbacks with at least one failed attempt, including those that were given up."""
 
 
 class OpenCallback(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,12 +128,12 @@ class OpenCallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a webhook endpoint is to hear of, and has not: it waits, or was given up."""
+    """An event that a webhook endpoint has not received: it waits, or was given up."""
 
     run_id: RunId
     endpoint_id: WebhookId
     url: str | None
-    """The endpoint's present one. None: the endpoint was deleted."""
+    """The endpoint's present URL. None: the endpoint was deleted."""
     outcome: RunOutcome
     attempts: int
     next_attempt_at: datetime | None
@@ -144,12 +144,12 @@ class OpenDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Its place in lists: an endpoint hears of a run once."""
+        """Its cursor in lists. It is unique, because an endpoint gets one event per run."""
         return f"{self.run_id}.{self.endpoint_id}"
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """By nearest rank: each is a value that was measured."""
+    """The percentiles by nearest rank, so that each is a measured value."""
     ordered = sorted(values)
     if not ordered:
         return Percentiles()

@@ -252,7 +252,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
     keys_scope: str | None = None
-    """Where a repeated submission is recognised, if not on its thread: one that begins a thread does not know it."""
+    """Where a repeated submission is recognised, if not on its thread: one that begins a thread cannot name it."""
     parent: ParentCall | None = None
     """The call that started the run. None: a client submitted it, or the server began it."""
     named: str | None = None
@@ -337,7 +337,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     attempts_without_progress: int = 0
     """Claims since the last checkpoint."""
     code_version: str | None = None
-    """Of its agent's code: the version that has executed it last, empty if none was declared. None: none has."""
+    """The version of its agent's code that has executed it last; empty if the code declares none. None: none has."""
     cancel: CancelRequest | None = None
     usage: Usage = Usage()
     step_count: int = 0
@@ -348,7 +348,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     waits_until: datetime | None = None
     """The run waits without a worker, and is tried again at this time."""
     waits_for: WaitsFor | None = None
-    """What it waits for."""
+    """The reason for that wait."""
     callback_url: str | None = None
     callback_sent_at: datetime | None = None
     callback_status_code: int | None = None

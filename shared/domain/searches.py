@@ -79,10 +79,10 @@ LONGEST_QUERY = 1000
 """Characters of a search for words, at every entry point: the cost of building the search grows with it, on the event
 loop."""
 MOST_WORDS = 32
-"""Of a search, and of a phrase in one; the rest of a longer one is left out."""
+"""The most words of a search, and of a phrase in it; further words are left out."""
 
 _DIACRITICS = re.compile("[\u0300-\u036f]+")
-"""Of Latin, Greek and Cyrillic. The marks of other scripts are vowels, and stay."""
+"""The marks of Latin, Greek and Cyrillic. Those of other scripts are vowels, and stay."""
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
@@ -153,7 +153,7 @@ def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> d
 
 
 Vector = Sequence[float]
-"""Of unit length, in single precision."""
+"""A vector of unit length, in single precision."""
 
 MOST_MULTIPLIED = 2000
 """Vectors that one search compares exactly."""

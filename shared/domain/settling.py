@@ -180,7 +180,7 @@ def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
 
 
 RunOutcome = Literal["completed", "failed", "cancelled", "incomplete"]
-"""What a webhook endpoint hears of a run. `incomplete`: it ended by itself, and its answer has been cut off."""
+"""The outcome of a run for webhook endpoints. `incomplete`: the run ended by itself, and its answer was cut off."""
 
 _CUT_OFF = (StopReason.STEPS_USED_UP, StopReason.TOKENS_USED_UP)
 
@@ -200,7 +200,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> RunOutcome:
-        """What the run has come to. One that is parked has given its answer: what follows is another run."""
+        """The outcome of the run. A parked run counts as completed, because its continuation is another run."""
         match self.trigger:
             case RunTrigger.FAIL:
                 return "failed"
@@ -269,9 +269,9 @@ class ShownStep:
         self.decided_calls: set[str] = set()
         """Calls whose decisions were shown."""
         self.started_agents: dict[str, set[AgentId]] = defaultdict(set)
-        """Agents of which calls have started runs, by the id of the call."""
+        """The agents whose runs a call has started, by the id of the call."""
         self.told_of_children: set[str] = set()
-        """What was shown about children, by `child_key`."""
+        """Keys of the events about children that were shown (`child_key`)."""
         self.lost_calls = 0
         """Model calls whose workers died."""
         self.lost_text = ""

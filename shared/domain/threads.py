@@ -30,7 +30,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: dict[str, Any] | None = None
     context_window_limit: int | None = None
     metadata: dict[str, str] = {}
-    """Of clients that keep pairs with it."""
+    """Pairs that clients store with it."""
     waiting: list[NewMessage] = []
     """Messages of a client that enter no context before the calls among them have their results."""
     hidden: bool = False

@@ -285,7 +285,7 @@ BASE_TOOLS: Final = (
 CALLS_AGENTS = frozenset(tool.name for tool in BASE_TOOLS if tool.kind == MULTI_AGENT)
 """The tools that start runs of other agents."""
 MESSAGES_AGENTS = (ASKS_AGENT, ASKS_TAGGED_AGENTS, TELLS_AGENT)
-"""Those that an agent gets with `include_multi_agent_tools`."""
+"""The tools that an agent gets with `include_multi_agent_tools`."""
 
 _READS_FILES = "there are no files here: use archival memory, or a tool of your own"
 _OF_VOICE = "there are no voice agents here: use memory_rethink, memory_finish_edits and conversation_search"
@@ -314,7 +314,7 @@ MEMORY_TOOLS = frozenset(
         "memory_rethink", "memory",
     }
 )  # fmt: skip
-"""Those that change memory blocks."""
+"""The tools that change memory blocks."""
 
 SPEAKS = "send_message"
 SEARCHES_MESSAGES = "conversation_search"
@@ -322,14 +322,14 @@ RUNS_CODE = "run_code"
 RUNS_CODE_WITH_TOOLS = "run_code_with_tools"
 
 REWRITING = frozenset({"memory_rethink"})
-"""Those of them that write a whole block anew: they would overwrite concurrent changes."""
+"""The memory tools that replace a whole block, and so could overwrite concurrent changes."""
 
 _CHAT = (SPEAKS, SEARCHES_MESSAGES)
 _PRECISE = ("memory_insert", "memory_replace")
 _WITHOUT_BASE_TOOLS = ("react_agent", "workflow_agent")
 _MODELS_WITHOUT_RULES = ("claude-4-sonnet", "claude-3-5-sonnet", "gpt-5")
 ENDS_TURN = frozenset({SPEAKS, "memory_finish_edits"})
-"""The base rules of these end a run; those of the others say that it goes on."""
+"""The base rules of these tools end a run; the base rules of all others continue it."""
 
 
 _BY_NAME: Mapping[str, BaseTool] = {tool.name: tool for tool in BASE_TOOLS}

@@ -64,9 +64,9 @@ class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
     index: str
     """URL of the package index, which may hold a password; empty: nothing is installed."""
     folder: Path
-    """Where environments are kept."""
+    """The folder of all environments."""
     room: PackageRoom
-    """Of one environment."""
+    """The limit of one environment."""
     most_bytes_in_all: int
     """For all environments together: a new environment evicts the least recently used ones."""
     build_s: float

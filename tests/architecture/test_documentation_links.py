@@ -15,6 +15,8 @@ from tests.kit.project.source_tree import suite_sources
 
 NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)(?:::(?P<test>\w+))?`")
 NAMED_FILE = re.compile(r"`(?P<file>(?:api|worker|shared)/[\w/]+\.(?:py|lua))`")
+FOLDER_ROW = re.compile(r"^\| `(?P<folder>[\w/]+/)` \| (?P<text>.+) \|$", re.MULTILINE)
+RELATIVE_FILE = re.compile(r"`(?P<file>[\w/]+\.(?:py|lua|toml))`")
 SETTING = re.compile(r"^\| `HOLDFAST_(?P<name>[A-Z_]+)` \| (?P<default>.+?) \|", re.MULTILINE)
 SERVED = re.compile(r"^\| (?P<methods>[A-Z, ]+) \| `(?P<path>/[^`]*)` \| works \|", re.MULTILINE)
 
@@ -54,6 +56,23 @@ def test_every_file_and_test_that_is_named_exists(document: Path) -> None:
     assert missing == []
 
 
+def test_the_table_of_folders_named_files_that_had_moved() -> None:
+    """A row of CONTRIBUTING's table names files of its folder from there."""
+    rows = FOLDER_ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    named = [(row["folder"], file["file"]) for row in rows for file in RELATIVE_FILE.finditer(row["text"])]
+    assert len(named) > 3
+    assert [folder + file for folder, file in named if not (ROOT / folder / file).exists()] == []
+
+
+PAGES = [page for page in documents() if page.is_relative_to(ROOT / "docs") and page.parent.name != "decisions"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_did_not_begin_with_what_it_is_for(page: Path) -> None:
+    title, empty, first, *_ = page.read_text(encoding="utf-8").splitlines()
+    assert (title[:2], empty, first[:10]) == ("# ", "", "This page ")
+
+
 def test_each_guarantee_names_its_test() -> None:
     """No line of the tables in guarantees.md claims something that no test shows."""
     text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
@@ -71,7 +90,20 @@ def test_settings_are_all_documented_with_their_defaults() -> None:
     text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
     documented = {row["name"].lower(): row["default"].strip("`") for row in SETTING.finditer(text)}
     declared = {name: _shown(field.default) for name, field in Settings.model_fields.items()}
-    assert documented == declared
+    assert documented == declared, sorted(dict(documented.items() ^ declared.items()))
+
+
+NOT_IN_CONTAINERS = {
+    "HOLDFAST_CRASH_AT",  # of tests
+    "HOLDFAST_DATA_DIR",  # of `holdfast dev`
+}
+
+
+def test_compose_passes_every_setting_on() -> None:
+    """A setting in `.env` that docker-compose.yml does not name never reaches the containers."""
+    named = set(re.findall(r"\bHOLDFAST_[A-Z0-9_]+", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
+    settings = {f"HOLDFAST_{name.upper()}" for name in Settings.model_fields}
+    assert sorted(named ^ (settings - NOT_IN_CONTAINERS)) == []
 
 
 def _shown(default: object) -> str:

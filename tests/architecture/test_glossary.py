@@ -54,6 +54,8 @@ IN_PLAIN_PROSE = (
 
 PLAIN = (
     "api/access/",
+    "api/ag_ui/",
+    "api/ai_sdk/",
     "api/answers/",
     "api/callbacks/",
     "api/console/__init__.py",
@@ -61,12 +63,15 @@ PLAIN = (
     "api/letta/",
     "api/mcp/",
     "api/openai/",
+    "api/pages/",
     "api/routes/",
     "api/runs/",
     "api/tool_source/",
     "bench/",
     "cli/",
+    "holdfast/",
     "shared/archival/",
+    "shared/domain/",
     "shared/mcp/",
     "shared/network/",
     "shared/packages/",
@@ -80,12 +85,14 @@ PLAIN = (
     "shared/sql/migrations/",
     "shared/sql/runs/",
     "shared/telemetry/",
+    "worker/agents/",
     "worker/bodies/",
     "worker/models/",
     "worker/proxy/",
     "worker/queue/",
+    "worker/run/",
     "worker/runners/",
-    "worker/tools/inside/",
+    "worker/tools/",
 )
 """Folders whose every sentence has been rewritten: it has an actor and a verb."""
 

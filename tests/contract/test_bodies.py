@@ -1,10 +1,12 @@
 """What holds for every body: the cases that the agent loop and the smallest body of all go through.
 
-A new body brings one line in `BODIES`: what makes it from `tests.kit.runs.guest_bodies`.
+A new body brings one line in `BODIES`: what makes it from `tests.kit.runs.guest_bodies`. A kind of run that
+cannot pass them has a line in `ELSEWHERE`, with the test that has its cases.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 from arq.connections import ArqRedis
@@ -15,8 +17,9 @@ from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import continues
 from shared.domain.messages import ToolReturns
-from shared.domain.runs import CancelRequest, Run
+from shared.domain.runs import CancelRequest, Run, RunKind
 from shared.domain.settling import open_calls
+from tests.kit.project.documents import ROOT
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.executing import OneWorker, Workers
 from tests.kit.runs.guest_bodies import Stage, agent_loop, words_body
@@ -24,6 +27,14 @@ from tests.kit.runs.stored_runs import THREAD, Stores, approve, found, said, sto
 from worker.run.run_handle import LARGEST_STATE, Body, Outcome, Parked, RunHandle
 
 BODIES: dict[str, Callable[[Stores, Stage], Awaitable[Body]]] = {"agent loop": agent_loop, "words": words_body}
+
+ELSEWHERE: dict[RunKind, str] = {
+    "code": "tests/contract/test_code_bodies.py",
+    "compaction": "tests/story/test_compaction.py",
+    "generation": "tests/contract/test_generation.py",
+    "tool": "tests/contract/test_tool_runs.py",
+}
+"""The kinds of runs whose bodies have cases of their own, and where; `BODIES` has that of "message"."""
 
 CANCEL = CancelRequest(requested_at=NOW, actor="ada", reason="enough")
 
@@ -84,6 +95,11 @@ async def guest(request: pytest.FixtureRequest, stores: Stores, redis: ArqRedis)
     stage = Stage()
     body = await BODIES[request.param](stores, stage)
     return Guest(stores, stage, Workers(stores, redis, {"message": body}))
+
+
+def test_every_kind_of_run_has_its_cases() -> None:
+    assert {"message", *ELSEWHERE} == set(get_args(RunKind)), "give its body a line in BODIES or in ELSEWHERE"
+    assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
 
 
 async def test_it_does_its_work_and_ends(guest: Guest) -> None:

@@ -93,6 +93,37 @@ async def test_a_refusal_had_no_code(
     checked(await http.request(method, path, **given), status, code, field)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "given"),
+    [
+        ("GET", "/v1/agents/nonsense", {}),
+        ("GET", "/v1/conversations/nonsense/messages", {}),
+        ("GET", "/v1/conversations/nonsense/events", {}),
+        ("GET", "/v1/conversations/nonsense", {}),
+        ("GET", "/v1/approvals?agent_id=nonsense", {}),
+        ("POST", "/v1/passages/search", {"json": {"agent_id": "nonsense"}}),
+        ("POST", "/v1/messages/search", {"json": {"query": "x", "agent_id": "nonsense"}}),
+        ("POST", "/v1/approvals/nonsense", {"json": {"decision": "approve"}}),
+        ("GET", f"/v1/runs/run-{ID}", {}),
+        ("GET", f"/v1/runs/run-{ID}/messages", {}),
+        ("POST", f"/v1/runs/run-{ID}/stream", {}),
+        ("POST", f"/v1/runs/run-{ID}/cancel", {}),
+        ("DELETE", f"/v1/runs/run-{ID}", {}),
+    ],
+)
+async def test_a_sentence_about_an_id_was_python_or_a_regular_expression(
+    http: httpx.AsyncClient, method: str, path: str, given: dict[str, Any]
+) -> None:
+    body = (await http.request(method, path, **given)).json()
+    assert not any(odd in body["message"] for odd in ("[0-9a-f]", "['", "id=")), body["message"]
+    assert "uuid4" in body["message"] or body["message"] == f"Run run-{ID} not found"
+
+
+async def test_a_program_of_letta_finds_the_words_about_an_unknown_run(http: httpx.AsyncClient) -> None:
+    body = checked(await http.get(f"/v1/runs/run-{ID}"), 404, ErrorCode.NOT_FOUND)
+    assert body["detail"] == f"Run not found with id='['run-{ID}']'"
+
+
 async def test_a_server_that_is_not_ready_had_no_code(http: httpx.AsyncClient) -> None:
     body = checked(await http.get("/readyz?full"), 503, ErrorCode.SERVICE_UNAVAILABLE)
     assert (body["status"], body["services"]["worker"]) == ("not ready", False)

@@ -57,8 +57,12 @@ async def _imported(folder: Path, source: str) -> AsyncGenerator[CodeAgents]:
             "odd_module registers 3000 agents, whose names and descriptions have ",
         ),
         (AGENT.replace("return", "yield"), "the agent 'a' yields: give a function that calls run.emit_text instead"),
+        (
+            "import no_such_library",
+            "odd_module cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
+        ),
     ],
-    ids=["long-error", "exit", "signal", "many", "generator"],
+    ids=["long-error", "exit", "signal", "many", "generator", "library"],
 )
 async def test_a_module_that_could_not_be_used_did_not_say_why(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -66,6 +70,33 @@ async def test_a_module_that_could_not_be_used_did_not_say_why(tmp_path: Path, s
             pass
     assert said in refused.value.message
     assert len(refused.value.message) < 3000
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "no_such_package.agents"])
+async def test_a_module_that_was_not_found_did_not_say_where_it_is_looked_for(module: str) -> None:
+    with pytest.raises(InvalidRequest, match="; start from the folder that has it, or name that folder in PYTHONPATH"):
+        async with CodeAgents.running(plans([module], sys.executable, "")):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("python", "env_file", "named"),
+    [
+        (
+            "/no/such/python",
+            "",
+            "HOLDFAST_AGENTS_PYTHON (--agents-python) cannot be started: [Errno 2] No such file",
+        ),
+        (str(ROOT), "", "HOLDFAST_AGENTS_PYTHON (--agents-python) cannot be started: "),
+        ("", "/no/such/file", "HOLDFAST_AGENTS_ENV_FILE (--agents-env-file) cannot be read: "),
+        ("", str(ROOT), "HOLDFAST_AGENTS_ENV_FILE (--agents-env-file) cannot be read: "),
+    ],
+)
+async def test_a_wrong_setting_of_agents_was_refused_without_its_name(python: str, env_file: str, named: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        async with CodeAgents.running(plans(["json"], python, env_file)):
+            pass
+    assert refused.value.message.startswith(named)
 
 
 async def test_a_process_that_a_module_had_started_kept_its_worker_from_ending(tmp_path: Path) -> None:

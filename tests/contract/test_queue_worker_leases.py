@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from arq.connections import ArqRedis
 from redis import Redis
+from structlog.testing import capture_logs
 
 from shared.domain.errors import LeaseLost
 from shared.domain.ids import RunId
@@ -215,6 +216,27 @@ async def test_a_worker_outlives_the_server_and_works_on_the_next(private_redis:
         await private_redis.start()
         await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, 1))
         await wait_until(lambda: runs.completed == [run_id], description="the run to end")
+
+
+async def test_a_worker_wrote_five_lines_a_second_while_redis_was_away(
+    private_redis: PrivateRedis, run_id: RunId
+) -> None:
+    runs = WaitingRuns()
+    runs.may_end.set()
+    with capture_logs() as logged:
+
+        def count(event: str) -> int:
+            return len([line for line in logged if line["event"] == event])
+
+        async with serving(make_worker(private_redis.client(), runs)):
+            for outage in (1, 2):
+                await private_redis.kill()
+                tries = count("listener_disconnected") + 3  # one a second, so the queue was asked ten times
+                await wait_until(lambda tries=tries: count("listener_disconnected") >= tries, description="tries")
+                assert count("queue_unreachable") == outage
+                await private_redis.start()
+                await RunQueue(private_redis.client()).dispatch(Dispatch(run_id, outage))
+                await wait_until(lambda ends=outage: len(runs.completed) == ends, description="the run to end")
 
 
 @told_while_awake

@@ -5,6 +5,7 @@ streams can be resumed.
 """
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from tests.kit.ag_ui import AgUiClient
 from tests.kit.ag_ui.one_leg import OneLeg
 from tests.kit.product.one_answer import OneAnswer
 from tests.kit.product.ui_messages import UiMessageReader
+from tests.kit.project.documents import ROOT
 from tests.kit.runs.stored_runs import IDS
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -201,6 +203,12 @@ def shown(projection: Projection, entries: Entries, *, at_once: int) -> bytes:
         body, is_over = projection.of(entries[start : start + at_once])
         parts.append(body)
     return b"".join(parts) if is_over else b"".join(parts) + projection.end_of(entries[-1][0])
+
+
+def test_every_dialect_has_its_line() -> None:
+    sources = (ROOT / "api").rglob("*.py")
+    named = {name for source in sources for name in re.findall(r'^DIALECT = "(.+)"', source.read_text(), re.MULTILINE)}
+    assert named - DIALECTS.keys() == set()
 
 
 @pytest.mark.parametrize("name", LOGS)

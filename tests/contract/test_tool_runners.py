@@ -28,12 +28,14 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.tools import ToolStore
 from tests.kit.mcp.official import official_server
 from tests.kit.mcp.one_server import THE_SERVER, runner_of
+from tests.kit.project.documents import ROOT
 from tests.kit.runs.definitions import PROJECT, some_agent, some_tool
 from tests.kit.runs.executing import OneWorker, Workers
 from tests.kit.runs.guest_bodies import NoFolders
 from tests.kit.runs.stored_runs import CANCEL, IDS, THREAD, Stores, found, said, stored_runs
 from tests.kit.sandboxes import sandbox_of
 from tests.kit.wait_until import wait_until
+from worker import tool_runners
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.step_loop import run_steps
 from worker.models.provider import CallFinished, Finished, ModelCall, ModelEvent, Text
@@ -167,6 +169,14 @@ RUNNERS: dict[str, Callable[[], AbstractAsyncContextManager[ToolRunner]]] = {
     "an MCP server": mcp_server,
 }
 
+HERE = {"McpToolRunner", "SandboxRunner"}
+ELSEWHERE = {
+    "AgentToolRunner": "tests/story/test_run_trees.py",
+    "BaseToolRunner": "tests/story/test_memory_tools.py",
+    "ProgramRunner": "tests/story/test_run_code.py",
+}
+"""Runners of tools that Holdfast itself defines, so none of them can do what `act` does; and where their cases are."""
+
 
 class _CallsOnce:
     """A model that calls the tool with its question, and ends with the result."""
@@ -215,6 +225,14 @@ class Calls:
     @property
     def starts(self) -> int:
         return len(self.marks.read_text().splitlines())
+
+
+def test_every_runner_of_a_worker_has_its_cases() -> None:
+    runners = {
+        name for name, found in vars(tool_runners).items() if isinstance(found, type) and name.endswith("Runner")
+    }
+    assert HERE | set(ELSEWHERE) == runners, "give it a line in RUNNERS, and its name in HERE or ELSEWHERE"
+    assert [place for place in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
 
 
 @pytest.fixture(params=list(RUNNERS))

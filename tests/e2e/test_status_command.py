@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shared.sql.migrate import migrate
 from tests.kit.commands import Command, fork
+from tests.kit.free_ports import free_port
 from tests.kit.product.processes import processes_in
 from tests.kit.services.databases import patient_database
 from tests.kit.services.redis_servers import PrivateRedis
@@ -18,6 +19,29 @@ async def _said(environment: dict[str, str], files: tuple[Path, Path], *argument
     process = await asyncio.to_thread(fork, Command(["status", *arguments], environment, *files))
     await wait_until(lambda: process.exit_status() is not None, description="the command to end")
     return process.exit_status() or 0, "".join(file.read_text() for file in files)
+
+
+async def test_a_database_that_was_away_kept_the_rest_of_the_status_back(
+    tmp_path: Path, private_redis: PrivateRedis
+) -> None:
+    """It waited half a minute, wrote a line a second, and said nothing of Redis and the workers."""
+    url = f"postgresql://127.0.0.1:{free_port()}/holdfast"
+    environment = {"HOLDFAST_DATABASE_URL": url, "HOLDFAST_REDIS_URL": private_redis.url}
+    files = tmp_path / "output", tmp_path / "errors"
+    status, text = await _said(environment, files)
+    away = f"database   HOLDFAST_DATABASE_URL ({url}): the database does not answer"
+    assert (status, away in text, "redis      answers" in text, "workers    none" in text) == (1, True, True, True), (
+        text
+    )
+    assert "waiting" not in text
+    status, text = await _said(environment, files, "--json")
+    told = json.loads(text)
+    assert (status, told["database"], told["redis"], told["workers"]) == (1, False, True, False)
+
+    await private_redis.kill()
+    status, text = await _said(environment, files)
+    assert (status, away in text, "redis      does not answer" in text) == (1, True, True), text
+    assert ".. " not in text and "Going on without it" in text
 
 
 async def test_the_walls_of_the_workers_are_shown(

@@ -343,6 +343,12 @@ async def test_a_check_shows_what_a_module_raises(tmp_path: Path) -> None:
     assert "Traceback" in said.errors
 
 
+async def test_a_mistyped_module_was_no_agents_and_a_traceback_of_holdfast_itself() -> None:
+    said = await holdfast("agents", "check", "no_such_module", PYTHONPATH=str(ROOT))
+    assert (said.status, "Traceback" in said.errors, "no agents" in said.output) == (1, False, False)
+    assert said.output.endswith("or name that folder in PYTHONPATH\n")
+
+
 async def test_an_unknown_agent_was_accepted_as_the_model_of_a_message_and_its_run_waited_for_ever(
     product: Product,
 ) -> None:

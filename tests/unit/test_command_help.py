@@ -31,6 +31,14 @@ def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str
     assert re.search(rf"holdfast {' '.join(words)}\b", example), shown
 
 
+def test_the_example_of_all_commands_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the example of its command, with all that this needs."""
+    main(["--help"])
+    example = " ".join(capsys.readouterr().out.split()).partition("Example: ")[2]
+    main([*example.split()[1:3], "--help"])
+    assert f"Example: {example}" in " ".join(capsys.readouterr().out.split())
+
+
 TALKERS = [["chat"], ["dev"], ["api"], ["worker"], ["openapi"], ["secrets", "generate-key"]]
 """Commands that talk with a person, that run until they are ended, that print one word or are JSON anyway."""
 

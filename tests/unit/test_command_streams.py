@@ -61,6 +61,23 @@ def test_the_log_of_an_ended_run_ended_where_its_connection_did() -> None:
     assert list(RunStream(server(answer), RUN).present()) == sent
 
 
+STATUS, PING, TEXT = ("run_status", 1), ("ping", 1), ("assistant_message", 2)
+
+
+@pytest.mark.parametrize(
+    ("sent", "hints"),
+    [([STATUS], 0), ([STATUS, PING], 1), ([STATUS, *[PING] * 5], 1), ([STATUS, TEXT, PING, PING], 0), ([PING] * 3, 0)],
+)
+def test_a_run_that_no_worker_had_begun_showed_nothing(
+    sent: list[tuple[str, int]], hints: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person who had started an API and no worker waited before an empty screen."""
+    log = [{"message_type": kind, "seq_id": number} for kind, number in sent]
+    shown = list(RunStream(server(lambda _: stream(log)), RUN).frames())
+    assert shown == [frame for frame in log if frame["message_type"] != "ping"]
+    assert capsys.readouterr().err.count(f"[no word yet: `holdfast runs show {RUN}` says") == hints
+
+
 def test_a_message_whose_answer_was_lost_was_sent_as_another_one() -> None:
     keys: list[str] = []
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.concurrency import PAUSE_S, Patience, SystemClock
 from shared.domain.errors import NotFound, Unavailable
@@ -59,6 +60,13 @@ async def test_the_store_itself_stays_as_it_was() -> None:
     LONG.applied_to(notes, Notes.read)
     with pytest.raises(Unavailable):
         await notes.read("a")
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_a_write_that_was_repeated_wrote_a_line_for_each_try(failures: int) -> None:
+    with capture_logs() as logged:
+        await LONG.applied_to(Notes(failures), Notes.read).read("a")
+    assert [line["event"] for line in logged] == ["retried_while_unavailable"]
 
 
 async def test_a_patience_ends() -> None:

@@ -1,7 +1,7 @@
-"""The tools that are attached to a run's agent, as its code calls them: the worker makes the calls, as its loop does.
+"""Calls of the tools that are attached to an agent in code. The worker makes them, as it does for its own agents.
 
-A call outlives the process that has asked for it: the next one gets its result from the journal. A cancel of the run
-ends it, and so does code that gives it up.
+A call outlives the process that has requested it: the next process gets its result from the journal. A cancel of the
+run ends the call, and so does code that gives it up.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class CallingCode(AgentContext):
     """The run of an agent in code, whose calls have the keys of its journal."""
 
     keys: dict[str, str]
-    """By the ids of calls."""
+    """The idempotency keys, by the ids of calls."""
 
     def idempotency_key(self, call: ToolCall) -> str:
         return self.keys[call.id]
@@ -54,7 +54,7 @@ class FoundTool(NamedTuple):
     asks: bool
     """A person decides on the call."""
     asked: Frame
-    """When the approval expires."""
+    """The expiry of the approval, as the frame's fields."""
 
 
 class CallEnd:
@@ -96,7 +96,7 @@ class AttachedTools:
         self._services = services
         self._context: CallingCode | None = None
         self._group: asyncio.TaskGroup | None = None
-        """Of the present process."""
+        """The tasks of the present process."""
         self._tasks: dict[str, asyncio.Task[ToolReturn | CallWaits]] = {}
         self._awaited: dict[str, int] = {}
         """The numbers of the frames that wait for the ends of calls, by slots."""

@@ -1,4 +1,4 @@
-"""What an execution of a body begins with: the journal, the shown history, and the body's first frame."""
+"""Reads the state with which an execution of a body begins: the journal, the shown history, and the first frame."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,18 +15,18 @@ from worker.run.run_handle import RunHandle
 
 
 class AttemptStart(NamedTuple):
-    """What an attempt begins with."""
+    """The state with which an attempt begins."""
 
     replay: Replay
     shown: ShownTurn
     decided_by: dict[str, str | None]
-    """Who has decided about a call, by its id."""
+    """The person who has decided about a call, by the call's id."""
     late_input: list[NewMessage]
     """Messages that came with a decision: they follow the results in the history."""
     given: list[JournalEntry]
-    """What the turn begins with, if SQL does not have it yet."""
+    """Entries with which the turn begins, as far as SQL lacks them."""
     for_inbox: Sequence[Message | NewMessage]
-    """Those of them that the history has, and the body's inbox had not when the attempt began."""
+    """The late messages that the history has, and that the body had not taken from its inbox when the attempt began."""
     hello: Frame
 
 

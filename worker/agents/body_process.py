@@ -39,7 +39,7 @@ START_S = 120.0
 LAST_OUTPUT_S = 1.0
 
 LAST_FRAMES = ("returned", "raised", "stopped")
-"""What a body says when it has ended."""
+"""The types of a body's last frame."""
 
 LONGEST_MESSAGE = 1_000_000
 LONGEST_LINE = 2000
@@ -88,7 +88,7 @@ class HostPlan(NamedTuple):
     max_mb: int
     """MiB that a process of an agent may have for itself; 0: any number."""
     has_keys: bool = True
-    """Whether the host gets them, because one of its agents asks models by itself."""
+    """Whether the host gets `keys`, because one of its agents asks models by itself."""
 
 
 class UnfitModule(InvalidRequest):
@@ -99,9 +99,9 @@ class UnfitModule(InvalidRequest):
         self.reasons: list[str] = said["reasons"]
         self.warnings: list[str] = said["warnings"]
         self.agents = [HostedAgent(**one) for one in said["agents"]]
-        """Those that it has registered."""
+        """The agents that it has registered."""
         self.trace: str = said["traceback"]
-        """What it raised. Empty: nothing."""
+        """The traceback of the error that it raised. Empty: none."""
 
 
 class HostGone(Unavailable):
@@ -116,7 +116,7 @@ class ProcessEnd(NamedTuple):
     grown_mb: int = 0
     """MiB that it had for itself when its host ended it, because these were too many; 0: it did not."""
     max_mb: int = 0
-    """How many it may have; 0: any number."""
+    """The limit for that; 0: none."""
 
 
 class AgentHost:
@@ -126,12 +126,12 @@ class AgentHost:
         self.plan = plan
         self.agents: list[HostedAgent] = []
         self.warnings: list[str] = []
-        """What of the module works otherwise than its framework's documents say."""
+        """Sentences about values of the module that work differently from their framework's documents."""
         self.is_gone = False
         self._control = control
         self._asked: deque[asyncio.Future[Any]] = deque()
         self.processes: set[BodyProcess] = set()
-        """Those that have a run, once for each."""
+        """The processes that have a run, once for each run."""
         self._shared: list[ForkedProcess] = []
         self._joining = asyncio.Lock()
         loop = asyncio.get_running_loop()
@@ -290,7 +290,7 @@ class ForkedProcess:
     def __init__(self, host: AgentHost, pid: int, pidfd: int) -> None:
         self.pid = pid
         self.runs = 0
-        """Those that it has now."""
+        """The runs that it has now."""
         self.runs_begun = 0
         self.is_open = False
         """Whether further runs may join."""
@@ -354,7 +354,7 @@ class ForkedProcess:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-            self._is_dead.set()  # whoever waits for it as well must not wait for ever
+            self._is_dead.set()  # other tasks that wait for it must not wait for ever
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -490,7 +490,7 @@ async def _started(plan: HostPlan, control: int) -> asyncio.subprocess.Process:
             start_new_session=True,
         )
     except OSError as error:
-        raise InvalidRequest(f"{plan.python} cannot be started: {error.strerror or error}") from error
+        raise InvalidRequest(f"HOLDFAST_AGENTS_PYTHON (--agents-python) cannot be started: {error}") from error
 
 
 async def _log_lines(stream: asyncio.StreamReader, name: str) -> None:

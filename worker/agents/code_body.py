@@ -71,8 +71,8 @@ class CodeBody(Body):
 
     endpoint: ModelEndpoint = field(default_factory=unserved_endpoint)
     quiet_s: float = QUIET_S
-    """Seconds without a word of its process after which a run that only sleeps leaves the worker: what its code does
-    beside the sleep comes to a call within this time, or is done again."""
+    """Seconds without a frame of its process after which a run that only sleeps leaves the worker. If its code works
+    beside the sleep for longer than that without a call, it does that work again."""
 
     async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns | Sleeps:
         name = handle.run.options.code_agent or ""
@@ -105,7 +105,7 @@ class CodeBody(Body):
                 return _raised(error)
             if not isinstance(ended, _Crashed):
                 return ended
-            # Nobody knows which of several runs has ended their process: each goes on in one of its own.
+            # It is unknown which of several runs has ended their process, so each continues in a process of its own.
             is_alone = True
             crashes = (1 if ended.has_stored else crashes + 1) if not ended.was_shared else crashes
             log.warning("body_crashed", reason=ended.said, crashes=crashes)
@@ -165,7 +165,7 @@ async def _clean_up(process: BodyProcess) -> None:
 
 
 async def _at_most(seconds: float, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """What the work returns. None: it takes longer."""
+    """The result of the work. None: it takes longer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await work

@@ -25,17 +25,17 @@ End = Literal["end_of_record", "diverged", "returned", "raised", "crashed", "sil
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How such an execution has ended."""
+    """The result of an execution against a recorded journal."""
 
     end: End
     said: str
-    """The same in a sentence."""
+    """The same as a sentence."""
     replayed: int
     """Calls that the journal has answered."""
     recorded: int
-    """Calls that it has the ends of."""
+    """Calls whose ends the journal has."""
     left: list[str]
-    """The slots of those that the code did not ask for."""
+    """The slots of recorded calls that the code did not make."""
     instructions_changed: list[str]
     """The slots of models' calls with other instructions or settings than were recorded: their answers hold."""
 
@@ -105,7 +105,7 @@ class DryReplay:
         return recorded_answer(entry)
 
     def _left(self) -> list[str]:
-        """What was recorded and not asked for, without what a call that has not ended has made."""
+        """The recorded calls that the code has not made, except those inside a call that has not ended."""
         inside = tuple(f"{entry.slot}/" for entry in self._waiting)
         to_come = [entry for slot, entry in self._ended.items() if slot not in self._asked]
         return [entry.slot for entry in to_come if not entry.branch.startswith(inside)]

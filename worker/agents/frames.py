@@ -1,4 +1,4 @@
-"""What a worker and the process of a body say to each other, made of the journal and the history, and the other way."""
+"""Converts between the frames of a body's process and the worker's journal and history."""
 
 import json
 from datetime import datetime, timedelta
@@ -41,12 +41,12 @@ class BodyRaised(Exception):
 
 
 def go(entry: JournalEntry) -> Frame:
-    """The call may start."""
+    """The frame by which a call may start."""
     return {"t": "go", "call": entry.slot, "key": entry.idempotency_key, "attempt": entry.attempt}
 
 
 def seconds(moment: datetime | None) -> float:
-    """Unix seconds."""
+    """The time in Unix seconds; 0 for None."""
     return 0.0 if moment is None else moment.timestamp()
 
 
@@ -73,7 +73,7 @@ def _attached_result(call: ToolCall, value: Any) -> ToolReturn | None:
 
 
 def recorded_answer(entry: JournalEntry) -> Frame:
-    """What the body gets of a call that is over."""
+    """The frame with the end of a call that is over."""
     at = seconds(entry.ended_at or entry.started_at)
     match entry.state:
         case "failed":
@@ -123,7 +123,7 @@ def decided_end(decision: Decision, result: ToolReturn) -> tuple[Literal["done",
 
 
 def settled_by_probe(entry: JournalEntry, value: Any, now: datetime) -> SettledEffect:
-    """What the probe of a lost call has said: it happened, and this is its value."""
+    """The settlement by a probe that found that the lost call happened, with this value."""
     return SettledEffect(
         idempotency_key=entry.idempotency_key,
         call_id=entry.call_id,
@@ -141,7 +141,7 @@ def end_of_sleep(entry: JournalEntry, frame: Frame, now: datetime) -> datetime |
     return end if end - now > LONG_SLEEP else None
 
 
-# What a body asks a person or its client for. Its run is parked when nothing else of it goes on.
+# Calls for which a body needs a person or its client. Its run is parked when nothing else of it goes on.
 
 
 class Asked:

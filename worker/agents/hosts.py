@@ -62,7 +62,7 @@ def _added(env_file: str) -> dict[str, str]:
     try:
         lines = Path(env_file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the file of the agents' environment cannot be read: {error}") from error
+        raise InvalidRequest(f"HOLDFAST_AGENTS_ENV_FILE (--agents-env-file) cannot be read: {error}") from error
     pairs = [line.partition("=") for line in map(str.strip, lines) if line and not line.startswith("#")]
     return {name.strip(): value.strip() for name, sign, value in pairs if sign}
 

@@ -1,4 +1,4 @@
-"""What clients and later turns see of a body: its text, and its calls as calls of tools with their results.
+"""The view that clients and later turns have of a body: its text, and its calls as calls of tools with results.
 
 A message of the history has the text up to a call, and the call. Calls side by side are shown one after the other,
 because every answer of the history is followed by its results: the second one with its result, when the first is over.
@@ -63,7 +63,7 @@ class ShownTurn:
         open_ = open_calls(turn)
         self._open = {} if open_ is None else {call.id: call for call in open_.calls}
         self._results: dict[str, ToolReturn] = {}
-        """Of open calls: the history gets the results of one message together."""
+        """Results beside open calls: the history gets all results of one message together."""
         self._decisions = {
             one.tool_call_id: one
             for message in turn

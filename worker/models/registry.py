@@ -62,7 +62,9 @@ def route_for(handle: str, environment: Mapping[str, str]) -> Route:
     key, base_url = provider.key(environment), provider.base_url(environment)
     if provider.needs_key and key is None:
         variable = provider.addresses[0].key_variables[0]
-        raise ModelError(ModelErrorType.AUTHENTICATION, f"The model {handle!r} needs a key: set {variable}.")
+        raise ModelError(
+            ModelErrorType.AUTHENTICATION, f"The model {handle!r} needs a key: set {variable} for the workers."
+        )
     if provider.addresses and base_url is None:
         variable = provider.addresses[0].url_variable
         raise ModelError(ModelErrorType.BAD_REQUEST, f"The model {handle!r} needs a server's address: set {variable}.")

@@ -103,6 +103,7 @@ class QueueWorker:
         self._stopping = False
         self._draining = False
         self._looked_at = -math.inf
+        self._is_cut_off = False
 
     @property
     def is_draining(self) -> bool:
@@ -167,8 +168,11 @@ class QueueWorker:
                 else:
                     self._start(group, job_id, asked_at)
         except Unavailable as error:
-            log.warning("queue_unreachable", reason=str(error))
+            if not self._is_cut_off:
+                log.warning("queue_unreachable", reason=str(error))
+            self._is_cut_off = True
             return RETRY_S
+        self._is_cut_off = False
         self._looked_at = time.monotonic()
         if claimed.job_ids:
             log.debug("jobs_claimed", jobs=len(claimed.job_ids), free=free, spare=spare)

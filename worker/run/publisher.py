@@ -305,8 +305,8 @@ class Publisher:
     @property
     def _leaves_call(self) -> bool:
         """Whether a model call was lost that the log does not record yet: this owner's, or the previous owner's."""
-        is_told = self._writer.follows is not None or not self.run.follows_lost_owner
-        return self.observation.run.interrupted_in == "model" or not is_told
+        is_recorded = self._writer.follows is not None or not self.run.follows_lost_owner
+        return self.observation.run.interrupted_in == "model" or not is_recorded
 
     async def wait_sent(self, within_s: float) -> bool:
         """Waits at most `within_s` seconds until Redis has every event. Returns whether it has; SQL has them anyway."""

@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
-"""Calls of models in the journal: it takes the place of LangChain's cache of answers.
+"""Calls of models in the journal, which replaces LangChain's cache of answers.
 
 A cache sees the call of every chat model, wherever a graph makes it, but for `stream` and `astream` of the model
 itself, which are refused. Text is shown while the model speaks: LangChain tells its callbacks of each token.

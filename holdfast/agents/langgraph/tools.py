@@ -30,7 +30,7 @@ _INTERRUPT = "interrupt"
 
 
 class ToolNodeError(Exception):
-    """A tool says that it has failed, and the model is to hear of it."""
+    """A tool has failed with a message for the model."""
 
 
 def needs_approval(tool: Callable[..., Any] | BaseTool) -> BaseTool:

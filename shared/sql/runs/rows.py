@@ -80,8 +80,8 @@ def run_of(row: RowMapping) -> Run:
 
 
 def not_found(run_id: str) -> NotFound:
-    """Returns the error for a missing run. Client programs match its words."""
-    return NotFound(f"Run not found with id='['{run_id}']'")
+    """Returns the error for a missing run."""
+    return NotFound(f"Run {run_id} not found")
 
 
 _RUN = sa.select(*RUN_COLUMNS).where(runs.c.id == sa.bindparam("run_id"))

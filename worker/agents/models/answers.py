@@ -77,7 +77,7 @@ def recorded(events: Iterable[ModelEvent], model: str) -> RecordedAnswer:
 
 
 class _Head(NamedTuple):
-    """What does not depend on the model: it is the same when the answer comes from the journal."""
+    """The fields of an answer that do not depend on the model, so that a replay gives the same ones."""
 
     id: str
     created: int
@@ -157,7 +157,7 @@ class ChatAnswer:
 
 
 def rest_of(arguments: str, written: str) -> str:
-    """What of the arguments was not written yet."""
+    """The rest of the arguments, which was not written yet."""
     return arguments[len(written) :] if arguments.startswith(written) else ""
 
 

@@ -145,12 +145,12 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     dialect: Dialect
     name: str
-    """Of the model, as the program has it."""
+    """The name of the model in the program's request."""
     system: str
     history: list[MessageBody]
     tools: list[ToolSpec]
     options: dict[str, Any]
-    """Those of `ModelOptions` that the request sets."""
+    """The fields of `ModelOptions` that the request sets."""
     choice: str
     """`auto`, `none`, `required`, or `=` and the name of the tool that must be called."""
     streams: bool
@@ -166,7 +166,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def demanded(self) -> list[str]:
-        """What the model must support, as in `ModelCall`."""
+        """The options that the model must support, as in `ModelCall`."""
         return [*self.options, *([TOOL_CHOICE] if self.choice not in ("auto", "none") else [])]
 
     def model_options(self) -> ModelOptions:

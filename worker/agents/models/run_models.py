@@ -37,7 +37,7 @@ class AskingAttempt(Protocol):
     replay: Replay
     has_stored: bool
     given: list[JournalEntry]
-    """What the turn began with, if SQL may lack it: an answer is stored with it."""
+    """Entries with which the turn began. They are stored with the first answer, because SQL may lack them."""
 
     @property
     def in_hand(self) -> list[str]:
@@ -168,11 +168,11 @@ class RunModels:
             attempt.replay.put(answer.entry)
 
     def process_is_gone(self) -> None:
-        """What is in flight goes on, for the next process."""
+        """A process has ended. Answers in flight go on, for the next process."""
         self._attempt = None
 
     def stop(self) -> None:
-        """Ends what is in flight, with the connections to the providers."""
+        """Ends the answers in flight, with the connections to the providers."""
         for work in self._work.values():
             work.cancel()
 
