@@ -119,8 +119,7 @@ RunIdPath = Annotated[RunId, Depends(run_id_of)]
 
 
 async def project_of_stream(
-    caller: CallerDep,
-    _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None,
+    caller: CallerDep, _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None
 ) -> ProjectId:
     """The project of the token for a stream or a page, or of the key. `Authentication` has read either."""
     return caller.project_id

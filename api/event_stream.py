@@ -27,11 +27,7 @@ from shared.concurrency import LONG_DATA
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-HEADERS = {
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-    "content-type": "text/event-stream; charset=utf-8",
-}
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no", "content-type": "text/event-stream; charset=utf-8"}
 FRAME_END = b"\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 

@@ -96,11 +96,7 @@ def stream_service(
 ) -> StreamService:
     """Streams runs."""
     return StreamService(
-        reader=reader,
-        clock=process.clock,
-        keepalive_s=process.settings.keepalive_s,
-        quotas=quotas,
-        ending=ending,
+        reader=reader, clock=process.clock, keepalive_s=process.settings.keepalive_s, quotas=quotas, ending=ending
     )
 
 

@@ -355,11 +355,7 @@ class McpServers:
 
     def _taking(self, listed: Sequence[RemoteTool], *, deletes: bool = True) -> TakeOver:
         return TakeOver(
-            remote=listed,
-            asks_always=self.asks_always,
-            new_id=self.ids.tool,
-            now=self.clock.now(),
-            deletes=deletes,
+            remote=listed, asks_always=self.asks_always, new_id=self.ids.tool, now=self.clock.now(), deletes=deletes
         )
 
     def made(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:

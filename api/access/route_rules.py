@@ -199,7 +199,7 @@ _ADMIN: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/admin/{what}" for what in ("audit", "callbacks", "operations", "status", "webhooks")),
         "POST /v1/admin/callbacks/{run_id}/retry",
         "POST /v1/admin/webhooks/{run_id}/{webhook_id}/retry",
-    ),
+    )
 }
 
 

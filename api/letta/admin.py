@@ -142,11 +142,7 @@ def wire_operations(view: OperationsView) -> dict[str, Any]:
         "version": view.version,
         "services": dict(view.services),
         "database": {"kind": view.database_kind, "answers_ms": view.database_ms},
-        "redis": {
-            "embedded": view.redis_is_embedded,
-            "answers_ms": view.redis_ms,
-            **_memory(shared_memory),
-        },
+        "redis": {"embedded": view.redis_is_embedded, "answers_ms": view.redis_ms, **_memory(shared_memory)},
         "log_servers": None
         if view.redis_memory is None
         else [{"server": one.server, **_memory(one)} for one in log_memory],

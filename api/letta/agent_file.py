@@ -458,11 +458,5 @@ def _decision(one: FileDecision, call_id: str) -> Decision:
         return Decision(call_id, approve=one.approve, reason=one.reason, edited_arguments=one.edited_arguments)
     text, parts = _result(one.tool_return if one.func_response is None else one.func_response)
     return Decision(
-        call_id,
-        kind="tool",
-        tool_return=text,
-        status=one.status,
-        stdout=one.stdout,
-        stderr=one.stderr,
-        parts=parts,
+        call_id, kind="tool", tool_return=text, status=one.status, stdout=one.stdout, stderr=one.stderr, parts=parts
     )

@@ -116,12 +116,7 @@ class FileImport:
         metadata = dict(tool.metadata_ or {})
         ours = _ours(metadata, OURS_OF_TOOLS)
         metadata.pop("tool_hash", None)
-        said = {
-            **(tool.model_extra or {}),
-            "pip_requirements": tool.pip_requirements,
-            "metadata_": metadata,
-            **ours,
-        }
+        said = {**(tool.model_extra or {}), "pip_requirements": tool.pip_requirements, "metadata_": metadata, **ours}
         # An empty object means none: Letta's wire shows one if there is no schema.
         said = {"source_code": "", **{key: value for key, value in said.items() if value not in (None, {})}}
         body = checked(ToolCreate, said, place)

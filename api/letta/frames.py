@@ -127,9 +127,7 @@ class Frames:
         return self._status(seq, events.StatusChanged(event.at, "created"))
 
     def _answer_part(
-        self,
-        seq: Seq,
-        event: events.ReasoningChunk | events.TextChunk | events.ToolCallChunk | events.ToolCalls,
+        self, seq: Seq, event: events.ReasoningChunk | events.TextChunk | events.ToolCallChunk | events.ToolCalls
     ) -> dict[str, Any]:
         otid = part_otid(event.message_id, event.part)
         match event:

@@ -188,11 +188,7 @@ def notes_of(taken: TakenServer) -> list[str]:
 
 def wire_remote_tool(tool: RemoteTool) -> dict[str, Any]:
     """A tool as its server describes it."""
-    hints = {
-        "readOnlyHint": tool.read_only,
-        "destructiveHint": tool.destructive,
-        "idempotentHint": tool.idempotent,
-    }
+    hints = {"readOnlyHint": tool.read_only, "destructiveHint": tool.destructive, "idempotentHint": tool.idempotent}
     return {
         "name": tool.name,
         "description": tool.description,

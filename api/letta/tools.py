@@ -10,15 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.input_limits import (
-    MOST_ENTRIES,
-    Description,
-    Few,
-    Metadata,
-    Names,
-    Objects,
-    Tags,
-)
+from api.input_limits import MOST_ENTRIES, Description, Few, Metadata, Names, Objects, Tags
 from api.letta.messages import outcome_field
 from api.letta.runs import Waiting
 from api.tool_source.reader import ToolDeclaration, read_tool_source
@@ -28,9 +20,7 @@ from shared.domain.errors import InvalidRequest, InvalidToolSource
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.mcp_servers import MCP_TYPE, kept_source
 from shared.domain.messages import ToolReturn
-from shared.domain.tool_catalog import (
-    is_base_tool,
-)
+from shared.domain.tool_catalog import is_base_tool
 from shared.domain.tools import (
     CUSTOM,
     DEFAULT_RETURN_CHAR_LIMIT,

@@ -35,11 +35,7 @@ NEW = "new"
 SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {
-        "message": {
-            "type": "string",
-            "minLength": 1,
-            "description": "What the agent is told or asked.",
-        },
+        "message": {"type": "string", "minLength": 1, "description": "What the agent is told or asked."},
         "conversation": {
             "type": "string",
             "description": (
@@ -151,11 +147,7 @@ class AgentTools:
     async def _begun(self, agent: Agent) -> Conversation:
         now = self.clock.now()
         begun = Conversation(
-            id=self.ids.conversation(),
-            project_id=agent.project_id,
-            agent_id=agent.id,
-            created_at=now,
-            updated_at=now,
+            id=self.ids.conversation(), project_id=agent.project_id, agent_id=agent.id, created_at=now, updated_at=now
         )
         return await self.threads.conversations.create(begun, system_message_id=self.ids.message())
 

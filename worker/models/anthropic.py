@@ -166,11 +166,7 @@ class AnthropicRequest:
 
     def _tools(self, call: ModelCall) -> _Block:
         tools = [
-            {
-                "name": tool.name,
-                "description": tool.description,
-                "input_schema": without_titles(parameters_of(tool)),
-            }
+            {"name": tool.name, "description": tool.description, "input_schema": without_titles(parameters_of(tool))}
             for tool in call.tools
         ]
         if not call.may_call:

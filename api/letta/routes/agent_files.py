@@ -285,10 +285,7 @@ def _notes_on_tools(arrival: ImportReport) -> list[str]:
 
 
 def _written_file(
-    exported: Sequence[ExportedAgent],
-    servers: Sequence[McpServer],
-    wanted: ExportRequest,
-    now: datetime,
+    exported: Sequence[ExportedAgent], servers: Sequence[McpServer], wanted: ExportRequest, now: datetime
 ) -> bytes:
     """The file. A short one is formatted for people, with each value on its own line."""
     file = agent_file(

@@ -33,13 +33,7 @@ from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
 from api.letta.groups import SleeperMaker
 from api.letta.routes.models import with_served_model
-from api.letta.tools import (
-    ToolRunRequest,
-    refuse_tool_of_clients,
-    wire_tool,
-    wire_tool_result,
-    without_source,
-)
+from api.letta.tools import ToolRunRequest, refuse_tool_of_clients, wire_tool, wire_tool_result, without_source
 from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.command import keys_of

@@ -288,12 +288,7 @@ oauth_router = APIRouter(prefix="/v1/tools/mcp/oauth", tags=["mcp-servers"], rou
 
 @oauth_router.get("/callback", response_model=None)
 async def finish_mcp_sign_in(
-    sign_ins: SignInsDep,
-    request: Request,
-    state: str = "",
-    code: str = "",
-    error: str = "",
-    iss: str | None = None,
+    sign_ins: SignInsDep, request: Request, state: str = "", code: str = "", error: str = "", iss: str | None = None
 ) -> Response:
     """Where an authorization server sends the browser of a person who has signed in. It needs no key: `state` is known
     to nobody else."""
