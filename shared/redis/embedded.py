@@ -5,7 +5,7 @@ a library of one function (FUNCTION LOAD), which is compiled once and called by 
 
 `append.lua` runs for each event of each run. Where SQL has each event first, its usual case is two commands from Python
 instead: nothing comes between them, because all clients of the server are on one event loop, and the commands do not
-wait. All scripts pass the same tests as on a real Redis.
+wait. Only an empty log asks for its owner. All scripts pass the same tests as on a real Redis.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from shared.redis.connection import Redis, text_of_script
 
 RENEWED_EVERY = 64
-"""Numbers after which a log's lifetime is renewed. An owner's first number is one or two behind a multiple of it."""
+"""Numbers after which a log's lifetime, which is a day, is renewed."""
 
 BURST = 8
 """Events of one append of which the log keeps only the last one, if SQL has all of them. It shows how far the log
@@ -95,17 +95,21 @@ class _Append(AsyncScript):
         """Appends, and returns the last number. None: the script must decide. If the log has some of a burst, all of it
         is published again, and readers skip what they know."""
         events, fence = keys
-        _, first, needs, lifetime_ms, publish, channel, *entries = args
-        last = first + len(entries) - 1
+        caller, first, needs, lifetime_ms, publish, channel, *entries = args
         if needs or not entries:
             return None
-        first_kept = last if len(entries) >= BURST else first
+        last = first + len(entries) - 1
+        numbered = [(f"{seq}-0", entry) for seq, entry in enumerate(entries, first)]
+        kept = numbered[-1:] if len(entries) >= BURST else numbered
         try:
-            for seq, entry in enumerate(entries[first_kept - first :], first_kept):
-                self._execute("XADD", events, f"{seq}-0", "e", entry)
+            is_new = self._execute("XADD", events, "NOMKSTREAM", kept[0][0], "e", kept[0][1]) is None
+            if is_new and self._execute("GET", fence) != caller.encode():
+                return None
+            for number, entry in kept if is_new else kept[1:]:
+                self._execute("XADD", events, number, "e", entry)
         except ResponseError:
             return None  # the log has the first of these numbers, and got none
-        if (last - 1) % RENEWED_EVERY <= len(entries):
+        if is_new or last % RENEWED_EVERY < len(entries):
             self._execute("PEXPIRE", events, lifetime_ms)
             self._execute("PEXPIRE", fence, lifetime_ms)
         self._execute(publish, channel, b"%d " % first + b"\n".join(entries))
