@@ -19,7 +19,7 @@ from tests.kit.model_server.model_calls import (
     text_said,
 )
 from tests.kit.model_server.turn import ErrorKind
-from worker.models.provider import AttemptFailed, ModelEvent
+from worker.models.provider import AttemptFailed, Finished, ModelEvent
 from worker.models.registry import Models
 
 SIX_WORDS = "one two three four five six"
@@ -222,6 +222,16 @@ async def test_an_answer_with_nothing_in_it_failed_the_run(handle: str, nothing:
         events = await ask(models, call(handle))
     assert text_said(events) == "Here."
     assert isinstance(events[0], AttemptFailed)
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_empty_answers_that_were_asked_for_again_cost_nothing(handle: str) -> None:
+    async with models_on_server(retries=2, jitter=lambda: 0.0) as (server, models):
+        server.play(*(Turn(text=text, cached_tokens=0) for text in ("", "", "Here at last.")))
+        end = (await ask(models, call(handle)))[-1]
+    assert isinstance(end, Finished)
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (3 * 11, 3)
+    assert end.usage.context_tokens == 11 + 3, "of the last request alone"
 
 
 @pytest.mark.parametrize("handle", HANDLES)

@@ -14,6 +14,7 @@ from worker.models.provider import (
     CallArguments,
     CallFinished,
     CallStarted,
+    EmptyAnswer,
     Finished,
     ModelCall,
     ModelEvent,
@@ -126,11 +127,11 @@ def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
         raise ModelError(
             ModelErrorType.CONTEXT_WINDOW, "The model ended its answer before it began: its context window is full."
         )
+    usage = _usage(call, answer)
     if is_empty and not is_done:
         text = f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
         # Models say nothing now and then, and something when they are asked again.
-        raise ModelError(ModelErrorType.ERROR, text, retryable=reason in ("stop", "tool_call"))
-    usage = _usage(call, answer)
+        raise EmptyAnswer(text, usage, retryable=reason in ("stop", "tool_call"))
     if reason == "length" or reason == "content_filter":
         return Finished(reason, usage, answer.provider_response)
     return Finished("tool_calls" if answer.arguments else "stop", usage, answer.provider_response)

@@ -179,6 +179,14 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finished | AttemptFailed
 
 
+class EmptyAnswer(ModelError):
+    """The model has answered without a word."""
+
+    def __init__(self, detail: str, usage: Usage, *, retryable: bool) -> None:
+        super().__init__(ModelErrorType.ERROR, detail, retryable=retryable)
+        self.usage = usage
+
+
 class ModelProvider(Protocol):
     """One way to call models. Implementations: over plain HTTP, over pydantic-ai, and the built-in one, which needs no
     network."""
@@ -346,15 +354,17 @@ async def stream_with_retries(
     provider: ModelProvider, call: ModelCall, policy: RetryPolicy
 ) -> AsyncGenerator[ModelEvent]:
     """Yields the answer to `call`. Retries according to the policy what fails before its first event, and continues
-    what breaks off later, as one answer. Raises `ModelError`."""
-    begun: _BegunText | None = None
+    what breaks off later, as one answer. Its usage includes that of empty answers before it. Raises `ModelError`."""
+    begun, spent = None, Usage()
     for number in count(1):
         attempt = _Attempt(provider, call, begun)
         async with aclosing(attempt.events()) as events:
             async for event in events:
-                yield event
+                yield replace(event, usage=spent.plus(event.usage)) if isinstance(event, Finished) else event
         if attempt.failure is None:
             return
+        if isinstance(empty := attempt.failure.__cause__, EmptyAnswer):  # inside the error that names the server
+            spent = spent.plus(empty.usage)
         begun = attempt.begun()
         goes_on = begun is not None or not attempt.seen
         wait = policy.wait_before(number, attempt.failure) if goes_on else None
