@@ -178,6 +178,9 @@ class AnswerReader(StreamReader):
         await super()._after(refusal)
 
     def _take(self, frame: bytes) -> None:
+        if self._ended:
+            # The rest of another run's answer.
+            return
         data = frame.rpartition(b"data: ")[2]
         chunk: Any = "[DONE]" if data == b"[DONE]" else json_of(frame)
         if chunk != "[DONE]" and chunk["type"] == "start" and not self._is_ours(chunk):
@@ -208,8 +211,12 @@ class AnswerReader(StreamReader):
 
     def _end(self) -> None:
         self._ended = True
-        if self.record is not None:
-            self._ledger.page(self.record, "ai-sdk").shown.append(self.view.message)
+        if self.record is None:
+            return
+        if "id" not in self.view.message:
+            self._broken(Column.PAGES, f"AI SDK: an answer ended without its start: {self.view.error}")
+            return
+        self._ledger.page(self.record, "ai-sdk").shown.append(self.view.message)
 
     def _closed_early(self) -> None:
         if self.record is not None and self.view.chunks:
