@@ -231,6 +231,7 @@ async def test_a_worker_wrote_five_lines_a_second_while_redis_was_away(
         async with serving(make_worker(private_redis.client(), runs)):
             for outage in (1, 2):
                 await private_redis.kill()
+                await wait_until(lambda said=outage: count("queue_unreachable") >= said, description="the line")
                 tries = count("listener_disconnected") + 3  # one a second, so the queue was asked ten times
                 await wait_until(lambda tries=tries: count("listener_disconnected") >= tries, description="tries")
                 assert count("queue_unreachable") == outage
