@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from api.ag_ui.service import AgUiService
 from api.ai_sdk.chats import UiChats
-from api.base_tools import BaseToolSeeder
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
@@ -36,7 +35,7 @@ from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor
-from shared.sql.definitions.tools import ToolStore
+from shared.sql.definitions.tools import BaseToolSeeder, ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore

@@ -14,7 +14,6 @@ from api.ag_ui.service import AgUiService
 from api.agent_answers import AgentAnswers, MessageAnswers
 from api.ai_sdk.chats import UiChats
 from api.approvals import ApprovalDecisions
-from api.base_tools import BaseToolSeeder
 from api.callbacks.endpoints import WebhookEndpoints
 from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
@@ -59,7 +58,7 @@ from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.imported_agents import BroughtAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore, McpSignInStore
-from shared.sql.definitions.tools import ToolStore
+from shared.sql.definitions.tools import BaseToolSeeder, ToolStore
 from shared.sql.engine import Database
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore

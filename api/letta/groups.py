@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.base_tools import BaseToolSeeder
 from api.errors import Refused
 from api.input_limits import Description
 from shared.concurrency import Clock
@@ -31,7 +30,7 @@ from shared.domain.groups import (
 from shared.domain.ids import UUID4_PATTERN, AgentId, IdMaker, ProjectId, ToolId
 from shared.domain.tool_catalog import base_tool_rules, default_base_tools
 from shared.sql.definitions.agent_changes import MakeSleeper
-from shared.sql.definitions.tools import ToolStore
+from shared.sql.definitions.tools import BaseToolSeeder, ToolStore
 
 ManagerType = Literal["round_robin", "supervisor", "dynamic", "sleeptime", "voice_sleeptime", "swarm"]
 

@@ -12,7 +12,6 @@ from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.access.authentication import Access
-from api.base_tools import BaseToolSeeder
 from api.dependencies import AgentIdPath, ProjectDep, served
 from api.direct_route import LateRoute
 from api.errors import Refused
@@ -38,6 +37,7 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.imported_agents import BroughtAgentStore, ImportedAgents, ImportReport
+from shared.sql.definitions.tools import BaseToolSeeder
 from shared.sql.history.messages import MessageStore
 
 AccessDep = Annotated[Access, served(Access)]

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from api.access.callers import may_see_instructions, may_see_secrets
 from api.agent_answers import AgentAnswers
-from api.base_tools import BaseToolSeeder
 from api.dependencies import (
     AgentIdPath,
     BlockIdPath,
@@ -49,7 +48,7 @@ from shared.sql.archival.passages import PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
-from shared.sql.definitions.tools import ToolFilter, ToolStore
+from shared.sql.definitions.tools import BaseToolSeeder, ToolFilter, ToolStore
 from shared.sql.history.messages import MessageStore
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]

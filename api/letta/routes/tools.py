@@ -7,7 +7,6 @@ from fastapi import APIRouter, Depends
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.base_tools import BaseToolSeeder
 from api.dependencies import NewestFirst, ProjectDep, Texts, ToolIdPath, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
@@ -29,7 +28,7 @@ from shared.domain.ids import IdMaker
 from shared.domain.tools import TYPESCRIPT, Tool
 from shared.packages.environments import PackageEnvironments
 from shared.process.settings import Settings
-from shared.sql.definitions.tools import ToolFilter, ToolStore
+from shared.sql.definitions.tools import BaseToolSeeder, ToolFilter, ToolStore
 from shared.sql.paging import Page
 
 BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
