@@ -87,7 +87,7 @@ SHAPES_NOTHING: Mapping[str, str] = {
 """Fields that have an effect on Letta's server and none on this one, each with the reason."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
-_MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
+_MAY_BE_EMPTIED = ("approval_expires_s", "on_approval_expiry")
 
 
 class AgentFields(BaseModel):
@@ -165,7 +165,7 @@ class AgentFields(BaseModel):
 
     def kept(self, before: dict[str, Any]) -> dict[str, Any]:
         """The fields that the server only stores and returns, after the request."""
-        given = {name: getattr(self, name) for name in KEPT if name in self.model_fields_set}
+        given = {name: value for name in KEPT if (value := getattr(self, name)) is not None}
         if self.compaction_settings is not None:
             given[COMPACTION] = changed_settings(before.get(COMPACTION), self.compaction_settings)
         if self.model_settings is not None and self.model_settings.model_extra:
@@ -184,7 +184,7 @@ class AgentFields(BaseModel):
             "template": self.template,
         }
         earlier = before.get(NOTED, ())
-        return [name for name in SHAPES_NOTHING if (said[name] if name in self.model_fields_set else name in earlier)]
+        return [name for name in SHAPES_NOTHING if (name in earlier if said[name] is None else said[name])]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
         """The agent after the request. A field stays if the request omits it, or sets it to null where null is not

@@ -64,15 +64,19 @@ class ConversationCreate(ConversationFields):
     hidden: bool = False
 
 
+_OVERRIDES = ("model", "model_settings", "context_window_limit")
+
+
 class ConversationUpdate(ConversationFields):
-    """The changes to a conversation. An omitted field stays; null empties it."""
+    """The changes to a conversation. A field that is omitted or null stays; null ends an override."""
 
     archived: bool | None = None
     last_message_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
 
     def apply(self, conversation: Conversation, now: datetime) -> Conversation:
         """The conversation after the change."""
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "archived"}
+        said = {name: getattr(self, name) for name in self.model_fields_set if name != "archived"}
+        given = {name: value for name, value in said.items() if value is not None or name in _OVERRIDES}
         if self.archived is not None:
             given["archived_at"] = (conversation.archived_at or now) if self.archived else None
         return replace(conversation, **given)

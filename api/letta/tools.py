@@ -139,7 +139,7 @@ _AS_IS = (
     "approval_expires_s",
     "on_approval_expiry",
 )
-_MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_requirements", "approval_expires_s")
+_MAY_BE_EMPTIED = ("approval_expires_s",)
 
 
 def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
@@ -236,12 +236,12 @@ class ToolFields(BaseModel):
             changes["limits"] = None if self.limits is None else ToolLimits(**self.limits.model_dump())
         if self.metadata is not None:
             changes["metadata"] = self.metadata
-        if "pip_requirements" in self.model_fields_set:
+        if self.pip_requirements is not None:
             changes["packages"] = packages
         return replace(tool, **changes)
 
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
-        if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
+        if source_code is None and not (self.json_schema or self.args_json_schema or self.description):
             return tool
         if source_code is None and is_base_tool(tool):
             raise InvalidRequest(f"{tool.name!r} comes with the server: to change it, make a tool of its name (PUT)")
