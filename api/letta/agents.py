@@ -177,14 +177,10 @@ class AgentFields(BaseModel):
         return before | given
 
     def _noted(self, before: Mapping[str, Any]) -> list[str]:
-        said: dict[str, object] = {
-            "folder_ids": self.folder_ids,
-            "from_template": self.from_template,
-            "source_ids": self.source_ids,
-            "template": self.template,
-        }
-        earlier = before.get(NOTED, ())
-        return [name for name in SHAPES_NOTHING if (name in earlier if said[name] is None else said[name])]
+        said = (self.folder_ids, self.from_template, self.source_ids, self.template)
+        given, earlier = self.model_fields_set, before.get(NOTED, ())
+        named = zip(SHAPES_NOTHING, said, strict=True)
+        return [name for name, value in named if (value if name in given else name in earlier)]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
         """The agent after the request. A field stays if the request omits it, or sets it to null where null is not

@@ -28,16 +28,15 @@ async def test_a_null_emptied_what_an_agent_had(database: Database) -> None:
         "identity_ids": ["identity-1"],
     }
     async with api_client(database) as http:
-        made = (await http.post("/v1/agents", json={"model": "builtin/echo", "folder_ids": ["f"], **kept})).json()
+        made = (await http.post("/v1/agents", json={"model": "builtin/echo", **kept})).json()
         path = f"/v1/agents/{made['id']}"
 
-        changed = (await http.patch(path, json={"name": "new", "folder_ids": None, **dict.fromkeys(kept)})).json()
+        changed = (await http.patch(path, json={"name": "new", **dict.fromkeys(kept)})).json()
 
         assert changed["name"] == "new"
         assert {name: changed[name] for name in kept} == {name: made[name] for name in kept}
-        assert changed["not_acted_on"] == made["not_acted_on"] != []
-        emptied = (await http.patch(path, json={"description": "", "metadata": {}, "folder_ids": []})).json()
-        assert (emptied["description"], emptied["metadata"], emptied["not_acted_on"]) == ("", {}, [])
+        emptied = (await http.patch(path, json={"description": "", "metadata": {}})).json()
+        assert (emptied["description"], emptied["metadata"]) == ("", {})
 
 
 async def test_a_null_took_a_tools_approval_away(database: Database) -> None:

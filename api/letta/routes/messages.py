@@ -11,8 +11,8 @@ from api.agent_answers import AgentAnswers, MessageAnswers, types_for
 from api.dependencies import (
     AgentIdPath,
     CallerDep,
-    HundredNewestFirst,
     MessageTypes,
+    NewestMessages,
     ProjectDep,
     SubmissionHeadersDep,
     served,
@@ -162,7 +162,7 @@ async def list_messages(
     message_answers: MessageAnswersDep,
     threads: AgentThreadsDep,
     project_id: ProjectDep,
-    page: HundredNewestFirst,
+    page: NewestMessages,
     types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
@@ -212,7 +212,7 @@ async def reset_messages(
 async def list_messages_of_project(
     message_answers: MessageAnswersDep,
     project_id: ProjectDep,
-    page: HundredNewestFirst,
+    page: NewestMessages,
     types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
