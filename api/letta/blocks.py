@@ -65,8 +65,7 @@ class BlockUpdate(BaseModel):
 
     def apply(self, block: Block) -> Block:
         """The block after the change. Raises `BlockTooLong` if the value exceeds its limit."""
-        given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
-        changed = replace(block, **given)
+        changed = replace(block, **self.model_dump(exclude_none=True))
         if len(changed.value) > changed.limit:
             raise BlockTooLong(
                 f"value: {len(changed.value)} characters are more than the block's limit of {changed.limit}"

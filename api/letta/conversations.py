@@ -64,9 +64,6 @@ class ConversationCreate(ConversationFields):
     hidden: bool = False
 
 
-_OVERRIDES = ("model", "model_settings", "context_window_limit")
-
-
 class ConversationUpdate(ConversationFields):
     """The changes to a conversation. A field that is omitted or null stays; null ends an override."""
 
@@ -76,7 +73,8 @@ class ConversationUpdate(ConversationFields):
     def apply(self, conversation: Conversation, now: datetime) -> Conversation:
         """The conversation after the change."""
         said = {name: getattr(self, name) for name in self.model_fields_set if name != "archived"}
-        given = {name: value for name, value in said.items() if value is not None or name in _OVERRIDES}
+        overrides = ("model", "model_settings", "context_window_limit")
+        given = {name: value for name, value in said.items() if value is not None or name in overrides}
         if self.archived is not None:
             given["archived_at"] = (conversation.archived_at or now) if self.archived else None
         return replace(conversation, **given)

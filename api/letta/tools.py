@@ -139,7 +139,6 @@ _AS_IS = (
     "approval_expires_s",
     "on_approval_expiry",
 )
-_MAY_BE_EMPTIED = ("approval_expires_s",)
 
 
 def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +227,7 @@ class ToolFields(BaseModel):
         changes: dict[str, Any] = {
             name: getattr(self, name)
             for name in _AS_IS
-            if name in self.model_fields_set and (getattr(self, name) is not None or name in _MAY_BE_EMPTIED)
+            if name in self.model_fields_set and (getattr(self, name) is not None or name == "approval_expires_s")
         }
         if "idempotent" in (self.tags or ()):
             changes.setdefault("idempotent", True)

@@ -214,6 +214,12 @@ class CancelService:
         active = await self.listing.active_of_agent(project_id, agent_id, thread_id)
         await self._cancel_all(active, Cancel(reason=DELETED))
 
+    async def cancel_before_reset(self, project_id: ProjectId, agent_id: AgentId) -> None:
+        """Cancels the runs of an agent's own thread that wait for approval: clients see them as completed."""
+        active = await self.listing.active_of_agent(project_id, agent_id, ThreadId(agent_id))
+        parked = [run for run in active if run.status is RunStatus.AWAITING_APPROVAL]
+        await self._cancel_all(parked, Cancel(reason="its history was reset"))
+
     async def cancel_one(self, project_id: ProjectId, run_id: RunId, cancel: Cancel) -> Run:
         """Cancels one run, and returns it as it is then. Raises `NotFound`."""
         return await self._ask(await self.runs.get(project_id, run_id), cancel)

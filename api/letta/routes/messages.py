@@ -200,10 +200,12 @@ async def reset_messages(
     editor: AgentEditorDep,
     message_store: MessageStoreDep,
     agent_answers: AgentAnswersDep,
+    cancels: CancelServiceDep,
     caller: CallerDep,
 ) -> dict[str, Any]:
-    """Empties the agent's context, except for its system message."""
+    """Empties the agent's context, except for its system message. Cancels what waits for approval in it first."""
     agent = await editor.get(caller.project_id, agent_id)
+    await cancels.cancel_before_reset(caller.project_id, agent.id)
     await message_store.reset(caller.project_id, ThreadId(agent.id))
     return await agent_answers.one(agent, caller=caller)
 
