@@ -196,7 +196,7 @@ class AnswerService:
         """The stream for a request to resume. Raises `InvalidRequest` if `Last-Event-ID` is no number."""
         wanted = run.options.shown_types
         options = FrameOptions(
-            pings=request.include_pings,
+            pings=request.include_pings is not False,
             status_events=status_events or request.include_status_events,
             message_types=None if wanted is None else frozenset(wanted),
             times=request.include_event_times,
