@@ -87,7 +87,6 @@ SHAPES_NOTHING: Mapping[str, str] = {
 """Fields that have an effect on Letta's server and none on this one, each with the reason."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
-_MAY_BE_EMPTIED = ("approval_expires_s", "on_approval_expiry")
 
 
 class AgentFields(BaseModel):
@@ -144,9 +143,9 @@ class AgentFields(BaseModel):
         self.handle()
         return self
 
-    def handle(self) -> str | None:
-        """The model that the request names, in whichever field."""
-        return self.model or (self.llm_config.full_handle() if self.llm_config else None)
+    def handle(self, shown: str | None = None) -> str | None:
+        """The model that the request names, in whichever field. `shown`: the agent's model that the client has seen."""
+        return self.model or (self.llm_config.full_handle(shown) if self.llm_config else None)
 
     def options(self, before: ModelOptions, shown_for: str) -> ModelOptions:
         """The model's options after the request. `shown_for` is the model whose settings the client has seen."""
@@ -188,11 +187,8 @@ class AgentFields(BaseModel):
 
         `sees_secrets`: whether the client may see the values of the agent's secrets (`changed_secrets`).
         """
-        changes: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _PLAIN
-            if name in self.model_fields_set and (getattr(self, name) is not None or name in _MAY_BE_EMPTIED)
-        }
+        changes: dict[str, Any] = dict.fromkeys(self.model_fields_set & {"approval_expires_s", "on_approval_expiry"})
+        changes |= {name: value for name in _PLAIN if (value := getattr(self, name)) is not None}
         if self.tool_ids is not None:
             changes["tool_ids"] = [ToolId(tool_id) for tool_id in dict.fromkeys(self.tool_ids)]
         if self.block_ids is not None:
@@ -204,7 +200,7 @@ class AgentFields(BaseModel):
         extra = self.kept(agent.extra)
         changed = replace(
             agent,
-            model=self.handle() or agent.model,
+            model=self.handle(agent.model if isinstance(self, AgentUpdate) else None) or agent.model,
             embedding=embedding or agent.embedding,
             options=self.options(agent.options, agent.model),
             window=window_rules_of(extra),

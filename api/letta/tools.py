@@ -224,11 +224,8 @@ class ToolFields(BaseModel):
                     "source_type: a tool changes its language together with its source_code", field="source_type"
                 )
             tool = replace(tool, source_type=self.source_type)
-        changes: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _AS_IS
-            if name in self.model_fields_set and (getattr(self, name) is not None or name == "approval_expires_s")
-        }
+        changes: dict[str, Any] = dict.fromkeys(self.model_fields_set & {"approval_expires_s"})
+        changes |= {name: value for name in _AS_IS if (value := getattr(self, name)) is not None}
         if "idempotent" in (self.tags or ()):
             changes.setdefault("idempotent", True)
         if "limits" in self.model_fields_set:
