@@ -34,7 +34,7 @@ from shared.domain.ids import (
     is_id,
 )
 from shared.domain.runs import PRIORITIES
-from shared.sql.paging import Page
+from shared.sql.paging import MOST_ROWS, Page
 
 
 @cache
@@ -150,11 +150,12 @@ async def starting_after_of(
 
 StartingAfterDep = Annotated[int | None, Depends(starting_after_of)]
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
+MOST_MESSAGES = 10_000
+Limit = Annotated[int, Query(ge=1, le=MOST_MESSAGES)]
 Order = Literal["asc", "desc"]
 
 
-def _page_of(default_limit: int, default_order: Order) -> Callable[..., Awaitable[Page]]:
+def _page_of(default_limit: int, default_order: Order, most: int = MOST_ROWS) -> Callable[..., Awaitable[Page]]:
     async def page(
         limit: Limit = default_limit,
         after: str | None = None,
@@ -163,16 +164,18 @@ def _page_of(default_limit: int, default_order: Order) -> Callable[..., Awaitabl
         ascending: bool | None = None,
     ) -> Page:
         upwards = order == "asc" if ascending is None else ascending
-        return Page(limit=limit, after=after or None, before=before or None, ascending=upwards)
+        whole = limit > most
+        return Page(min(limit, most + 1), after or None, before or None, ascending=upwards, is_whole=whole)
 
     return page
 
 
-TenNewestFirst = Annotated[Page, Depends(_page_of(10, "desc"))]
+TenNewestMessages = Annotated[Page, Depends(_page_of(10, "desc", MOST_MESSAGES))]
 NewestFirst = Annotated[Page, Depends(_page_of(50, "desc"))]
 OldestFirst = Annotated[Page, Depends(_page_of(50, "asc"))]
-HundredOldestFirst = Annotated[Page, Depends(_page_of(100, "asc"))]
 HundredNewestFirst = Annotated[Page, Depends(_page_of(100, "desc"))]
+OldestMessages = Annotated[Page, Depends(_page_of(100, "asc", MOST_MESSAGES))]
+NewestMessages = Annotated[Page, Depends(_page_of(100, "desc", MOST_MESSAGES))]
 
 _AskedTypes = Annotated[list[MessageType] | None, Query(alias="include_return_message_types")]
 

@@ -24,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.request_log import StreamFigures
 from shared.concurrency import LONG_DATA
+from shared.sql.paging import Page, refuse_part
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -334,6 +335,8 @@ def with_long_answers(endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., 
     @wraps(endpoint)
     async def answered(**values: Any) -> Any:
         value = await endpoint(**values)
+        if isinstance(page := values.get("page"), Page) and page.is_whole:
+            refuse_part(value)
         if isinstance(value, Response) or not is_long(value):
             return value
         answer = await json_answer(value)

@@ -87,7 +87,6 @@ SHAPES_NOTHING: Mapping[str, str] = {
 """Fields that have an effect on Letta's server and none on this one, each with the reason."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
-_MAY_BE_EMPTIED = ("description", "metadata", "approval_expires_s", "on_approval_expiry")
 
 
 class AgentFields(BaseModel):
@@ -144,9 +143,9 @@ class AgentFields(BaseModel):
         self.handle()
         return self
 
-    def handle(self) -> str | None:
-        """The model that the request names, in whichever field."""
-        return self.model or (self.llm_config.full_handle() if self.llm_config else None)
+    def handle(self, shown: str | None = None) -> str | None:
+        """The model that the request names, in whichever field. `shown`: the agent's model that the client has seen."""
+        return self.model or (self.llm_config.full_handle(shown) if self.llm_config else None)
 
     def options(self, before: ModelOptions, shown_for: str) -> ModelOptions:
         """The model's options after the request. `shown_for` is the model whose settings the client has seen."""
@@ -165,7 +164,7 @@ class AgentFields(BaseModel):
 
     def kept(self, before: dict[str, Any]) -> dict[str, Any]:
         """The fields that the server only stores and returns, after the request."""
-        given = {name: getattr(self, name) for name in KEPT if name in self.model_fields_set}
+        given = {name: value for name in KEPT if (value := getattr(self, name)) is not None}
         if self.compaction_settings is not None:
             given[COMPACTION] = changed_settings(before.get(COMPACTION), self.compaction_settings)
         if self.model_settings is not None and self.model_settings.model_extra:
@@ -177,14 +176,10 @@ class AgentFields(BaseModel):
         return before | given
 
     def _noted(self, before: Mapping[str, Any]) -> list[str]:
-        said: dict[str, object] = {
-            "folder_ids": self.folder_ids,
-            "from_template": self.from_template,
-            "source_ids": self.source_ids,
-            "template": self.template,
-        }
-        earlier = before.get(NOTED, ())
-        return [name for name in SHAPES_NOTHING if (said[name] if name in self.model_fields_set else name in earlier)]
+        said = (self.folder_ids, self.from_template, self.source_ids, self.template)
+        given, earlier = self.model_fields_set, before.get(NOTED, ())
+        named = zip(SHAPES_NOTHING, said, strict=True)
+        return [name for name, value in named if (value if name in given else name in earlier)]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
         """The agent after the request. A field stays if the request omits it, or sets it to null where null is not
@@ -192,11 +187,8 @@ class AgentFields(BaseModel):
 
         `sees_secrets`: whether the client may see the values of the agent's secrets (`changed_secrets`).
         """
-        changes: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _PLAIN
-            if name in self.model_fields_set and (getattr(self, name) is not None or name in _MAY_BE_EMPTIED)
-        }
+        changes: dict[str, Any] = dict.fromkeys(self.model_fields_set & {"approval_expires_s", "on_approval_expiry"})
+        changes |= {name: value for name in _PLAIN if (value := getattr(self, name)) is not None}
         if self.tool_ids is not None:
             changes["tool_ids"] = [ToolId(tool_id) for tool_id in dict.fromkeys(self.tool_ids)]
         if self.block_ids is not None:
@@ -208,7 +200,7 @@ class AgentFields(BaseModel):
         extra = self.kept(agent.extra)
         changed = replace(
             agent,
-            model=self.handle() or agent.model,
+            model=self.handle(agent.model if isinstance(self, AgentUpdate) else None) or agent.model,
             embedding=embedding or agent.embedding,
             options=self.options(agent.options, agent.model),
             window=window_rules_of(extra),

@@ -51,7 +51,7 @@ def filled_in(block: BlockCreate, variables: Mapping[str, str]) -> BlockCreate:
 
 
 class BlockUpdate(BaseModel):
-    """The changes to a block. A field that is omitted or null stays; only a description may be null."""
+    """The changes to a block. A field that is omitted or null stays."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -65,10 +65,7 @@ class BlockUpdate(BaseModel):
 
     def apply(self, block: Block) -> Block:
         """The block after the change. Raises `BlockTooLong` if the value exceeds its limit."""
-        given = {name: value for name, value in self.model_dump(exclude_unset=True).items() if value is not None}
-        if "description" in self.model_fields_set:
-            given["description"] = self.description
-        changed = replace(block, **given)
+        changed = replace(block, **self.model_dump(exclude_none=True))
         if len(changed.value) > changed.limit:
             raise BlockTooLong(
                 f"value: {len(changed.value)} characters are more than the block's limit of {changed.limit}"

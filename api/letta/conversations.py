@@ -65,14 +65,16 @@ class ConversationCreate(ConversationFields):
 
 
 class ConversationUpdate(ConversationFields):
-    """The changes to a conversation. An omitted field stays; null empties it."""
+    """The changes to a conversation. A field that is omitted or null stays; null ends an override."""
 
     archived: bool | None = None
     last_message_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
 
     def apply(self, conversation: Conversation, now: datetime) -> Conversation:
         """The conversation after the change."""
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "archived"}
+        said = {name: getattr(self, name) for name in self.model_fields_set if name != "archived"}
+        overrides = ("model", "model_settings", "context_window_limit")
+        given = {name: value for name, value in said.items() if value is not None or name in overrides}
         if self.archived is not None:
             given["archived_at"] = (conversation.archived_at or now) if self.archived else None
         return replace(conversation, **given)
@@ -194,7 +196,7 @@ class AnswerService:
         """The stream for a request to resume. Raises `InvalidRequest` if `Last-Event-ID` is no number."""
         wanted = run.options.shown_types
         options = FrameOptions(
-            pings=request.include_pings,
+            pings=request.include_pings is not False,
             status_events=status_events or request.include_status_events,
             message_types=None if wanted is None else frozenset(wanted),
             times=request.include_event_times,

@@ -66,10 +66,16 @@ class LlmConfigFields(BaseModel):
     response_format: Settings | None = None
     verbosity: Verbosity | None = None
 
-    def full_handle(self) -> str | None:
-        """The model that the config names. Raises `ValueError` if its endpoint type is not a known provider."""
+    def full_handle(self, shown: str | None = None) -> str | None:
+        """The model that the config names. Clients change the `model` of a config that they were shown, and leave its
+        handle as it was, `shown`: then the name counts. Raises `ValueError` if the endpoint type is no provider."""
         if self.handle is None and self.model is not None and self.model_endpoint_type is not None:
             return _known_handle(f"{self.model_endpoint_type}/{self.model}")
+        provider, _, name = (self.handle or "").partition("/")
+        if self.handle == shown and self.model and self.model != name and provider in PROVIDERS:
+            named = self.model_endpoint_type
+            is_moved = named in PROVIDERS and named != PROVIDERS[provider].wire_type
+            return f"{named if is_moved else provider}/{self.model}"
         return self.handle
 
     def options(self) -> dict[str, Any]:

@@ -413,7 +413,7 @@ class StreamRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     starting_after: Annotated[int, BeforeValidator(_no_boolean), Field(ge=0, le=MAX_SEQ)] | None = None
-    include_pings: bool = True
+    include_pings: bool | None = True
     include_status_events: bool = False
     include_event_times: Annotated[
         bool, Field(description="Each frame has `at_ms`, when it was written, in Unix ms. `date` has whole seconds.")

@@ -139,7 +139,6 @@ _AS_IS = (
     "approval_expires_s",
     "on_approval_expiry",
 )
-_MAY_BE_EMPTIED = ("default_requires_approval", "pip_requirements", "npm_requirements", "approval_expires_s")
 
 
 def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
@@ -225,23 +224,20 @@ class ToolFields(BaseModel):
                     "source_type: a tool changes its language together with its source_code", field="source_type"
                 )
             tool = replace(tool, source_type=self.source_type)
-        changes: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _AS_IS
-            if name in self.model_fields_set and (getattr(self, name) is not None or name in _MAY_BE_EMPTIED)
-        }
+        changes: dict[str, Any] = dict.fromkeys(self.model_fields_set & {"approval_expires_s"})
+        changes |= {name: value for name in _AS_IS if (value := getattr(self, name)) is not None}
         if "idempotent" in (self.tags or ()):
             changes.setdefault("idempotent", True)
         if "limits" in self.model_fields_set:
             changes["limits"] = None if self.limits is None else ToolLimits(**self.limits.model_dump())
         if self.metadata is not None:
             changes["metadata"] = self.metadata
-        if "pip_requirements" in self.model_fields_set:
+        if self.pip_requirements is not None:
             changes["packages"] = packages
         return replace(tool, **changes)
 
     def _with_schema(self, tool: Tool, source_code: str | None) -> Tool:
-        if source_code is None and not {"json_schema", "args_json_schema", "description"} & self.model_fields_set:
+        if source_code is None and not (self.json_schema or self.args_json_schema or self.description):
             return tool
         if source_code is None and is_base_tool(tool):
             raise InvalidRequest(f"{tool.name!r} comes with the server: to change it, make a tool of its name (PUT)")

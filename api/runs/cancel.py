@@ -151,8 +151,6 @@ CANCELS_AT_ONCE = 50
 ACTOR = "api"
 """The actor of a cancel; an API key does not identify a person."""
 
-DELETED = "its history was deleted"
-
 TOO_LATE = timedelta(seconds=5)
 """A cancel that names no run means the run on its caller's screen. If that run's stream ended so recently, the answer
 reports its end."""
@@ -212,7 +210,13 @@ class CancelService:
         """Cancels all runs of an agent, or of one of its threads, that are about to be deleted: else a model or a tool
         would go on with a run that is not there any more."""
         active = await self.listing.active_of_agent(project_id, agent_id, thread_id)
-        await self._cancel_all(active, Cancel(reason=DELETED))
+        await self._cancel_all(active, Cancel(reason="its history was deleted"))
+
+    async def cancel_before_reset(self, project_id: ProjectId, agent_id: AgentId) -> None:
+        """Cancels the runs of an agent's own thread that wait for approval: clients see them as completed."""
+        active = await self.listing.active_of_agent(project_id, agent_id, ThreadId(agent_id))
+        parked = [run for run in active if run.status is RunStatus.AWAITING_APPROVAL]
+        await self._cancel_all(parked, Cancel(reason="its history was reset"))
 
     async def cancel_one(self, project_id: ProjectId, run_id: RunId, cancel: Cancel) -> Run:
         """Cancels one run, and returns it as it is then. Raises `NotFound`."""

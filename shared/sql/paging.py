@@ -7,10 +7,14 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
+from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from shared.sql.connection import Connection
 from shared.sql.portable import JsonOf, OwnedBy
 from shared.sql.tables import deleted_rows
+
+MOST_ROWS = 1000
+"""The most rows of one page, but for messages."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -21,6 +25,15 @@ class Page(msgspec.Struct, frozen=True):
     after: str | None = None
     before: str | None = None
     ascending: bool = False
+    is_whole: bool = False
+    """Whether the client wants more than `MOST_ROWS`: the whole list. `limit` is then one row more than those."""
+
+
+def refuse_part(rows: Sequence[object]) -> None:
+    """Raises `InvalidRequest` if these are only a part of a list, for a client that takes them for the whole list."""
+    if len(rows) > MOST_ROWS:
+        said = f"limit: the list has more rows than a page, {MOST_ROWS}: ask for that many, and for more with `after`"
+        raise InvalidRequest(said, field="query.limit")
 
 
 async def rows_of_page(

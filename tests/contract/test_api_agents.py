@@ -172,6 +172,25 @@ async def test_llm_config_showed_no_limit_of_answers_where_model_settings_did(ht
     assert file["agents"][0]["llm_config"]["max_tokens"] is None, "another server may know of another limit"
 
 
+async def test_a_model_that_was_changed_in_llm_config_alone_was_not_taken(http: httpx.AsyncClient) -> None:
+    """The config that is sent back has the handle of the model before."""
+    agent = (await http.post("/v1/agents/", json={"model": "openai/gpt-5"})).json()
+    config, path = agent["llm_config"], f"/v1/agents/{agent['id']}"
+
+    moved = (await http.patch(path, json={"llm_config": {**config, "model": "gpt-4.1"}})).json()
+
+    assert (moved["model"], moved["llm_config"]["model"]) == ("openai/gpt-4.1", "gpt-4.1")
+    assert moved["llm_config"]["context_window"] != config["context_window"], "the window is the new model's"
+    other = {"model": "claude-3-5-haiku-20241022", "model_endpoint_type": "anthropic"}
+    elsewhere = (await http.patch(path, json={"llm_config": {**moved["llm_config"], **other}})).json()
+    assert elsewhere["model"] == "anthropic/claude-3-5-haiku-20241022"
+    for kept in ({**elsewhere["llm_config"], "temperature": 0.5}, {**config, "handle": "openai/gpt-4.1"}):
+        same = (await http.patch(path, json={"llm_config": kept})).json()
+        assert same["model"] == kept["handle"]
+    copy = {**config, "model": "another"}
+    assert (await http.post("/v1/agents/", json={"llm_config": copy})).json()["model"] == "openai/gpt-5"
+
+
 async def test_a_setting_for_a_new_model_was_lost_when_the_old_one_had_shown_the_same(http: httpx.AsyncClient) -> None:
     """`minimal` is shown of a model that cannot reason, and is a choice for one that can."""
     agent = (await http.post("/v1/agents/", json={"model": "openai/gpt-4o-mini"})).json()

@@ -113,6 +113,9 @@ async def test_filters_of_agents_were_ignored(client: AsyncLetta, http: httpx.As
     assert await listed(identity_id="identity-1") == await listed(template_id="template-1") == [mine]
     assert len(await listed(base_template_id="base-1")) == 1
     assert await listed(identity_id="identity-2") == []
+    # A program that looks for a user's agent by the user's key got the agents of all users, and took the first one.
+    assert await listed(identifier_keys=["ada"]) == []
+    assert (await client.get("/v1/agents/count", cast_to=int, options={"params": {"identifier_keys": "ada"}})) == 0
     assert hidden not in await listed()
     assert hidden in await listed(show_hidden_agents=True)
     assert (await http.get("/v1/agents/count")).json() == len(await listed()) == 2

@@ -145,10 +145,38 @@ async def test_a_history_that_waits_for_a_person_is_not_compacted(product: Produ
 
     with pytest.raises(ConflictError, match="PENDING_APPROVAL"):
         await product.client.agents.messages.compact(agent.id)
-    reset = await product.http.patch(f"/v1/agents/{agent.id}/reset-messages", json={})
 
-    assert reset.status_code == 409
     assert await context_of(product, agent.id) == before
+
+
+async def test_an_agent_that_waited_for_a_person_could_not_be_reset(product: Product) -> None:
+    tool = await product.tool(ROLL_DICE, default_requires_approval=True)
+    agent = await product.agent(tools=[tool])
+    product.models.call("roll_dice", num_sides=6)
+    await talk(product, agent.id, "roll")
+    [run] = (await product.client.runs.list(agent_id=agent.id)).items
+    assert run.status == "completed"
+
+    await product.client.agents.messages.reset(agent.id)
+
+    assert (await product.client.runs.retrieve(run.id)).status == "cancelled"
+    assert len(await context_of(product, agent.id)) == 1
+    product.models.say("Hello again.")
+    await talk(product, agent.id, "hello")
+    assert broken_rules(product.models.requests[-1]) == []
+
+
+async def test_a_history_is_not_reset_under_a_run_at_work(product: Product) -> None:
+    agent = await product.agent()
+    product.models.say("one two three four", silent_after=2)
+    run = await product.client.agents.messages.create_async(agent.id, input="count")
+    await wait_until(lambda: len(product.models.requests) == 1, description="the model to be asked")
+
+    with pytest.raises(ConflictError, match=run.id):
+        await product.client.agents.messages.reset(agent.id)
+
+    assert (await product.client.runs.retrieve(run.id)).status == "running"
+    await product.client.agents.messages.cancel(agent.id)
 
 
 async def test_a_decision_may_be_repeated_after_a_compaction(product: Product) -> None:

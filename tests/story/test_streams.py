@@ -63,3 +63,17 @@ async def test_a_cancel_with_nothing_to_cancel_is_refused(product: Product) -> N
 
     with pytest.raises(ConflictError, match="No active runs"):
         await product.client.agents.messages.cancel(agent.id)
+
+
+async def test_a_resumed_stream_refused_the_nulls_that_the_sdk_allows(product: Product) -> None:
+    agent = await product.agent(model="builtin/echo")
+    talk = await product.client.conversations.create(agent_id=agent.id)
+    nulls: Any = dict.fromkeys(("agent_id", "batch_size", "include_pings", "otid", "poll_interval", "starting_after"))
+    stream: Any = await product.client.conversations.messages.create(talk.id, input="Hello")
+    shown = [chunk async for chunk in stream]
+
+    again: Any = await product.client.runs.messages.stream(shown[0].run_id, **nulls)
+    newest: Any = await product.client.conversations.messages.stream(talk.id, **nulls, run_id=None)
+
+    assert shown[0].message_type == "ping"
+    assert [chunk async for chunk in again] == [chunk async for chunk in newest] == shown

@@ -100,11 +100,13 @@ async def _agent_filter(
     match_all_tags: bool = False,
     last_stop_reason: str | None = None,
     identity_id: str | None = None,
+    identifier_keys: Texts = None,
     template_id: str | None = None,
     base_template_id: str | None = None,
     show_hidden_agents: bool = False,
 ) -> AgentFilter:
     return AgentFilter(
+        ids=() if identifier_keys else None,  # there are no identities, so no agent is of one
         name=name,
         query_text=query_text,
         tags=tags or (),

@@ -15,7 +15,7 @@ from api.dependencies import (
     OldestFirst,
     ProjectDep,
     SubmissionHeadersDep,
-    TenNewestFirst,
+    TenNewestMessages,
     served,
 )
 from api.direct_route import LateRoute
@@ -96,7 +96,7 @@ async def list_group_messages(
     groups: GroupEditorDep,
     message_answers: MessageAnswersDep,
     project_id: ProjectDep,
-    page: TenNewestFirst,
+    page: TenNewestMessages,
     types: MessageTypes,
 ) -> list[dict[str, Any]]:
     """The messages of the agent that manages the group, listed oldest first."""

@@ -47,6 +47,7 @@ from shared.sql.archival.passages import PassagePage, PassageStore
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter
 from shared.sql.definitions.blocks import BlockFilter, BlockStore, TagStore
+from shared.sql.paging import MOST_ROWS, refuse_part
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
 AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
@@ -312,8 +313,9 @@ async def list_memories(
     ascending: bool = True,
 ) -> list[dict[str, Any]]:
     """The passages in the agent's archives."""
-    page = PassagePage(limit, after or None, before or None, ascending, search)
+    page = PassagePage(min(limit, MOST_ROWS + 1), after or None, before or None, ascending, search)
     found = await passage_store.list_of_agent(project_id, agent_id, page)
+    refuse_part(found)
     return await wire_passages(found, environment)
 
 

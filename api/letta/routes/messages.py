@@ -11,8 +11,8 @@ from api.agent_answers import AgentAnswers, MessageAnswers, types_for
 from api.dependencies import (
     AgentIdPath,
     CallerDep,
-    HundredNewestFirst,
     MessageTypes,
+    NewestMessages,
     ProjectDep,
     SubmissionHeadersDep,
     served,
@@ -162,7 +162,7 @@ async def list_messages(
     message_answers: MessageAnswersDep,
     threads: AgentThreadsDep,
     project_id: ProjectDep,
-    page: HundredNewestFirst,
+    page: NewestMessages,
     types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:
@@ -200,10 +200,12 @@ async def reset_messages(
     editor: AgentEditorDep,
     message_store: MessageStoreDep,
     agent_answers: AgentAnswersDep,
+    cancels: CancelServiceDep,
     caller: CallerDep,
 ) -> dict[str, Any]:
-    """Empties the agent's context, except for its system message."""
+    """Empties the agent's context, except for its system message. Cancels what waits for approval in it first."""
     agent = await editor.get(caller.project_id, agent_id)
+    await cancels.cancel_before_reset(caller.project_id, agent.id)
     await message_store.reset(caller.project_id, ThreadId(agent.id))
     return await agent_answers.one(agent, caller=caller)
 
@@ -212,7 +214,7 @@ async def reset_messages(
 async def list_messages_of_project(
     message_answers: MessageAnswersDep,
     project_id: ProjectDep,
-    page: HundredNewestFirst,
+    page: NewestMessages,
     types: MessageTypes,
     conversation_id: str | None = None,
 ) -> list[dict[str, Any]]:

@@ -15,10 +15,10 @@ from api.dependencies import (
     AgentIdPath,
     CallerDep,
     HundredNewestFirst,
-    HundredOldestFirst,
     LastEventIdDep,
     Moment,
     NewestFirst,
+    OldestMessages,
     ProjectDep,
     RunIdPath,
     StartingAfterDep,
@@ -200,7 +200,7 @@ async def list_run_messages(
     run_store: RunStoreDep,
     message_answers: MessageAnswersDep,
     caller: CallerDep,
-    page: HundredOldestFirst,
+    page: OldestMessages,
 ) -> list[dict[str, Any]]:
     """The messages that the run added, its input included: those of the types that its submission asked for. Of a run
     that waits for its turn, the input."""
@@ -423,7 +423,7 @@ async def list_step_messages(
     step_store: StepStoreDep,
     message_answers: MessageAnswersDep,
     caller: CallerDep,
-    page: HundredOldestFirst,
+    page: OldestMessages,
 ) -> list[dict[str, Any]]:
     """The messages that the step added."""
     await step_store.get(caller.project_id, step_id)
