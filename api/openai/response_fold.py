@@ -4,7 +4,7 @@ Event `k` of the fold has the number `k`. Numbers are therefore the same for eve
 time, and a cursor (`starting_after`) stays valid for ever. Three rules ensure that:
 
 * The fold reads only the run's submission and its log, nothing that may change.
-* A run keeps the version of the fold that it was submitted under (`FOLDS`). A change in the events of a log is a new
+* A run keeps the version of the fold that it was submitted under (`FOLD`). A change in the events of a log is a new
   version, and the old one stays as long as such runs can be read.
 * Where a part of the log is lost (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
   they can have produced. The same holds where a worker and the log in Redis were lost together (`lost_events`): a
@@ -14,7 +14,7 @@ The limits of clients decide the shapes (see `docs/openai.md`): no event types o
 stays open, and `response.failed` with the status `cancelled` for a cancel.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from api.openai.response_items import (
@@ -45,12 +45,11 @@ _CUT_OFF = (*(events.StopReason.CANCELLED, events.StopReason.FAILED), events.Sto
 
 
 class ResponseFold:
-    """One run as a response: version 1."""
+    """One run as a response."""
 
-    shows_compactions = False
-
-    def __init__(self, run: Run, kept: Sequence[events.Event] = ()) -> None:
+    def __init__(self, run: Run, kept: Sequence[events.Event] = (), version: int = 1) -> None:
         """`kept` replaces a log that retention has deleted: the run's messages, as events."""
+        self._shows_compactions, self._in_order = version in (2, WITH_COMPACTIONS), version >= USUAL_FOLD
         self._kept = kept
         self._run_id, self._parent = run.id, run.continues
         self._says_ends = run.options.item_events
@@ -169,7 +168,7 @@ class ResponseFold:
                 yield from self._results(event)
             case events.StepRestarted() | events.LogContinued():
                 yield from self._continued(event)
-            case events.Compacted() if self.shows_compactions:
+            case events.Compacted() if self._shows_compactions:
                 item_id = compaction_item(event.message_id, "")["id"]
                 item = self._new("compaction", item_id, event.message_id)
                 yield from item.opened()
@@ -187,17 +186,19 @@ class ResponseFold:
             if not event.text or key in self._gone:
                 return
             yield from self._close_earlier(event.step_id)
-            if kind == "message" and not self.encrypts:
-                yield from self._close_reasoning()
+            yield from self._close_parts(kind)
             item_id = message_item_id(event.message_id, event.part, "msg" if kind == "message" else "rs")
             item = self._new(kind, item_id, event.message_id)
             self._open[key] = item
             yield from item.opened()
         yield from item.grown(event.text)
 
-    def _close_reasoning(self) -> Iterator[Event]:
+    def _close_parts(self, before: ItemKind) -> Iterator[Event]:
+        """Closes the text, and the reasoning unless its end is still to come, before the next item opens, as OpenAI
+        does: LangChain takes what follows another item for one more text."""
         for key, item in list(self._open.items()):
-            if item.kind == "reasoning":
+            ends = not self.encrypts and (self._in_order or before == "message")
+            if ends if item.kind == "reasoning" else item.kind == "message" and self._in_order:
                 del self._open[key]
                 yield from item.closed("completed")
 
@@ -208,6 +209,7 @@ class ResponseFold:
             if key in self._gone:
                 return
             yield from self._close_earlier(event.step_id)
+            yield from self._close_parts("function_call")
             by = event.answered_by or self._answered_by(event.name or "", needs_approval=event.needs_approval)
             item = self._new_call(by, event.step_id, event.call_id, event.name or "", event.message_id)
             self._open[key] = item
@@ -223,6 +225,7 @@ class ResponseFold:
     def _whole_calls(self, event: events.ToolCalls) -> Iterator[Event]:
         if event.step_id is not None:
             yield from self._close_earlier(event.step_id)
+        yield from self._close_parts("function_call")
         for call in event.calls:
             by = event.answered_by.get(call.id) or self._answered_by(call.name, needs_approval=event.needs_approval)
             item = self._new_call(by, event.step_id, call.id, call.name, event.message_id)
@@ -247,6 +250,7 @@ class ResponseFold:
             if key in self._gone:
                 continue
             if key not in self._open:
+                yield from self._close_parts("function_call")
                 item = self._new_call(call.answered_by, event.step_id, call.call_id, call.name, event.message_id)
                 self._open[key] = item
                 yield from item.opened()
@@ -404,28 +408,18 @@ def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
     yield from item.closed("failed" if is_error else "completed")
 
 
-class CompactionFold(ResponseFold):
-    """Version 2, for requests that ask for compaction: the summary is an item of the output."""
-
-    shows_compactions = True
-
-
-USUAL_FOLD, WITH_COMPACTIONS = 1, 2
-
-FOLDS: Mapping[int, Callable[[Run, Sequence[events.Event]], ResponseFold]] = {
-    USUAL_FOLD: ResponseFold,
-    WITH_COMPACTIONS: CompactionFold,
-}
-"""By the version that a run was submitted under."""
+USUAL_FOLD, WITH_COMPACTIONS = 3, 4
+"""The versions of new runs; `WITH_COMPACTIONS`: for requests that ask for compaction, the summary is an item of the
+output. Versions 1, also of runs that were submitted in other dialects, and 2 close a text with its whole answer."""
 
 
 def fold_of(run: Run, kept: Sequence[events.Event] = ()) -> ResponseFold:
     """The fold of a run, in its version; `kept` as in `ResponseFold`. Raises `ValueError` for the version of a newer
     release."""
-    version = run.options.echoed.get(FOLD, USUAL_FOLD)
-    if version not in FOLDS:
+    version = run.options.echoed.get(FOLD, 1)
+    if version not in range(1, WITH_COMPACTIONS + 1):
         raise ValueError(f"run {run.id} was submitted under version {version} of the fold, which this release lacks")
-    return FOLDS[version](run, kept)
+    return ResponseFold(run, kept, version)
 
 
 def events_kept_of(run: Run, messages: Sequence[Message]) -> Iterator[events.Event]:
