@@ -159,3 +159,37 @@ async def test_a_branch_that_decides_is_in_the_audit_log(product: Product, opena
     audit = await product.http.get("/v1/admin/audit", params={"object_id": waited[0]["id"]})
     events: list[dict[str, Any]] = audit.json()
     assert sorted(event["action"] for event in events) == ["approval.approved", "approval.denied"]
+
+
+CALLED = [
+    {"type": "function_call", "call_id": "a", "name": "square", "arguments": '{"n": 3}'},
+    {"type": "function_call", "call_id": "b", "name": "square", "arguments": '{"n": 4}'},
+]
+
+
+@pytest.mark.parametrize("spoken", [{"role": "assistant", "content": ""}, {"role": "user", "content": "Also 5."}])
+async def test_a_message_between_a_call_and_its_output_was_refused(
+    product: Product, openai: AsyncOpenAI, spoken: dict[str, Any]
+) -> None:
+    product.models.say("Done.")
+    story = [{"role": "user", "content": "Square 3 and 4."}, *CALLED, spoken, output_of("b", "16"), output_of("a", "9")]
+
+    response = await created(openai, input=story, tools=[SQUARE])
+
+    assert response.output_text == "Done."
+    sent = product.models.requests[-1].body["messages"]
+    assert [one["role"] for one in sent][:4] == ["user", "assistant", "tool", "tool"]
+    assert [one["content"] for one in sent if one["role"] == "user"][1:] == [one for one in [spoken["content"]] if one]
+
+
+async def test_an_output_between_parallel_calls_was_refused(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.say("Done.")
+    [first, second] = CALLED
+    third = {**first, "call_id": "c"}
+    outputs = [output_of(call_id, "1") for call_id in "abc"]
+
+    items = [first, second, outputs[0], third, *outputs[1:]]
+    response = await created(openai, input=items, tools=[SQUARE])
+
+    assert response.output_text == "Done."
+    assert len(results_sent(product)) == 3
