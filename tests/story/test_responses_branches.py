@@ -193,3 +193,18 @@ async def test_an_output_between_parallel_calls_was_refused(product: Product, op
 
     assert response.output_text == "Done."
     assert len(results_sent(product)) == 3
+
+
+async def test_a_response_that_goes_on_without_input_was_refused(product: Product, openai: AsyncOpenAI) -> None:
+    create: Any = openai.responses.create
+    conversation = await openai.conversations.create(items=[{"role": "user", "content": "Who are you?"}])
+    product.models.play(Turn(text="Ada."), Turn(text="Really."))
+
+    first = await create(model="openai/gpt-4o-mini", conversation=conversation.id)
+    assert product.models.requests[-1].body["messages"][-1]["content"] == "Who are you?"
+    second = await create(model="openai/gpt-4o-mini", previous_response_id=first.id)
+
+    assert (first.output_text, second.output_text) == ("Ada.", "Really.")
+    with pytest.raises(BadRequestError, match="injected") as refused:
+        await create(conversation=conversation.id, extra_headers={"X-Holdfast-If-Busy": "inject"})
+    assert refused.value.param == "input"
