@@ -161,6 +161,8 @@ class ResponseFold:
         match event:
             case events.CallDecided():
                 yield from self._decided(event)
+            case events.ToolStarted() if self._in_order and event.arguments and event.call_id not in self._calls:
+                yield from self._earlier_call(event)
             case events.ToolEnded():
                 if event.text is not None and (item := self._calls.pop(event.call_id, None)) is not None:
                     yield from _returned(item, event.text, is_error=event.status == "error")
@@ -279,10 +281,15 @@ class ResponseFold:
         yield from item.closed(status)
 
     def _decided(self, event: events.CallDecided) -> Iterator[Event]:
-        if event.verdict == "denied":
-            return
+        if event.verdict != "denied":
+            yield from self._earlier_call(event, approval_item_id(self._parent or self._run_id, event.call_id))
+
+    def _earlier_call(
+        self, event: events.CallDecided | events.ToolStarted, approval_id: str | None = None
+    ) -> Iterator[Event]:
+        """A call of the response that this one continues, made now."""
         item = self._new_call("worker", event.step_id, event.call_id, event.name, MessageId(""))
-        item.approval_id = approval_item_id(self._parent or self._run_id, event.call_id)
+        item.approval_id = approval_id
         self._calls[event.call_id] = item
         yield from item.opened()
         yield from item.grown(event.arguments)
@@ -323,7 +330,9 @@ class ResponseFold:
                 continue
             if kind:
                 del self._calls[key[0]]
-                yield from item.closed("failed")
+                # The response that brings the answers to the calls beside it makes a call that waits.
+                waits = self._in_order and self._stop_reason == events.StopReason.PARKED
+                yield from item.closed("incomplete" if waits else "failed")
             else:
                 del self._open[key]
                 yield from item.closed("failed" if item.kind == "mcp_call" else status)

@@ -216,7 +216,7 @@ class Item:
                 yield {"type": "response.reasoning_summary_part.done", **of_part, "part": part}
             case "function_call" | "mcp_call":
                 yield from self.with_arguments(None)
-                if self.kind == "mcp_call":
+                if self.kind == "mcp_call" and status != "incomplete":
                     yield {"type": f"response.mcp_call.{'completed' if status == 'completed' else 'failed'}", **place}
             case "mcp_approval_request" | "compaction":
                 pass

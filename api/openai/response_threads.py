@@ -336,9 +336,11 @@ def _named_items(history: Sequence[Message]) -> dict[str, dict[str, Any]]:
     for message in history:
         match message.body:
             case AssistantMessage(tool_calls=made):
-                calls |= {call.id: (message, call) for call in made}
-                asked = [approval_item_id(_owner(message), call.id) for call in made]
-                found |= {item_id: {"type": "mcp_approval_request", "id": item_id} for item_id in asked}
+                for call in made:
+                    calls[call.id], owner = (message, call), _owner(message)
+                    asked, own = approval_item_id(owner, call.id), call_item_id("mcp", owner, message.step_id, call.id)
+                    found[asked] = {"type": "mcp_approval_request", "id": asked}
+                    found[own] = {"type": "mcp_call", "id": own, "name": call.name, "arguments": call.arguments}
             case ApprovalResponse(decisions=decisions):
                 edited |= {one.tool_call_id: one.edited_arguments for one in decisions if one.edited_arguments}
             case ToolReturns(returns=returns):

@@ -34,6 +34,8 @@ MOST_ITEMS = 10_000
 COMPACTION_TRIGGER = "compaction_trigger"
 """The type of the item that asks for a compaction."""
 
+_NO_OUTCOME = "This call has no result: it was not made, or it was stopped."
+
 _SPEAKERS = ("user", "system", "developer")
 
 
@@ -205,6 +207,8 @@ class _Story:
         self._take_call(call)
         error = item.get("error")
         text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
+        if text is None:
+            error = text = _NO_OUTCOME
         status = "success" if error is None else "error"
         self.results[call.id] = ToolReturn(
             call.id, call.name, status, text if isinstance(text, str) else "", is_plain=True
