@@ -374,7 +374,7 @@ class ResponseFold:
         shown_id = call_id
         # OpenAI's client helpers merge calls of the same id, and a model may number the calls of each answer from one.
         while shown_id in self._wire_ids:
-            shown_id = again(shown_id)
+            shown_id += AGAIN
         self._wire_ids.add(shown_id)
         match by:
             case "client":
@@ -402,11 +402,6 @@ class ResponseFold:
 
 AGAIN = "~"
 """Suffix of a call's id that the response contains already."""
-
-
-def again(call_id: str) -> str:
-    """The id in the response of a call whose own id is taken."""
-    return call_id + AGAIN
 
 
 def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
