@@ -164,7 +164,7 @@ class ResponseThreads:
             except NotFound as error:
                 raise UnknownModel(model) from error
             return ResponseThread(agent, None, is_plain=False, options=agent.options)
-        handle = self._handle(model)
+        handle = self.handle(model)
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
 
     async def agent_of_conversation(self, project_id: ProjectId, agent_id: str | None) -> Agent:
@@ -177,7 +177,8 @@ class ResponseThreads:
             )
         return (await self.of_model(project_id, agent_id)).agent
 
-    def _handle(self, model: str) -> str:
+    def handle(self, model: str) -> str:
+        """The full name of a model that a request names without an agent. Raises `InvalidRequest`."""
         if "/" not in model and not _OF_OPENAI.match(model):
             raise InvalidRequest(
                 f"The model {model[:100]!r} does not exist: name an agent (agent-…) or <provider>/<model>",
@@ -253,7 +254,7 @@ class ResponseThreads:
                 field="model",
             )
         # The stored window is that of another model.
-        return ResponseThread(agent, self._handle(model), is_plain, replace(options, context_window=None))
+        return ResponseThread(agent, self.handle(model), is_plain, replace(options, context_window=None))
 
     async def _behind(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
