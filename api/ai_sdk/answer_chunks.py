@@ -58,6 +58,7 @@ Sdk = Literal[5, 6, 7]
 NEWEST_SDK: Sdk = 7
 
 CUT_OFF = "The call was cut off and is not made."
+HELD_BACK = "The call is made once the calls beside it are decided."
 NO_REASON = "The run has failed."
 NEVER_BEGUN = "The run was deleted."
 
@@ -150,6 +151,11 @@ class AnswerChunks:
             if call is not None and self._sdk >= 6 and not approval.client_side:
                 self._approvals.add(approval.id)
                 yield {"type": "tool-approval-request", "approvalId": approval.id, "toolCallId": call}
+        if self._sdk >= 6 and not all(one.client_side for one in asked):
+            # The SDK sends decisions by itself once every other call of the step has an output.
+            waiting = {shown.get(one.tool_call_id) for one in asked}
+            for call in (one for one in shown.values() if one not in waiting):
+                yield self._of_result("tool-output-available", call, output=HELD_BACK)
         if not self._leg_has_step and self._end.reason != StopReason.PARKED:
             # The results of the page's own calls would be in the last step, and the page would send them again.
             yield {"type": "start-step"}

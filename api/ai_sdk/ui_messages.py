@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from api.ai_sdk.answer_chunks import Sdk, answer_id_of, failure_part, injected_part, input_of, output_of
+from api.ai_sdk.answer_chunks import HELD_BACK, Sdk, answer_id_of, failure_part, injected_part, input_of, output_of
 from api.pages.leg_parts import AGAIN
 from shared.domain.approvals import Approval
 from shared.domain.ids import ConversationId, RunId
@@ -156,6 +156,10 @@ class _Turn:
         answer = self._answer_of(run_id, message.id if run_id is None else answer_id_of(run_id))
         answer.answering.add(message.run_id)
         parts = list(self._parts_of(message, body))
+        if any(part.get("state") == "approval-requested" for part in parts):
+            held_back = {"state": "output-available", "output": HELD_BACK}
+            for part in parts:
+                part |= held_back if part.get("providerExecuted") and part["state"] == "input-available" else {}
         if parts:
             answer.parts += [{"type": "step-start"}, *parts]
 
@@ -213,6 +217,7 @@ class _Turn:
         decision = self._decisions.pop(result.tool_call_id, None)
         if part is None:
             return
+        part.pop("output", None)
         if decision is not None and not decision.approve and self._sdk >= 6:
             part["state"] = "output-denied"
         elif result.status == "error":

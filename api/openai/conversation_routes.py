@@ -48,7 +48,7 @@ class OpenAIConversationUpdate(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    metadata: Metadata
+    metadata: Metadata | None
 
 
 class AddedItems(BaseModel):
@@ -85,7 +85,7 @@ async def update_openai_conversation(
     project_id: ProjectDep,
 ) -> dict[str, Any]:
     """Changes the metadata of a conversation."""
-    return _shown(await conversations.describe(project_id, _id_of(conversation_id), request.metadata))
+    return _shown(await conversations.describe(project_id, _id_of(conversation_id), request.metadata or {}))
 
 
 @router.delete("/conversations/{conversation_id}")
@@ -200,7 +200,7 @@ async def list_openai_models(
 
 @router.get("/models/{model:path}")
 async def retrieve_openai_model(
-    model: str, offered: OfferedModelsDep, agents: AgentStoreDep, project_id: ProjectDep, of_key: AgentsOfKeyDep
+    model: str, service: ConversationServiceDep, agents: AgentStoreDep, project_id: ProjectDep, of_key: AgentsOfKeyDep
 ) -> dict[str, Any]:
     """One model, or an agent by its id. A provider may have more models than it lists."""
     if of_key or is_id(model, "agent"):
@@ -209,8 +209,8 @@ async def retrieve_openai_model(
             raise UnknownModel(model)
         return _model(model, OWNER)
     try:
-        provider, _ = split_handle(offered.served(model) or model)
-    except (ValueError, InvalidRequest) as error:
+        provider, _ = split_handle(service.threads.handle(model))
+    except InvalidRequest as error:
         raise UnknownModel(model) from error
     return _model(model, provider)
 

@@ -4,7 +4,7 @@ Event `k` of the fold has the number `k`. Numbers are therefore the same for eve
 time, and a cursor (`starting_after`) stays valid for ever. Three rules ensure that:
 
 * The fold reads only the run's submission and its log, nothing that may change.
-* A run keeps the version of the fold that it was submitted under (`FOLDS`). A change in the events of a log is a new
+* A run keeps the version of the fold that it was submitted under (`FOLD`). A change in the events of a log is a new
   version, and the old one stays as long as such runs can be read.
 * Where a part of the log is lost (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
   they can have produced. The same holds where a worker and the log in Redis were lost together (`lost_events`): a
@@ -14,7 +14,7 @@ The limits of clients decide the shapes (see `docs/openai.md`): no event types o
 stays open, and `response.failed` with the status `cancelled` for a cancel.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from api.openai.response_items import (
@@ -45,12 +45,11 @@ _CUT_OFF = (*(events.StopReason.CANCELLED, events.StopReason.FAILED), events.Sto
 
 
 class ResponseFold:
-    """One run as a response: version 1."""
+    """One run as a response."""
 
-    shows_compactions = False
-
-    def __init__(self, run: Run, kept: Sequence[events.Event] = ()) -> None:
+    def __init__(self, run: Run, kept: Sequence[events.Event] = (), version: int = 1) -> None:
         """`kept` replaces a log that retention has deleted: the run's messages, as events."""
+        self._shows_compactions, self._in_order = version in (2, WITH_COMPACTIONS), version >= USUAL_FOLD
         self._kept = kept
         self._run_id, self._parent = run.id, run.continues
         self._says_ends = run.options.item_events
@@ -162,6 +161,8 @@ class ResponseFold:
         match event:
             case events.CallDecided():
                 yield from self._decided(event)
+            case events.ToolStarted() if self._in_order and event.arguments and event.call_id not in self._calls:
+                yield from self._earlier_call(event)
             case events.ToolEnded():
                 if event.text is not None and (item := self._calls.pop(event.call_id, None)) is not None:
                     yield from _returned(item, event.text, is_error=event.status == "error")
@@ -169,7 +170,7 @@ class ResponseFold:
                 yield from self._results(event)
             case events.StepRestarted() | events.LogContinued():
                 yield from self._continued(event)
-            case events.Compacted() if self.shows_compactions:
+            case events.Compacted() if self._shows_compactions:
                 item_id = compaction_item(event.message_id, "")["id"]
                 item = self._new("compaction", item_id, event.message_id)
                 yield from item.opened()
@@ -187,17 +188,19 @@ class ResponseFold:
             if not event.text or key in self._gone:
                 return
             yield from self._close_earlier(event.step_id)
-            if kind == "message" and not self.encrypts:
-                yield from self._close_reasoning()
+            yield from self._close_parts(kind)
             item_id = message_item_id(event.message_id, event.part, "msg" if kind == "message" else "rs")
             item = self._new(kind, item_id, event.message_id)
             self._open[key] = item
             yield from item.opened()
         yield from item.grown(event.text)
 
-    def _close_reasoning(self) -> Iterator[Event]:
+    def _close_parts(self, before: ItemKind) -> Iterator[Event]:
+        """Closes the text, and the reasoning unless its end is still to come, before the next item opens, as OpenAI
+        does: LangChain takes what follows another item for one more text."""
         for key, item in list(self._open.items()):
-            if item.kind == "reasoning":
+            ends = not self.encrypts and (self._in_order or before == "message")
+            if ends if item.kind == "reasoning" else item.kind == "message" and self._in_order:
                 del self._open[key]
                 yield from item.closed("completed")
 
@@ -208,6 +211,7 @@ class ResponseFold:
             if key in self._gone:
                 return
             yield from self._close_earlier(event.step_id)
+            yield from self._close_parts("function_call")
             by = event.answered_by or self._answered_by(event.name or "", needs_approval=event.needs_approval)
             item = self._new_call(by, event.step_id, event.call_id, event.name or "", event.message_id)
             self._open[key] = item
@@ -223,6 +227,7 @@ class ResponseFold:
     def _whole_calls(self, event: events.ToolCalls) -> Iterator[Event]:
         if event.step_id is not None:
             yield from self._close_earlier(event.step_id)
+        yield from self._close_parts("function_call")
         for call in event.calls:
             by = event.answered_by.get(call.id) or self._answered_by(call.name, needs_approval=event.needs_approval)
             item = self._new_call(by, event.step_id, call.id, call.name, event.message_id)
@@ -247,6 +252,7 @@ class ResponseFold:
             if key in self._gone:
                 continue
             if key not in self._open:
+                yield from self._close_parts("function_call")
                 item = self._new_call(call.answered_by, event.step_id, call.call_id, call.name, event.message_id)
                 self._open[key] = item
                 yield from item.opened()
@@ -275,10 +281,15 @@ class ResponseFold:
         yield from item.closed(status)
 
     def _decided(self, event: events.CallDecided) -> Iterator[Event]:
-        if event.verdict == "denied":
-            return
+        if event.verdict != "denied":
+            yield from self._earlier_call(event, approval_item_id(self._parent or self._run_id, event.call_id))
+
+    def _earlier_call(
+        self, event: events.CallDecided | events.ToolStarted, approval_id: str | None = None
+    ) -> Iterator[Event]:
+        """A call of the response that this one continues, made now."""
         item = self._new_call("worker", event.step_id, event.call_id, event.name, MessageId(""))
-        item.approval_id = approval_item_id(self._parent or self._run_id, event.call_id)
+        item.approval_id = approval_id
         self._calls[event.call_id] = item
         yield from item.opened()
         yield from item.grown(event.arguments)
@@ -319,7 +330,9 @@ class ResponseFold:
                 continue
             if kind:
                 del self._calls[key[0]]
-                yield from item.closed("failed")
+                # The response that brings the answers to the calls beside it makes a call that waits.
+                waits = self._in_order and self._stop_reason == events.StopReason.PARKED
+                yield from item.closed("incomplete" if waits else "failed")
             else:
                 del self._open[key]
                 yield from item.closed("failed" if item.kind == "mcp_call" else status)
@@ -361,7 +374,7 @@ class ResponseFold:
         shown_id = call_id
         # OpenAI's client helpers merge calls of the same id, and a model may number the calls of each answer from one.
         while shown_id in self._wire_ids:
-            shown_id = again(shown_id)
+            shown_id += AGAIN
         self._wire_ids.add(shown_id)
         match by:
             case "client":
@@ -391,11 +404,6 @@ AGAIN = "~"
 """Suffix of a call's id that the response contains already."""
 
 
-def again(call_id: str) -> str:
-    """The id in the response of a call whose own id is taken."""
-    return call_id + AGAIN
-
-
 def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
     if is_error:
         item.error = text
@@ -404,28 +412,18 @@ def _returned(item: Item, text: str, *, is_error: bool) -> Iterator[Event]:
     yield from item.closed("failed" if is_error else "completed")
 
 
-class CompactionFold(ResponseFold):
-    """Version 2, for requests that ask for compaction: the summary is an item of the output."""
-
-    shows_compactions = True
-
-
-USUAL_FOLD, WITH_COMPACTIONS = 1, 2
-
-FOLDS: Mapping[int, Callable[[Run, Sequence[events.Event]], ResponseFold]] = {
-    USUAL_FOLD: ResponseFold,
-    WITH_COMPACTIONS: CompactionFold,
-}
-"""By the version that a run was submitted under."""
+USUAL_FOLD, WITH_COMPACTIONS = 3, 4
+"""The versions of new runs; `WITH_COMPACTIONS`: for requests that ask for compaction, the summary is an item of the
+output. Versions 1, also of runs that were submitted in other dialects, and 2 close a text with its whole answer."""
 
 
 def fold_of(run: Run, kept: Sequence[events.Event] = ()) -> ResponseFold:
     """The fold of a run, in its version; `kept` as in `ResponseFold`. Raises `ValueError` for the version of a newer
     release."""
-    version = run.options.echoed.get(FOLD, USUAL_FOLD)
-    if version not in FOLDS:
+    version = run.options.echoed.get(FOLD, 1)
+    if version not in range(1, WITH_COMPACTIONS + 1):
         raise ValueError(f"run {run.id} was submitted under version {version} of the fold, which this release lacks")
-    return FOLDS[version](run, kept)
+    return ResponseFold(run, kept, version)
 
 
 def events_kept_of(run: Run, messages: Sequence[Message]) -> Iterator[events.Event]:

@@ -139,9 +139,8 @@ class Item:
         return shown
 
     def _shown_mcp_call(self, text: str) -> dict[str, Any]:
-        failed = (
-            None if self.error is None else {"type": "mcp_tool_execution_error", "content": _as_content(self.error)}
-        )
+        said = [{"type": "text", "text": self.error}]
+        failed = None if self.error is None else {"type": "mcp_tool_execution_error", "content": said}
         return {
             "id": self.id,
             "type": "mcp_call",
@@ -216,7 +215,7 @@ class Item:
                 yield {"type": "response.reasoning_summary_part.done", **of_part, "part": part}
             case "function_call" | "mcp_call":
                 yield from self.with_arguments(None)
-                if self.kind == "mcp_call":
+                if self.kind == "mcp_call" and status != "incomplete":
                     yield {"type": f"response.mcp_call.{'completed' if status == 'completed' else 'failed'}", **place}
             case "mcp_approval_request" | "compaction":
                 pass
@@ -228,10 +227,6 @@ class Item:
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _as_content(text: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text}]
 
 
 # Lists of items: the input of a response, the contents of a conversation, and items that wait for others. Pure.
@@ -444,7 +439,9 @@ def _left_of(messages: Sequence[NewMessage], place: int, owner: RunId, item_id: 
             kept = [one for one in returns if item_id not in _ids_of(message, owner, ToolReturns([one]))]
             return replace(message, body=ToolReturns(kept)) if kept else None
         case AssistantMessage(text=text, tool_calls=calls) if calls:
-            kept_calls = [one for one in calls if item_id not in _ids_of(message, owner, _asking(one))]
+            kept_calls = [
+                one for one in calls if item_id not in _ids_of(message, owner, AssistantMessage(tool_calls=[one]))
+            ]
             text = text if len(kept_calls) < len(calls) else ""
             if any(one not in kept_calls for one in calls if one not in _open_calls(messages, place)):
                 raise InvalidRequest("a call cannot be deleted before its output is", field="item_id")
@@ -456,10 +453,6 @@ def _left_of(messages: Sequence[NewMessage], place: int, owner: RunId, item_id: 
 
 def _ids_of(message: NewMessage, owner: RunId, body: AssistantMessage | ToolReturns) -> list[str]:
     return [item["id"] for item in items_of(owner, replace(message, body=body))]
-
-
-def _asking(call: ToolCall) -> AssistantMessage:
-    return AssistantMessage(tool_calls=[call])
 
 
 def _calls_of(message: NewMessage) -> list[ToolCall]:

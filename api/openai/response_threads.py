@@ -164,7 +164,7 @@ class ResponseThreads:
             except NotFound as error:
                 raise UnknownModel(model) from error
             return ResponseThread(agent, None, is_plain=False, options=agent.options)
-        handle = self._handle(model)
+        handle = self.handle(model)
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
 
     async def agent_of_conversation(self, project_id: ProjectId, agent_id: str | None) -> Agent:
@@ -177,7 +177,8 @@ class ResponseThreads:
             )
         return (await self.of_model(project_id, agent_id)).agent
 
-    def _handle(self, model: str) -> str:
+    def handle(self, model: str) -> str:
+        """The full name of a model that a request names without an agent. Raises `InvalidRequest`."""
         if "/" not in model and not _OF_OPENAI.match(model):
             raise InvalidRequest(
                 f"The model {model[:100]!r} does not exist: name an agent (agent-…) or <provider>/<model>",
@@ -253,7 +254,7 @@ class ResponseThreads:
                 field="model",
             )
         # The stored window is that of another model.
-        return ResponseThread(agent, self._handle(model), is_plain, replace(options, context_window=None))
+        return ResponseThread(agent, self.handle(model), is_plain, replace(options, context_window=None))
 
     async def _behind(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
@@ -336,9 +337,11 @@ def _named_items(history: Sequence[Message]) -> dict[str, dict[str, Any]]:
     for message in history:
         match message.body:
             case AssistantMessage(tool_calls=made):
-                calls |= {call.id: (message, call) for call in made}
-                asked = [approval_item_id(_owner(message), call.id) for call in made]
-                found |= {item_id: {"type": "mcp_approval_request", "id": item_id} for item_id in asked}
+                for call in made:
+                    calls[call.id], owner = (message, call), _owner(message)
+                    asked, own = approval_item_id(owner, call.id), call_item_id("mcp", owner, message.step_id, call.id)
+                    found[asked] = {"type": "mcp_approval_request", "id": asked}
+                    found[own] = {"type": "mcp_call", "id": own, "name": call.name, "arguments": call.arguments}
             case ApprovalResponse(decisions=decisions):
                 edited |= {one.tool_call_id: one.edited_arguments for one in decisions if one.edited_arguments}
             case ToolReturns(returns=returns):

@@ -34,6 +34,8 @@ MOST_ITEMS = 10_000
 COMPACTION_TRIGGER = "compaction_trigger"
 """The type of the item that asks for a compaction."""
 
+_NO_OUTCOME = "This call has no result: it was not made, or it was stopped."
+
 _SPEAKERS = ("user", "system", "developer")
 
 
@@ -130,6 +132,8 @@ class _Story:
     """Verdicts that more of an answer follows."""
     asked: set[str] = field(default_factory=set[str])
     """The approval requests among the items, by their ids."""
+    held: list[MessageBody] = field(default_factory=list[MessageBody])
+    """Messages between a call and its output: models accept them only after the output."""
 
     def take(self, item: Mapping[str, Any], place: str) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -159,7 +163,7 @@ class _Story:
         content = _content(item.get("content"), place, takes_files=role != "assistant")
         if role == "assistant":
             self._pass_over_verdicts()
-            if self.calls:
+            if self.calls and not self._awaits_output:
                 self._end_answer()
             self.texts.append(content if isinstance(content, str) else text_with_notes(content))
             return
@@ -168,11 +172,18 @@ class _Story:
                 f"{place}.role is {str(role)[:50]!r}: it must be user, assistant, system or developer",
                 field=f"{place}.role",
             )
-        self._end_answer()
-        self.bodies.append(UserMessage(content=content, role="user" if role == "user" else "system"))
+        if not self._awaits_output:
+            self._end_answer()
+        said = UserMessage(content=content, role="user" if role == "user" else "system")
+        (self.held if self._awaits_output else self.bodies).append(said)
+
+    @property
+    def _awaits_output(self) -> bool:
+        """Whether the input has to contain further outputs of the current answer's calls."""
+        return not self.leaves_calls_open and any(call.id not in self.results for call in self.calls)
 
     def _take_call(self, call: ToolCall) -> None:
-        if self.results:
+        if self.results and not self._awaits_output:
             self._end_answer()
         self.calls.append(call)
         self.names.setdefault(call.id, call.name)
@@ -196,6 +207,8 @@ class _Story:
         self._take_call(call)
         error = item.get("error")
         text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
+        if text is None:
+            error = text = _NO_OUTCOME
         status = "success" if error is None else "error"
         self.results[call.id] = ToolReturn(
             call.id, call.name, status, text if isinstance(text, str) else "", is_plain=True
@@ -224,7 +237,8 @@ class _Story:
         if self.results:
             returns = [self.results[call.id] for call in self.calls if call.id in self.results]
             self.bodies.append(ToolReturns(returns=returns))
-        self.texts, self.calls, self.names, self.results = [], [], {}, {}
+        self.bodies += self.held
+        self.texts, self.calls, self.names, self.results, self.held = [], [], {}, {}, []
 
     def told(self) -> ResponseInput:
         """The whole input. Raises `InvalidRequest` for a call without its output."""

@@ -141,11 +141,12 @@ class ResponseService:
     ) -> Run:
         given = read_input(await self.threads.with_items(project_id, request.input))
         goes_on = request.previous_response_id is not None or request.conversation is not None
-        if not (given.said or given.story or given.answers_calls or (given.compacts and goes_on)):
+        if not (goes_on or given.said or given.story or given.answers_calls):
             raise InvalidRequest("input is missing: send a text or a list of items", field="input")
-        if given.compacts and headers.if_busy == "inject":
+        if headers.if_busy == "inject" and (given.compacts or not (given.said or given.story or given.answers_calls)):
             raise InvalidRequest(
-                "input: a compaction_trigger cannot be injected into a run; send the input without it", field="input"
+                "input: a run takes in messages alone: a compaction_trigger or no input cannot be injected into it",
+                field="input",
             )
         self.input_limits.refuse_long_messages(given.texts())
         return await self._submit(project_id, request, given, headers, forks=forks)

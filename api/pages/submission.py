@@ -29,7 +29,7 @@ from shared.domain.errors import (
 from shared.domain.ids import ApprovalId, RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import FILES, Decision, UserMessage, has_files, text_of
-from shared.domain.runs import IDEMPOTENCY_KEY, Run, RunOptions, SubmissionKeys, key_of_otids, shown_name
+from shared.domain.runs import IDEMPOTENCY_KEY, Run, RunOptions, SubmissionKeys, key_of_otids
 from shared.domain.tools import ClientTool
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.runs.run_store import ANYWHERE, Place, Submitted
@@ -202,7 +202,7 @@ class PageService:
             for given in await runs.submitted_input(run):
                 body = given.body
                 if isinstance(body, UserMessage) and body.otid == last.otid and body.content != last.content:
-                    raise NameTaken(name=shown_name(key_of_otids([last.otid or ""])), run_id=run.id)
+                    raise NameTaken(name=f"the message id {(last.otid or '')[:100]!r}", run_id=run.id)
         await self.submissions.queue.dispatch_stored(run)
         release_permit()
         return run

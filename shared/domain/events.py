@@ -157,6 +157,8 @@ class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults
     step_id: StepId | None
     call_id: str
     name: str
+    arguments: str = ""
+    """Of a call that the run makes for the parked run that it continues, whose answer is in that run's log."""
 
 
 SHORT_RESULT = 1_000

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.kit.clients import AI_SDKS, ClientProgram, client_program
 from tests.kit.model_server import Call, Failure, Turn
 from tests.kit.product import Product
-from tests.kit.tools import LAUNCH, ROLL_SLOWLY
+from tests.kit.tools import LAUNCH, ROLL_DICE, ROLL_SLOWLY
 from tests.kit.wait_until import wait_until
 
 pytestmark = pytest.mark.shared_product
@@ -175,6 +175,29 @@ async def test_a_call_is_decided_by_the_user_of_a_page(page: Page, approves: boo
     assert call["state"] == ("output-available" if approves else "output-denied")
     assert text_of(told["messages"][-1]) == "Shall I?So be it."
     assert call["approval"]["approved"] is approves
+    assert await page.listed() == plain(told["messages"])
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("rolls", [{"num_sides": 6}, {}], ids=["made", "refused"])
+async def test_a_page_did_not_send_a_decision_beside_a_call_that_nobody_decides(
+    page: Page, is_first: bool, rolls: dict[str, Any]
+) -> None:
+    if page.sdk == 5:
+        pytest.skip("version 5 knows no approvals")
+    product = page.product
+    tools = [await product.tool(LAUNCH, default_requires_approval=True), await product.tool(ROLL_DICE)]
+    page = Page(page.program, product, page.sdk, (await product.agent(tools=tools)).id)
+    both = [Call("roll_dice", rolls), Call("launch", {"target": "moon"})]
+    product.models.play(Turn(calls=both if is_first else both[::-1]), Turn(text="Done."))
+    asked = await page.does(["say", "Do both."])
+    assert await page.listed() == plain(asked["messages"])
+    told = await page.does(["resume"], ["decide", True], loads=True, sends="approvals")
+    assert text_of(told["messages"][-1]) == "Done."
+    calls = [part for part in told["messages"][-1]["parts"] if part["type"] == "dynamic-tool"]
+    states = {part["toolName"]: part["state"] for part in calls}
+    assert states == {"launch": "output-available", "roll_dice": "output-available" if rolls else "output-error"}
+    assert "decided" not in str(calls)
     assert await page.listed() == plain(told["messages"])
 
 

@@ -238,7 +238,7 @@ async def test_another_text_under_a_known_id_is_refused(product: Product) -> Non
     page = await visitor(product)
     _says(product, "One.")
     await product.ended((await page.send(("m1", "Hello"))).run.id)
-    with pytest.raises(NameTaken, match="m1"):
+    with pytest.raises(NameTaken, match="the message id 'm1'"):
         await page.send(("m1", "Good bye"))
 
 

@@ -10,7 +10,15 @@ from openai import AsyncOpenAI, BadRequestError
 
 from tests.kit.model_server import Call, Turn
 from tests.kit.product import Product
-from tests.kit.product.responses_client import SQUARE, calls_of, created, output_of, responses_client
+from tests.kit.product.responses_client import (
+    SQUARE,
+    assert_sound,
+    calls_of,
+    created,
+    output_of,
+    responses_client,
+    streamed,
+)
 from tests.kit.tools import LAUNCH, ROLL_DICE
 from tests.kit.wait_until import wait_until
 
@@ -77,7 +85,7 @@ async def test_a_branch_behind_an_approved_call_goes_on(product: Product, openai
 
 
 async def test_a_client_and_a_person_answer_one_response_twice(product: Product, openai: AsyncOpenAI) -> None:
-    calls = [Call("launch", {"target": "Mars"}), Call("square", {"n": 3}), Call("roll_dice", {"sides": 6})]
+    calls = [Call("launch", {"target": "Mars"}), Call("square", {"n": 3}), Call("roll_dice", {"num_sides": 6})]
     product.models.play(Turn(calls=calls), Turn(text="One."), Turn(text="Two."))
     launch = await product.tool(LAUNCH, default_requires_approval=True)
     agent = await product.agent(tools=[launch, await product.tool(ROLL_DICE)])
@@ -159,3 +167,83 @@ async def test_a_branch_that_decides_is_in_the_audit_log(product: Product, opena
     audit = await product.http.get("/v1/admin/audit", params={"object_id": waited[0]["id"]})
     events: list[dict[str, Any]] = audit.json()
     assert sorted(event["action"] for event in events) == ["approval.approved", "approval.denied"]
+
+
+CALLED = [
+    {"type": "function_call", "call_id": "a", "name": "square", "arguments": '{"n": 3}'},
+    {"type": "function_call", "call_id": "b", "name": "square", "arguments": '{"n": 4}'},
+]
+
+
+@pytest.mark.parametrize("spoken", [{"role": "assistant", "content": ""}, {"role": "user", "content": "Also 5."}])
+async def test_a_message_between_a_call_and_its_output_was_refused(
+    product: Product, openai: AsyncOpenAI, spoken: dict[str, Any]
+) -> None:
+    product.models.say("Done.")
+    story = [{"role": "user", "content": "Square 3 and 4."}, *CALLED, spoken, output_of("b", "16"), output_of("a", "9")]
+
+    response = await created(openai, input=story, tools=[SQUARE])
+
+    assert response.output_text == "Done."
+    sent = product.models.requests[-1].body["messages"]
+    assert [one["role"] for one in sent][:4] == ["user", "assistant", "tool", "tool"]
+    assert [one["content"] for one in sent if one["role"] == "user"][1:] == [one for one in [spoken["content"]] if one]
+
+
+async def test_an_output_between_parallel_calls_was_refused(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.say("Done.")
+    [first, second] = CALLED
+    third = {**first, "call_id": "c"}
+    outputs = [output_of(call_id, "1") for call_id in "abc"]
+
+    items = [first, second, outputs[0], third, *outputs[1:]]
+    response = await created(openai, input=items, tools=[SQUARE])
+
+    assert response.output_text == "Done."
+    assert len(results_sent(product)) == 3
+
+
+async def test_a_response_that_goes_on_without_input_was_refused(product: Product, openai: AsyncOpenAI) -> None:
+    create: Any = openai.responses.create
+    conversation = await openai.conversations.create(items=[{"role": "user", "content": "Who are you?"}])
+    product.models.play(Turn(text="Ada."), Turn(text="Really."))
+
+    first = await create(model="openai/gpt-4o-mini", conversation=conversation.id)
+    assert product.models.requests[-1].body["messages"][-1]["content"] == "Who are you?"
+    second = await create(model="openai/gpt-4o-mini", previous_response_id=first.id)
+
+    assert (first.output_text, second.output_text) == ("Ada.", "Really.")
+    with pytest.raises(BadRequestError, match="injected") as refused:
+        await create(conversation=conversation.id, extra_headers={"X-Holdfast-If-Busy": "inject"})
+    assert refused.value.param == "input"
+
+
+async def test_a_call_beside_a_function_was_shown_as_failed_and_its_result_nowhere(
+    product: Product, openai: AsyncOpenAI
+) -> None:
+    both = [Call("roll_dice", {"num_sides": 6}), Call("square", {"n": 3})]
+    product.models.play(Turn(calls=both), Turn(text="Done."), Turn(text="Again."), Turn(calls=both))
+    agent = await product.agent(tools=[await product.tool(ROLL_DICE)])
+    asking: Any = {"model": agent.id, "input": "Do both.", "tools": [SQUARE]}
+    told = await streamed(openai, **asking)
+    assert_sound(told)
+    [rolling, asked] = told[-1]["response"]["output"]
+    assert (rolling["type"], rolling["status"], rolling["output"]) == ("mcp_call", "incomplete", None)
+    assert "response.mcp_call.failed" not in [event["type"] for event in told]
+
+    output = output_of(asked["call_id"], "9")
+    for text in ("Done.", "Again."):
+        told = await streamed(openai, input=[output], tools=[SQUARE], previous_response_id=told[0]["response"]["id"])
+        assert_sound(told)
+        [rolled, message] = told[-1]["response"]["output"]
+        assert (rolled["name"], rolled["arguments"], rolled["status"]) == ("roll_dice", '{"num_sides": 6}', "completed")
+        assert any(f'"message": "{rolled["output"]}"' in result for result in results_sent(product))
+        assert message["content"][0]["text"] == text
+        told = [{"response": {"id": told[0]["response"]["previous_response_id"]}}]
+
+    [begun, also] = (await created(openai, **asking)).to_dict()["output"]
+    named = [{"type": "item_reference", "id": begun["id"]}, also, output_of(also["call_id"], "9")]
+    for items in ([rolling, asked, output], named):
+        product.models.say("Nothing rolled.")
+        await created(openai, input=[{"role": "user", "content": "Do both."}, *items], tools=[SQUARE])
+        assert any("was not made" in result for result in results_sent(product)), "the model read an empty success"

@@ -73,7 +73,8 @@ async def result_of(
     step_id = context.handle.progress.step_id
     shows = is_shown and context.run.options.item_events and call.speech is None
     if shows:
-        context.emit(ToolStarted(context.at, step_id, call.id, call.name))
+        is_held_back = context.run.continues is not None and context.handle.progress.in_hand is None
+        context.emit(ToolStarted(context.at, step_id, call.id, call.name, (arguments or "{}") if is_held_back else ""))
     made = await _made(context, runner, call, tool, checked)
     result = replace(made, text=beginning + made.text)
     if shows:
