@@ -72,3 +72,9 @@ async def test_a_failover_left_processes_at_the_standby_and_each_write_was_an_er
         assert await backend_of(database) != first
         async with database.write() as connection:
             await connection.execute(sa.text("CREATE TEMPORARY TABLE of_the_primary ()"))
+
+
+async def test_a_query_of_no_rows_was_compiled_for_a_tenth_of_a_second(postgres_url: str) -> None:
+    """The cost that the planner expects of a table with a policy grows with the table."""
+    async with one_connection(postgres_url, trusted_s=60) as database, database.read() as connection:
+        assert (await connection.execute(sa.text("SHOW jit"))).scalar_one() == "off"
