@@ -359,9 +359,7 @@ _SQLSTATES: Mapping[str, Unavailable] = {
     "42P05": _POOLED,
     "28": Unusable("the database refuses the role or its password"),
     "3D": Unusable("the server of the database has no database of this name; `createdb` makes one"),
-    READ_ONLY: Unavailable(
-        "the database refuses writes: its server is a standby, or is set to be read-only; try again at its primary"
-    ),
+    READ_ONLY: Unavailable("the database refuses writes: its server is a standby, or is set to be read-only"),
     "53100": Unavailable(_FULL),
     "53300": Unavailable(
         "the database has no connection left: give it a larger `max_connections`, or every process a smaller "
