@@ -235,6 +235,10 @@ WRITES_AT_ONCE = 16
 """The limit for the writes that are joined into one statement. The driver does not cache statements above 15 KiB."""
 
 
+READ_ONLY = "25006"
+"""The SQLSTATE of a write to a server that takes none."""
+
+
 class Filled(NamedTuple):
     """A statement with the values of its parameters."""
 
@@ -256,7 +260,10 @@ class Connection(AsyncConnection):
         await self.start(is_ctxmanager=True)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _kind: object, error: object, _trace: object) -> None:
+        # The server is a standby since a failover: the pool must open its next connection to the new primary.
+        if getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY:
+            self._driver.terminate()
         # SQLAlchemy uses a task for this, because its rollback may take long; here nothing waits.
         await self.close()
 

@@ -28,7 +28,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from shared.concurrency import AnswerTimeout
 from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
-from shared.sql.connection import CompiledStatements, Connection, Filled, is_unusable
+from shared.sql.connection import READ_ONLY, CompiledStatements, Connection, Filled, is_unusable
 
 _SETTING = "HOLDFAST_DATABASE_URL"
 _EXAMPLES = "use postgresql://role:password@host/database, or sqlite:///path"
@@ -296,7 +296,10 @@ def _bound(dialect: Dialect, _entry: Any, _arguments: Any, settings: dict[str, A
 
 async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> Any:
     async with AnswerTimeout(WAIT_S):
-        return await connect(**settings)
+        connection = await connect(**settings)
+        # The policies' subqueries look expensive to the planner, and compiling such a query costs more than all others.
+        await connection.execute("SET jit = off")
+        return connection
 
 
 def _make_room(path: Path) -> None:
@@ -356,6 +359,7 @@ _SQLSTATES: Mapping[str, Unavailable] = {
     "42P05": _POOLED,
     "28": Unusable("the database refuses the role or its password"),
     "3D": Unusable("the server of the database has no database of this name; `createdb` makes one"),
+    READ_ONLY: Unavailable("the database refuses writes: its server is a standby, or is set to be read-only"),
     "53100": Unavailable(_FULL),
     "53300": Unavailable(
         "the database has no connection left: give it a larger `max_connections`, or every process a smaller "
@@ -380,9 +384,10 @@ DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, UnicodeEncodeError)
 """The errors that a statement may raise. A failed connect, DNS lookup or route is an OSError, because the driver does
 not wrap it."""
 
-_AWAY = ("08", "40", "53", "57", "26000", "42P05")
-"""SQLSTATEs or their classes: connection lost, transaction aborted, out of resources and shutting down are temporary;
-the last two mean that a prepared statement is missing or exists already."""
+_AWAY = ("08", "40", "53", "57", READ_ONLY, "55P03", "58030", "26000", "42P05")
+"""SQLSTATEs or their classes: connection lost, transaction aborted, out of resources, shutting down, read-only, a lock
+that the server's own timeout denied and a failed disk are temporary; the last two mean that a prepared statement is
+missing or exists already."""
 _DATA = "22"
 """The SQLSTATE class of values that the database cannot store, such as a NUL in a text."""
 

@@ -1,16 +1,11 @@
 """The tables of runs, and the tables whose rows belong to a run."""
 
 from collections.abc import Collection
-from typing import Any
 
 import sqlalchemy as sa
 
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
-from shared.sql.tables import BigNumber, UtcMoment, listed, metadata, texts, times
-
-
-def _where(condition: str) -> dict[str, Any]:
-    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
+from shared.sql.tables import BigNumber, UtcMoment, listed, metadata, texts, times, where
 
 
 def _one_of(statuses: Collection[RunStatus]) -> str:
@@ -77,29 +72,29 @@ runs = sa.Table(
     sa.Index("ix_runs_thread_id_turn", "thread_id", "turn"),
     # With these, queries for a thread's queue and a project's active runs cost the same after ten runs and after a
     # hundred thousand.
-    sa.Index("ix_runs_active_project", "project_id", "number", **_where(_one_of(ACTIVE))),
-    sa.Index("ix_runs_active_thread", "thread_id", "number", **_where(_one_of(ACTIVE))),
+    sa.Index("ix_runs_active_project", "project_id", "number", **where(_one_of(ACTIVE))),
+    sa.Index("ix_runs_active_thread", "thread_id", "number", **where(_one_of(ACTIVE))),
     sa.Index(
         "ix_runs_cancel_open",
         "number",
-        **_where("cancel_requested_at IS NOT NULL AND status IN ('created', 'awaiting_approval')"),
+        **where("cancel_requested_at IS NOT NULL AND status IN ('created', 'awaiting_approval')"),
     ),
-    sa.Index("ix_runs_not_pruned", "completed_at", **_where("pruned_at IS NULL")),
+    sa.Index("ix_runs_not_pruned", "completed_at", **where("pruned_at IS NULL")),
     # With this, a list of the few failed runs among a million others is as quick as a list of all.
-    sa.Index("ix_runs_ended_project", "project_id", "status", "number", **_where(_one_of(TERMINAL))),
-    sa.Index("ix_runs_ended_agent", "agent_id", "status", "number", **_where(_one_of(TERMINAL))),
-    sa.Index("ix_runs_stopped_project", "project_id", "stop_reason", "number", **_where("stop_reason IS NOT NULL")),
-    sa.Index("ix_runs_stopped_agent", "agent_id", "stop_reason", "number", **_where("stop_reason IS NOT NULL")),
+    sa.Index("ix_runs_ended_project", "project_id", "status", "number", **where(_one_of(TERMINAL))),
+    sa.Index("ix_runs_ended_agent", "agent_id", "status", "number", **where(_one_of(TERMINAL))),
+    sa.Index("ix_runs_stopped_project", "project_id", "stop_reason", "number", **where("stop_reason IS NOT NULL")),
+    sa.Index("ix_runs_stopped_agent", "agent_id", "stop_reason", "number", **where("stop_reason IS NOT NULL")),
     sa.Index("ix_runs_project_id_created_at", "project_id", "created_at"),
     sa.Index(
-        "ix_runs_project_id_completed_at", "project_id", "completed_at", "status", **_where("completed_at IS NOT NULL")
+        "ix_runs_project_id_completed_at", "project_id", "completed_at", "status", **where("completed_at IS NOT NULL")
     ),
-    sa.Index("ix_runs_parent_run_id", "parent_run_id", "number", **_where("parent_run_id IS NOT NULL")),
-    sa.Index("ix_runs_root_run_id", "root_run_id", "number", **_where("root_run_id IS NOT NULL")),
+    sa.Index("ix_runs_parent_run_id", "parent_run_id", "number", **where("parent_run_id IS NOT NULL")),
+    sa.Index("ix_runs_root_run_id", "root_run_id", "number", **where("root_run_id IS NOT NULL")),
     # For the sweeper.
-    sa.Index("ix_runs_waits_for_runs", "number", **_where("waits_for = 'runs'")),
+    sa.Index("ix_runs_waits_for_runs", "number", **where("waits_for = 'runs'")),
     # Enforces one run at a time per thread, even if a claim overlooked another.
-    sa.Index("uq_runs_running_thread", "thread_id", unique=True, **_where("status = 'running'")),
+    sa.Index("uq_runs_running_thread", "thread_id", unique=True, **where("status = 'running'")),
 )
 
 run_inputs = sa.Table(
@@ -142,7 +137,7 @@ steps = sa.Table(
         "created_at",
         "number",
         "id",
-        **_where("feedback IS NOT NULL OR tags IS NOT NULL"),
+        **where("feedback IS NOT NULL OR tags IS NOT NULL"),
     ),
 )
 
@@ -245,9 +240,9 @@ approvals = sa.Table(
     sa.Index("ix_approvals_project_id_decided_at", "project_id", "decided_at"),
     sa.Index("ix_approvals_agent_id_decided_at", "agent_id", "decided_at"),
     # A worker looks for expired requests every few seconds, and nearly all rows are decided.
-    sa.Index("ix_approvals_expires_at", "expires_at", **_where("decided_at IS NULL")),
-    sa.Index("ix_approvals_open_thread", "thread_id", **_where("decided_at IS NULL")),
-    sa.Index("ix_approvals_decided_thread", "thread_id", "decided_at", **_where("decided_at IS NOT NULL")),
+    sa.Index("ix_approvals_expires_at", "expires_at", **where("decided_at IS NULL")),
+    sa.Index("ix_approvals_open_thread", "thread_id", **where("decided_at IS NULL")),
+    sa.Index("ix_approvals_decided_thread", "thread_id", "decided_at", **where("decided_at IS NOT NULL")),
 )
 
 injected_messages = sa.Table(
@@ -258,8 +253,8 @@ injected_messages = sa.Table(
     *texts("thread_id", "message_id", "message", "if_ended"),
     sa.Column("delivered_at", UtcMoment),
     sa.Index("uq_injected_messages_message_id", "message_id", unique=True),
-    sa.Index("ix_injected_messages_open", "run_id", **_where("delivered_at IS NULL")),
-    sa.Index("ix_injected_messages_open_thread", "thread_id", **_where("delivered_at IS NULL")),
+    sa.Index("ix_injected_messages_open", "run_id", **where("delivered_at IS NULL")),
+    sa.Index("ix_injected_messages_open_thread", "thread_id", **where("delivered_at IS NULL")),
 )
 
 callbacks = sa.Table(
@@ -274,7 +269,7 @@ callbacks = sa.Table(
     sa.Column("given_up_at", UtcMoment),
     # For callbacks that wait or were given up: nearly all others are delivered.
     sa.Index(
-        "ix_callbacks_open", "project_id", "number", **_where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
+        "ix_callbacks_open", "project_id", "number", **where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
     ),
 )
 
@@ -293,12 +288,12 @@ webhook_deliveries = sa.Table(
     sa.Column("last_status_code", sa.Integer),
     sa.Column("last_error", sa.Text),
     sa.UniqueConstraint("run_id", "endpoint_id"),
-    sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at", **_where("next_attempt_at IS NOT NULL")),
+    sa.Index("ix_webhook_deliveries_next_attempt_at", "next_attempt_at", **where("next_attempt_at IS NOT NULL")),
     sa.Index(
         "ix_webhook_deliveries_open",
         "project_id",
         "number",
-        **_where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL"),
+        **where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL"),
     ),
 )
 

@@ -145,6 +145,11 @@ def texts(*names: str, nullable: bool = False) -> Iterator[sa.Column[str]]:
     return (sa.Column(name, sa.Text, nullable=nullable) for name in names)
 
 
+def where(condition: str) -> dict[str, Any]:
+    """Options of a partial index."""
+    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
+
+
 agents = sa.Table(
     "agents",
     metadata,
@@ -207,13 +212,7 @@ conversations = sa.Table(
     sa.Column("document", sa.Text, nullable=False),
     *times("created_at", "updated_at"),
     sa.Column("name", sa.Text),
-    sa.Index(
-        "uq_conversations_agent_id_name",
-        *("agent_id", "name"),
-        unique=True,
-        sqlite_where=sa.text("name IS NOT NULL"),
-        postgresql_where=sa.text("name IS NOT NULL"),
-    ),
+    sa.Index("uq_conversations_agent_id_name", "agent_id", "name", unique=True, **where("name IS NOT NULL")),
 )
 
 messages = sa.Table(
@@ -233,6 +232,8 @@ messages = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("uq_messages_thread_turn_position", "thread_id", "turn", "position", unique=True),
+    # For lists of all histories of an agent: a turn's first message says when the turn began.
+    sa.Index("ix_messages_begins", "agent_id", "created_at", "thread_id", "turn", **where("position = 1")),
     sa.Index(
         "ix_messages_in_context",
         *("thread_id", "turn", "position"),
@@ -283,12 +284,7 @@ passages = sa.Table(
     sa.Column("embed_at", UtcMoment),
     sa.Index("ix_passages_archive_id_created_at", "archive_id", "created_at", "number"),
     sa.Index("ix_passages_project_id_created_at", "project_id", "created_at", "number"),
-    sa.Index(
-        "ix_passages_embed_at",
-        "embed_at",
-        sqlite_where=sa.text("embed_at IS NOT NULL"),
-        postgresql_where=sa.text("embed_at IS NOT NULL"),
-    ),
+    sa.Index("ix_passages_embed_at", "embed_at", **where("embed_at IS NOT NULL")),
 )
 
 passage_tags = sa.Table(
@@ -406,12 +402,7 @@ group_turns = sa.Table(
     # When to read the row next, to count it or to start runs. NULL: it waits for later turns.
     sa.Column("look_at", UtcMoment),
     sa.Index("ix_group_turns_group_id_number", "group_id", "number"),
-    sa.Index(
-        "ix_group_turns_look_at",
-        "look_at",
-        sqlite_where=sa.text("look_at IS NOT NULL"),
-        postgresql_where=sa.text("look_at IS NOT NULL"),
-    ),
+    sa.Index("ix_group_turns_look_at", "look_at", **where("look_at IS NOT NULL")),
 )
 
 

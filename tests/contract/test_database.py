@@ -56,3 +56,25 @@ async def test_a_connection_that_the_driver_had_closed_hid_why_its_transaction_e
                 driver.terminate()
                 raise asyncio.CancelledError
         assert await database.is_reachable()
+
+
+async def test_a_failover_left_processes_at_the_standby_and_each_write_was_an_error_of_the_server(
+    postgres_url: str,
+) -> None:
+    """A standby serves its connections as before, but refuses writes: the next connection may find the primary."""
+    async with one_connection(postgres_url, trusted_s=60) as database:
+        async with database.read() as connection:
+            await connection.execute(sa.text("SET default_transaction_read_only = on"))
+        first = await backend_of(database)
+        with pytest.raises(Unavailable, match="refuses writes"):
+            async with database.write() as connection:
+                await connection.execute(sa.text("CREATE TABLE of_the_primary ()"))
+        assert await backend_of(database) != first
+        async with database.write() as connection:
+            await connection.execute(sa.text("CREATE TEMPORARY TABLE of_the_primary ()"))
+
+
+async def test_a_query_of_no_rows_was_compiled_for_a_tenth_of_a_second(postgres_url: str) -> None:
+    """The cost that the planner expects of a table with a policy grows with the table."""
+    async with one_connection(postgres_url, trusted_s=60) as database, database.read() as connection:
+        assert (await connection.execute(sa.text("SHOW jit"))).scalar_one() == "off"

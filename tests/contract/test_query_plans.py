@@ -14,7 +14,7 @@ from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.history.message_lists import MessageFilter
+from shared.sql.history.message_lists import MessageFilter, Order
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
     approvals,
@@ -65,7 +65,7 @@ GROWING = {
 }  # fmt: skip
 """Tables that have rows for every run."""
 
-OF_WHAT_IS_OVER = re.compile(r"ix_runs_(ended|stopped|project_id_completed_at)|ix_approvals_decided_thread")
+OF_WHAT_IS_OVER = re.compile(r"ix_runs_(ended|stopped|project_id_completed_at)|ix_approvals_decided|ix_messages_begins")
 PARTIAL = {
     str(index.name)
     for table in metadata.sorted_tables
@@ -432,6 +432,37 @@ async def test_a_conversation_is_found_by_its_name_alone(stores: Stores) -> None
         explain = "EXPLAIN QUERY PLAN" if stores.database.is_sqlite else "EXPLAIN"
         plan = await connection.exec_driver_sql(f"{explain} {statements[0].text}", tuple(statements[0].parameters))
         assert "uq_conversations_agent_id_name" in " ".join(str(part) for row in plan for part in row)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_page_of_several_histories_sorted_all_messages_of_the_agent(stores: Stores, order: Order) -> None:
+    """With twenty thousand conversations each page took seconds."""
+    await fill_with_ended_runs(stores)
+    await ConversationStore(stores.database).ensure(
+        some_conversation(NAMED, name="tea"), system_message_id=IDS.message()
+    )
+    if not stores.database.is_sqlite:
+        async with stores.database.write() as connection:
+            await connection.execute(sa.text("ANALYZE"))
+    of_agent = MessageFilter(PROJECT, agent_id=AGENT.id)
+    whole = await stores.lists.page(of_agent, limit=1000, order=order)
+    with sent_statements() as statements:
+        found = await stores.lists.page(of_agent, limit=5, order=order)
+        after, before = (found[-1].id, None) if order == "asc" else (None, found[0].id)
+        found_behind = await stores.lists.page(of_agent, limit=5, order=order, after=after, before=before)
+    shown = found + found_behind if order == "asc" else found_behind + found
+    assert shown == (whole[:10] if order == "asc" else whole[-10:])
+    pages = [sent for sent in statements if "LIMIT" in sent.text and " first" in sent.text]
+    assert len(pages) == 2
+    async with stores.database.read() as connection:
+        explain = "EXPLAIN QUERY PLAN" if stores.database.is_sqlite else "EXPLAIN"
+        if not stores.database.is_sqlite:
+            # Of so few messages Postgres would sort all.
+            await connection.execute(sa.text("SET enable_sort = off"))
+        for sent in pages:
+            plan = await connection.exec_driver_sql(f"{explain} {sent.text}", tuple(sent.parameters))
+            said_of_it = " ".join(str(part) for row in plan for part in row)
+            assert re.search(r"SEARCH first USING INDEX ix_messages_begins|using ix_messages_begins on", said_of_it)
 
 
 async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:

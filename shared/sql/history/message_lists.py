@@ -109,7 +109,7 @@ class MessageLists:
             for cursor, is_newer in ((after, True), (before, False)):
                 place = None if cursor is None else await _place_of(connection, whole, keys, cursor)
                 if place is not None:
-                    query = query.where(sa.tuple_(*keys) > place if is_newer else sa.tuple_(*keys) < place)
+                    query = query.where(_is_behind(keys, place, is_newer=is_newer))
             query = query.where(is_listed())
             found = await _collect(connection, query, keys, limit, is_wanted, ascending=order == "asc")
         return found if order == "asc" else found[::-1]
@@ -187,10 +187,8 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
     differences cannot put an answer before its question.
     """
     query: Query = sa.select(messages)
-    if of.thread_id is not None:
-        query = query.where(messages.c.thread_id == of.thread_id)
-    if of.run_id is not None:
-        query = query.where(messages.c.run_id == of.run_id)
+    for column, wanted in ((messages.c.thread_id, of.thread_id), (messages.c.run_id, of.run_id)):
+        query = query if wanted is None else query.where(column == wanted)
     if of.step_id is not None:
         query = query.where(messages.c.step_id == of.step_id)
     if of.is_default:
@@ -198,18 +196,22 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
     place = [messages.c.turn, messages.c.position]
     if of.is_of_one_thread:
         return _of_owner(query, messages, of), place
-    return _of_owner(query.join(_FIRST, _BEGINS), messages, of), [_FIRST.c.created_at, messages.c.thread_id, *place]
+    keys = [_FIRST.c.created_at, _FIRST.c.thread_id, _FIRST.c.turn, messages.c.position]
+    return _of_owner(query.join(_FIRST, _BEGINS), _FIRST, of), keys
 
 
 _FIRST = messages.alias("first")
-_BEGINS = sa.and_(_FIRST.c.thread_id == messages.c.thread_id, _FIRST.c.turn == messages.c.turn, _FIRST.c.position == 1)
+_BEGINS = sa.and_(
+    *(_FIRST.c[name] == messages.c[name] for name in ("thread_id", "turn")),
+    _FIRST.c.position == sa.literal(1, literal_execute=True),  # the text of the partial index
+)
 
 
 async def _narrowed(connection: Connection, of: MessageFilter) -> MessageFilter:
     """Narrows the filter to one thread if the list is of one thread: a page of it costs the same however long the
     history is.
 
-    To order several histories, all of the agent's messages are looked at.
+    An index of the turns' first messages orders several histories.
     """
     if of.agent_id is None or of.is_of_one_thread:
         return of
@@ -231,14 +233,20 @@ def _is_of_role(role: Role) -> sa.ColumnElement[bool]:
 
 async def _place_of(
     connection: Connection, query: Query, keys: Keys, message_id: MessageId
-) -> sa.ColumnElement[Any] | None:
+) -> Sequence[sa.ColumnElement[Any]] | None:
     is_it = sa.or_(messages.c.id == message_id, messages.c.sibling_id == message_id)
     row = (await connection.execute(query.with_only_columns(*keys).where(is_it))).one_or_none()
-    return None if row is None else _tuple_of(keys, row)
+    return None if row is None else _literals(keys, row)
 
 
-def _tuple_of(keys: Keys, values: Sequence[Any]) -> sa.ColumnElement[Any]:
-    return sa.tuple_(*(sa.literal(value, key.type) for key, value in zip(keys, values, strict=True)))
+def _literals(keys: Keys, values: Sequence[Any]) -> Sequence[sa.ColumnElement[Any]]:
+    return [sa.literal(value, key.type) for key, value in zip(keys, values, strict=True)]
+
+
+def _is_behind(keys: Keys, place: Sequence[sa.ColumnElement[Any]], *, is_newer: bool) -> sa.ColumnElement[bool]:
+    """Repeats what it says of the first key: no index finds a row of keys that two tables have."""
+    row, other = sa.tuple_(*keys), sa.tuple_(*place)
+    return sa.and_(keys[0] >= place[0], row > other) if is_newer else sa.and_(keys[0] <= place[0], row < other)
 
 
 async def _collect(
@@ -263,7 +271,7 @@ async def _collect(
     while True:
         rest = ordered
         if last is not None:
-            rest = ordered.where(sa.tuple_(*keys) > last if ascending else sa.tuple_(*keys) < last)
+            rest = ordered.where(_is_behind(keys, last, is_newer=ascending))
         rows = (await connection.execute(rest.limit(at_once))).mappings().all()
         for row, message in zip(rows, await made_of(rows, looked_at, "body"), strict=True):
             if message is None:
@@ -277,5 +285,5 @@ async def _collect(
         if len(rows) < at_once:
             return collected
         fitting = LONGEST_PAGE * len(rows) // sum(len(row["body"]) for row in rows)
-        last = _tuple_of(keys, [rows[-1][f"key_{number}"] for number in range(len(keys))])
+        last = _literals(keys, [rows[-1][f"key_{number}"] for number in range(len(keys))])
         at_once = min(max(at_once * GROWTH, LEAST_AGAIN), MOST_AT_ONCE, max(fitting, 1))

@@ -37,9 +37,11 @@ class RunFigureStore:
         """The project's active runs, and its last sixty minutes."""
         begins = minutes_until(now)
         async with self._database.read() as connection:
-            active = await _active(connection, project_id)
-            submitted = await _submitted(connection, project_id, begins[0])
-            ended = await _ended(connection, project_id, begins[0])
+            is_ours, was_submitted = runs.c.project_id == project_id, runs.c.created_at >= begins[0]
+            has_ended = (runs.c.completed_at >= begins[0], runs.c.status.in_(list(TERMINAL)))
+            active = await _counted(connection, [runs.c.status], is_ours, has_one_of(runs, ACTIVE))
+            submitted = await _counted(connection, [_minute(runs.c.created_at)], is_ours, was_submitted)
+            ended = await _counted(connection, [_minute(runs.c.completed_at), runs.c.status], is_ours, *has_ended)
             queue_waits, first_tokens = await _waits(connection, project_id, begins)
         return RunFigures(
             created=active[RunStatus.CREATED],
@@ -76,14 +78,13 @@ class RunFigureStore:
 
     async def of_deployment(self) -> "DeploymentCounts":
         """Counts the active work of all projects together. The caller's database must not be scoped to one project."""
-        by_status = sa.select(runs.c.status, sa.func.count()).where(has_one_of(runs, ACTIVE)).group_by(runs.c.status)
         outboxes = (callbacks, webhook_deliveries)
         each = [
             sa.select(sa.func.count()).where(box.c.next_attempt_at.is_not(None)).scalar_subquery() for box in outboxes
         ]
         waiting = sa.select(each[0] + each[1])
         async with self._database.read() as connection:
-            active = {row[0]: row[1] for row in await connection.execute(by_status)}
+            active = await _counted(connection, [runs.c.status], has_one_of(runs, ACTIVE))
             return DeploymentCounts(active, (await connection.execute(waiting)).scalar_one())
 
     async def quietest(self, at_most: int) -> "list[QuietRun]":
@@ -114,33 +115,10 @@ class DeploymentCounts(NamedTuple):
     callbacks_waiting: int
 
 
-async def _active(connection: Connection, project_id: ProjectId) -> Counter[str]:
-    counted = await connection.execute(
-        sa.select(runs.c.status, sa.func.count())
-        .where(runs.c.project_id == project_id, has_one_of(runs, ACTIVE))
-        .group_by(runs.c.status)
-    )
-    return Counter({row[0]: row[1] for row in counted})
-
-
-async def _submitted(connection: Connection, project_id: ProjectId, since: datetime) -> Counter[int]:
-    minute = _minute(runs.c.created_at)
-    counted = await connection.execute(
-        sa.select(minute, sa.func.count())
-        .where(runs.c.project_id == project_id, runs.c.created_at >= since)
-        .group_by(minute)
-    )
-    return Counter({row[0]: row[1] for row in counted})
-
-
-async def _ended(connection: Connection, project_id: ProjectId, since: datetime) -> Counter[tuple[int, str]]:
-    minute = _minute(runs.c.completed_at)
-    counted = await connection.execute(
-        sa.select(minute, runs.c.status, sa.func.count())
-        .where(runs.c.project_id == project_id, runs.c.completed_at >= since, runs.c.status.in_(list(TERMINAL)))
-        .group_by(minute, runs.c.status)
-    )
-    return Counter({(begin, status): count for begin, status, count in counted})
+async def _counted(connection: Connection, by: Sequence[sa.ColumnElement[Any]], *conditions: Any) -> Counter[Any]:
+    """Counts runs by the value of an expression, or by the values of several."""
+    counted = await connection.execute(sa.select(*by, sa.func.count()).where(*conditions).group_by(*by))
+    return Counter({key[0] if len(by) == 1 else tuple(key): count for *key, count in counted})
 
 
 async def _waits(connection: Connection, project_id: ProjectId, begins: Sequence[datetime]) -> tuple[Waits, Waits]:

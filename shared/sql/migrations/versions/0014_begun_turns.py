@@ -1,0 +1,20 @@
+"""An index of the messages with which turns begin, for lists of all histories of an agent."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014_begun_turns"
+down_revision = "0012_code_versions"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    begins = sa.text("position = 1")
+    index = ("ix_messages_begins", "messages", ["agent_id", "created_at", "thread_id", "turn"])
+    # An operator may have made it before, without a lock.
+    op.create_index(*index, if_not_exists=True, sqlite_where=begins, postgresql_where=begins)
+
+
+def downgrade() -> None:
+    op.drop_index("ix_messages_begins", table_name="messages")
