@@ -66,15 +66,21 @@ class DialectServices(NamedTuple):
     chats: UiChats
 
 
-def dialect_services(
-    process: ProcessContext,
-    everybodys: ProcessContext,
-    submissions: SubmissionService,
-    streaming: StreamService,
-    waiter: RunWaiter,
-    cancels: CancelService,
-) -> DialectServices:
+class Kernel(NamedTuple):
+    """The services that every dialect needs."""
+
+    process: ProcessContext
+    everybodys: ProcessContext
+    """The same process with a database that shows all projects."""
+    submissions: SubmissionService
+    streaming: StreamService
+    waiter: RunWaiter
+    cancels: CancelService
+
+
+def dialect_services(kernel: Kernel) -> DialectServices:
     """The services of every dialect."""
+    process, submissions, streaming = kernel.process, kernel.submissions, kernel.streaming
     settings, code_agents = process.settings, submissions.code_agents
     models = OfferedModels(process.environment, settings.builtin_models, code_agents, settings.default_model)
     threads = AgentThreads(
@@ -87,23 +93,23 @@ def dialect_services(
     page_threads = PageThreads(
         threads=threads, conversations=threads.conversations, clock=process.clock, ids=process.ids
     )
-    streams = thread_streams(process, everybodys, streaming)
-    pages = _pages(process, submissions, page_threads, cancels)
+    streams = _thread_streams(kernel)
+    pages = _pages(kernel, page_threads)
     return DialectServices(
         models,
         code_agents,
         threads,
-        answer_service(process, submissions, streaming, waiter, sleeptime),
-        chat_service(process, submissions, streaming, waiter),
-        response_service(process, submissions, streaming, waiter, response_threads, cancels),
-        _conversations(process, response_threads, cancels),
+        _answers(kernel, sleeptime),
+        _chat(kernel),
+        _responses(kernel, response_threads),
+        _conversations(kernel, response_threads),
         sleeptime,
         sleeptime.turns,
         GroupEditor(process.database, process.secret_keys),
         _sleepers(process),
-        mcp_service(process, submissions, streaming, waiter, threads, cancels),
+        _mcp(kernel, threads),
         streams,
-        RunChanges(RunChangeStore(everybodys.database), streaming.reader.feed, streaming),
+        RunChanges(RunChangeStore(kernel.everybodys.database), streaming.reader.feed, streaming),
         page_threads,
         pages,
         AgUiService(threads=page_threads, pages=pages, streams=streams),
@@ -129,10 +135,9 @@ def _ui_chats(process: ProcessContext, threads: PageThreads, pages: PageService,
     )
 
 
-def _pages(
-    process: ProcessContext, submissions: SubmissionService, threads: PageThreads, cancels: CancelService
-) -> PageService:
+def _pages(kernel: Kernel, threads: PageThreads) -> PageService:
     """Submits what pages send."""
+    process, submissions = kernel.process, kernel.submissions
     return PageService(
         threads=threads,
         decisions=PageDecisions(
@@ -140,7 +145,7 @@ def _pages(
         ),
         submissions=submissions,
         messages=MessageLists(process.database),
-        canceller=cancels.canceller,
+        canceller=kernel.cancels.canceller,
         input_limits=input_limits_of(process.settings),
     )
 
@@ -162,22 +167,16 @@ def _sleeptime(process: ProcessContext, submissions: SubmissionService) -> Sleep
     )
 
 
-def mcp_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    streaming: StreamService,
-    waiter: RunWaiter,
-    threads: AgentThreads,
-    cancels: CancelService,
-) -> McpService:
+def _mcp(kernel: Kernel, threads: AgentThreads) -> McpService:
     """Answers clients of the Model Context Protocol."""
+    process, submissions, streaming = kernel.process, kernel.submissions, kernel.streaming
     clock, ids = process.clock, process.ids
     tasks = TaskService(
         runs=submissions.runs,
         reader=streaming.reader,
         decisions=submissions.decisions,
         traces=submissions.traces,
-        cancels=cancels,
+        cancels=kernel.cancels,
         retain_days=process.settings.retain_days,
         clock=clock,
     )
@@ -187,66 +186,51 @@ def mcp_service(
         tasks=tasks,
         submissions=submissions,
         streaming=streaming,
-        waiter=waiter,
+        waiter=kernel.waiter,
         input_limits=input_limits_of(process.settings),
         clock=clock,
         ids=ids,
     )
 
 
-def chat_service(
-    process: ProcessContext, submissions: SubmissionService, streaming: StreamService, waiter: RunWaiter
-) -> ChatService:
+def _chat(kernel: Kernel) -> ChatService:
     """Answers chat completions."""
     return ChatService(
-        submissions=submissions,
-        streaming=streaming,
-        waiter=waiter,
-        input_limits=input_limits_of(process.settings),
-        clock=process.clock,
+        submissions=kernel.submissions,
+        streaming=kernel.streaming,
+        waiter=kernel.waiter,
+        input_limits=input_limits_of(kernel.process.settings),
+        clock=kernel.process.clock,
     )
 
 
-def answer_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    streaming: StreamService,
-    waiter: RunWaiter,
-    sleeptime: SleeptimeRuns,
-) -> AnswerService:
+def _answers(kernel: Kernel, sleeptime: SleeptimeRuns) -> AnswerService:
     """Answers messages on Letta's wire."""
     return AnswerService(
-        submissions=submissions,
-        streaming=streaming,
-        waiter=waiter,
-        messages=MessageStore(process.database),
+        submissions=kernel.submissions,
+        streaming=kernel.streaming,
+        waiter=kernel.waiter,
+        messages=MessageStore(kernel.process.database),
         runs_of_turn=sleeptime.of_turn,
-        input_limits=input_limits_of(process.settings),
-        clock=process.clock,
+        input_limits=input_limits_of(kernel.process.settings),
+        clock=kernel.process.clock,
     )
 
 
-def response_service(
-    process: ProcessContext,
-    submissions: SubmissionService,
-    streaming: StreamService,
-    waiter: RunWaiter,
-    threads: ResponseThreads,
-    cancels: CancelService,
-) -> ResponseService:
+def _responses(kernel: Kernel, threads: ResponseThreads) -> ResponseService:
     """Answers requests for responses."""
     return ResponseService(
-        submissions=submissions,
+        submissions=kernel.submissions,
         threads=threads,
-        streaming=streaming,
-        waiter=waiter,
-        reader=streaming.reader,
-        runs=submissions.runs,
-        messages=MessageStore(process.database),
-        listing=submissions.listing,
-        cancels=cancels,
-        input_limits=input_limits_of(process.settings),
-        clock=process.clock,
+        streaming=kernel.streaming,
+        waiter=kernel.waiter,
+        reader=kernel.streaming.reader,
+        runs=kernel.submissions.runs,
+        messages=MessageStore(kernel.process.database),
+        listing=kernel.submissions.listing,
+        cancels=kernel.cancels,
+        input_limits=input_limits_of(kernel.process.settings),
+        clock=kernel.process.clock,
     )
 
 
@@ -265,26 +249,27 @@ def _response_threads(
     )
 
 
-def _conversations(process: ProcessContext, threads: ResponseThreads, cancels: CancelService) -> ConversationService:
+def _conversations(kernel: Kernel, threads: ResponseThreads) -> ConversationService:
+    process = kernel.process
     return ConversationService(
         conversations=ConversationStore(process.database),
         messages=MessageStore(process.database),
         approvals=ApprovalStore(process.database),
         threads=threads,
-        cancels=cancels,
+        cancels=kernel.cancels,
         input_limits=input_limits_of(process.settings),
         clock=process.clock,
         ids=process.ids,
     )
 
 
-def thread_streams(process: ProcessContext, everybodys: ProcessContext, streaming: StreamService) -> ThreadStreams:
-    """Streams threads. `everybodys` is the process with a database that shows all projects."""
+def _thread_streams(kernel: Kernel) -> ThreadStreams:
+    process, streaming = kernel.process, kernel.streaming
     return ThreadStreams(
         streaming=streaming,
         turns=TurnStore(process.database),
         listing=RunListing(process.database),
         approvals=ApprovalStore(process.database),
         messages=MessageStore(process.database),
-        watches=ThreadWatches(TurnStore(everybodys.database), streaming.reader.feed),
+        watches=ThreadWatches(TurnStore(kernel.everybodys.database), streaming.reader.feed),
     )

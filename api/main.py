@@ -24,7 +24,7 @@ from api.approvals import ApprovalDecisions
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
 from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox, signing_key
-from api.dialects import dialect_services, input_limits_of
+from api.dialects import Kernel, dialect_services, input_limits_of
 from api.event_stream import ServerEnd
 from api.letta.runs import wire_callback
 from api.offered_models import CodeAgentNames
@@ -362,7 +362,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
-    dialects = dialect_services(process, everybodys, submissions, streaming, waiter, cancels)
+    dialects = dialect_services(Kernel(process, everybodys, submissions, streaming, waiter, cancels))
     return Services(
         settings=settings,
         clock=clock,

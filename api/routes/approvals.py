@@ -57,8 +57,9 @@ async def list_approvals(
         )
     named = agent_id if conversation_id == DEFAULT else conversation_id
     thread_id = None if named is None else ThreadId(named)
-    find = approval_store.decided if decided else approval_store.waiting
-    found = await find(project_id, page, agent_id=agent_id, thread_id=thread_id, run_id=run_id)
+    found = await approval_store.of_project(
+        project_id, page, is_decided=decided, agent_id=agent_id, thread_id=thread_id, run_id=run_id
+    )
     size = sum(len(approval.arguments) for approval in found)
     return await beside(lambda: [wire_approval(approval) for approval in found], size)
 

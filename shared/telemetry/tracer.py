@@ -77,18 +77,9 @@ class NoTracer:
     """Creates spans that are not exported. It passes on trace contexts from outside: callers and called servers may
     take part in a trace although this process does not."""
 
-    def begin(
-        self,
-        name: str,
-        *,
-        parent: str | None,
-        kind: SpanKind = "internal",
-        attributes: Attributes | None = None,
-        links: Sequence[str] = (),
-        at_ms: float | None = None,
-    ) -> Span:
+    def begin(self, name: str, *, parent: str | None, **_: object) -> Span:
         """A span that records nothing."""
-        del name, kind, attributes, links, at_ms
+        del name
         return _NoSpan(parent)
 
 

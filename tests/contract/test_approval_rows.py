@@ -212,14 +212,14 @@ async def test_what_waits_in_a_project_is_listed_oldest_first(stores: Stores) ->
     first = await stores.parked(A, B)
     second = await stores.parked(A, thread_id=ThreadId("conv-2"))
     await stores.settle(await stores.parked(A, thread_id=ThreadId("conv-3")), RunTrigger.CANCEL)
-    waiting = await stores.approvals.waiting(PROJECT, Page(ascending=True))
+    waiting = await stores.approvals.of_project(PROJECT, Page(ascending=True))
     assert {(one.run_id, one.tool_call_id) for one in waiting} == {
         (first.id, "a"), (first.id, "b"), (second.id, "a"),
     }  # fmt: skip
-    assert len(await stores.approvals.waiting(PROJECT, Page(limit=1, ascending=True))) == 1
-    assert await stores.approvals.waiting(PROJECT, Page(ascending=True), agent_id=AGENT.id) == waiting
-    assert await stores.approvals.waiting(PROJECT, Page(ascending=True), agent_id=AgentId("agent-2")) == []
-    assert await stores.approvals.waiting(OTHER_PROJECT, Page()) == []
+    assert len(await stores.approvals.of_project(PROJECT, Page(limit=1, ascending=True))) == 1
+    assert await stores.approvals.of_project(PROJECT, Page(ascending=True), agent_id=AGENT.id) == waiting
+    assert await stores.approvals.of_project(PROJECT, Page(ascending=True), agent_id=AgentId("agent-2")) == []
+    assert await stores.approvals.of_project(OTHER_PROJECT, Page()) == []
 
 
 async def test_what_was_decided_is_listed_by_its_decision(stores: Stores) -> None:
@@ -229,15 +229,15 @@ async def test_what_was_decided_is_listed_by_its_decision(stores: Stores) -> Non
     for minutes, one in ((2, asked[0]), (1, asked[1])):
         await stores.decisions.decide(one, approve("a"), by="ada", now=NOW + timedelta(minutes=minutes))
 
-    newest = await stores.approvals.decided(PROJECT, Page())
+    newest = await stores.approvals.of_project(PROJECT, Page(), is_decided=True)
     assert [one.id for one in newest] == [asked[0].id, asked[1].id]
     assert {one.decided_by for one in newest} == {"ada"}
-    assert await stores.approvals.decided(PROJECT, Page(after=asked[0].id)) == newest[1:]
-    assert await stores.approvals.decided(PROJECT, Page(limit=1, ascending=True)) == newest[1:]
-    assert await stores.approvals.decided(PROJECT, Page(), agent_id=AGENT.id) == newest
-    assert await stores.approvals.decided(PROJECT, Page(), thread_id=conversations[1]) == newest[1:]
-    assert await stores.approvals.decided(PROJECT, Page(), agent_id=AgentId("agent-2")) == []
-    assert await stores.approvals.decided(OTHER_PROJECT, Page()) == []
+    assert await stores.approvals.of_project(PROJECT, Page(after=asked[0].id), is_decided=True) == newest[1:]
+    assert await stores.approvals.of_project(PROJECT, Page(limit=1, ascending=True), is_decided=True) == newest[1:]
+    assert await stores.approvals.of_project(PROJECT, Page(), is_decided=True, agent_id=AGENT.id) == newest
+    assert await stores.approvals.of_project(PROJECT, Page(), is_decided=True, thread_id=conversations[1]) == newest[1:]
+    assert await stores.approvals.of_project(PROJECT, Page(), is_decided=True, agent_id=AgentId("agent-2")) == []
+    assert await stores.approvals.of_project(OTHER_PROJECT, Page(), is_decided=True) == []
 
 
 async def test_requests_that_nobody_decided_in_time_are_found(stores: Stores) -> None:

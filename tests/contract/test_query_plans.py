@@ -166,9 +166,9 @@ async def a_sweep(stores: Stores) -> None:
 
 async def due_approvals(stores: Stores) -> None:
     await stores.approvals.expired(NOW)
-    await stores.approvals.waiting(PROJECT, Page(ascending=True))
-    await stores.approvals.waiting(PROJECT, Page(ascending=True), thread_id=THREAD)
-    await stores.approvals.decided(PROJECT, Page())
+    await stores.approvals.of_project(PROJECT, Page(ascending=True))
+    await stores.approvals.of_project(PROJECT, Page(ascending=True), thread_id=THREAD)
+    await stores.approvals.of_project(PROJECT, Page(), is_decided=True)
 
 
 async def due_callbacks(stores: Stores) -> None:

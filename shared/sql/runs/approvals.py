@@ -169,34 +169,23 @@ class ApprovalStore:
             of_thread.setdefault(approval.thread_id, []).append(approval)
         return of_thread
 
-    async def waiting(
+    async def of_project(
         self,
         project_id: ProjectId,
         page: Page,
         *,
+        is_decided: bool = False,
         agent_id: AgentId | None = None,
         thread_id: ThreadId | None = None,
         run_id: RunId | None = None,
     ) -> list[Approval]:
-        """Returns a page of the project's waiting requests. A cursor may name a request that was decided meanwhile."""
-        conditions = [approvals.c.decided_at.is_(None), _of_a_parked_run(), *_asked_by(agent_id, thread_id, run_id)]
-        keys = [approvals.c.asked_at, approvals.c.run_id, approvals.c.number]
-        async with self._database.read() as connection:
-            rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
-            return await made_of(rows, approval_of, "arguments")
-
-    async def decided(
-        self,
-        project_id: ProjectId,
-        page: Page,
-        *,
-        agent_id: AgentId | None = None,
-        thread_id: ThreadId | None = None,
-        run_id: RunId | None = None,
-    ) -> list[Approval]:
-        """A page of the project's decided requests, by the time of their decisions."""
-        conditions = [approvals.c.decided_at.is_not(None), *_asked_by(agent_id, thread_id, run_id)]
-        keys = [approvals.c.decided_at, approvals.c.run_id, approvals.c.number]
+        """Returns a page of the project's waiting requests, or of its decided ones, by the time of their decisions. A
+        cursor may name a request that was decided meanwhile."""
+        decided_at = approvals.c.decided_at
+        is_parked = sa.exists().where(runs.c.id == approvals.c.run_id, runs.c.status == RunStatus.AWAITING_APPROVAL)
+        chosen = [decided_at.is_not(None)] if is_decided else [decided_at.is_(None), is_parked]
+        conditions = [*chosen, *_asked_by(agent_id, thread_id, run_id)]
+        keys = [decided_at if is_decided else approvals.c.asked_at, approvals.c.run_id, approvals.c.number]
         async with self._database.read() as connection:
             rows = await rows_of_page(connection, approvals, project_id, page, *conditions, keys=keys)
             return await made_of(rows, approval_of, "arguments")
@@ -226,7 +215,3 @@ def _waiting() -> sa.Select[tuple[object, ...]]:
         .join(runs, runs.c.id == approvals.c.run_id)
         .where(approvals.c.decided_at.is_(None), runs.c.status == RunStatus.AWAITING_APPROVAL)
     )
-
-
-def _of_a_parked_run() -> sa.ColumnElement[bool]:
-    return sa.exists().where(runs.c.id == approvals.c.run_id, runs.c.status == RunStatus.AWAITING_APPROVAL)
