@@ -309,11 +309,11 @@ def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, 
             yield from _answer_items(owner, message, body)
         case ToolReturns(returns=returns):
             for one in returns:
-                yield _output(message_id, one.tool_call_id, one.text)
+                yield _output(message_id, one.tool_call_id, one.text, one.parts)
         case ApprovalResponse(decisions=decisions):
             for decision in decisions:
                 if decision.kind == "tool":
-                    yield _output(message_id, decision.tool_call_id, decision.tool_return or "")
+                    yield _output(message_id, decision.tool_call_id, decision.tool_return or "", decision.parts)
                     continue
                 asked = approval_item_id(owner, decision.tool_call_id)
                 verdict = {"approval_request_id": asked, "approve": decision.approve, "reason": decision.reason}
@@ -334,9 +334,10 @@ def _answer_items(owner: RunId, message: Message | NewMessage, body: AssistantMe
         yield {"id": item_id, "type": "function_call", "status": "completed", **of_call}
 
 
-def _output(message_id: MessageId, call_id: str, text: str) -> dict[str, Any]:
-    own = _own_id("fco", message_id, call_id)
-    return {"id": own, "type": "function_call_output", "status": "completed", "call_id": call_id, "output": text}
+def _output(message_id: MessageId, call_id: str, text: str, parts: list[ContentPart] | None) -> dict[str, Any]:
+    own, output = _own_id("fco", message_id, call_id), [_input_part(part) for part in parts or ()]
+    result = {"call_id": call_id, "output": output or text}
+    return {"id": own, "type": "function_call_output", "status": "completed", **result}
 
 
 def _own_id(prefix: Literal["fco", "mcpa"], message_id: MessageId, call_id: str) -> str:

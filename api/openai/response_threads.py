@@ -302,13 +302,13 @@ class ResponseThreads:
                 raise InvalidRequest(_nothing_asked(given), field="input")
             copies = [copy_of(message, self.ids) for message in said]
             return Place(begins=True, history=[*copies, *self._new(given.story)])
-        asked = await self.approvals.of_run(parent)
-        decided = {one.tool_call_id: one for one in decisions_on(given, asked)}
-        self._refuse_expired(asked)
         if given.story:
             raise InvalidRequest(
                 "the previous response waits for answers to its calls: send those, not earlier answers", field="input"
             )
+        asked = await self.approvals.of_run(parent)
+        decided = {one.tool_call_id: one for one in decisions_on(given, asked)}
+        self._refuse_expired(asked)
         earlier = [copy_of(message, self.ids) for message in said if message.turn != parent.turn]
         turn = [copy_of(message, self.ids) for message in said if message.turn == parent.turn]
         decisions = {one.id: decided[one.tool_call_id] for one in asked}

@@ -118,6 +118,16 @@ async def test_a_branch_that_leaves_a_call_open_is_refused(product: Product, ope
         await created(openai, input="And now?", previous_response_id=first.id)
 
 
+async def test_a_call_that_was_sent_back_with_its_output_was_refused_as_one_without_it(
+    product: Product, openai: AsyncOpenAI
+) -> None:
+    product.models.play(Turn(calls=[Call("square", {"n": 3})]))
+    first = await created(openai, input="Square 3.", tools=[SQUARE])
+    [call] = calls_of(first)
+    with pytest.raises(BadRequestError, match="send those, not earlier answers"):
+        await created(openai, input=[call.to_dict(), output_of(call.call_id, "9")], previous_response_id=first.id)
+
+
 async def test_what_the_clock_had_denied_was_approved_in_a_branch(product: Product, openai: AsyncOpenAI) -> None:
     product.models.play(Turn(calls=[Call("launch", {"target": "Mars"})]), Turn(text="Too late."))
     agent = await launching(product)

@@ -123,3 +123,29 @@ async def test_items_of_what_is_deleted_are_not_found(product: Product, openai: 
     first = await created(openai, input="One.", store=False)
     with pytest.raises(NotFoundError, match="not found"):
         await created(openai, input=[named(first.output[0]), {"role": "user", "content": "Next."}])
+
+
+async def test_images_in_an_output_were_lost_in_lists_and_references(product: Product, openai: AsyncOpenAI) -> None:
+    """A client that keeps its story in a conversation reads it there, and sends it all."""
+    model, pixel = "anthropic/claude-haiku-4-5-20251001", "iVBORw0KGgo="
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{pixel}"}
+    product.models.play(Turn(calls=[Call("square", {"n": 3})]), Turn(text="A square."))
+    conversation = await openai.conversations.create()
+    first = await created(openai, model=model, input="Draw.", tools=[SQUARE], conversation=conversation.id)
+    output = {**output_of(calls_of(first)[0].call_id, ""), "output": [{"type": "input_text", "text": "So:"}, image]}
+    second = await created(openai, model=model, input=[output], tools=[SQUARE], conversation=conversation.id)
+
+    [listed] = [item.to_dict() async for item in openai.responses.input_items.list(second.id)]
+    items = [item.to_dict() async for item in openai.conversations.items.list(conversation.id, order="asc")]
+
+    assert items[2] == listed
+    shown: Any = listed["output"]
+    assert [(part["type"], part.get("text") or part.get("image_url")) for part in shown] == [
+        ("input_text", "So:"),
+        ("input_image", image["image_url"]),
+    ]
+    reference = {"type": "item_reference", "id": listed["id"]}
+    for story in (items, [*items[:2], reference]):
+        product.models.say("As I said.")
+        await created(openai, model=model, input=[*story, {"role": "user", "content": "What was it?"}], tools=[SQUARE])
+        assert pixel in str(product.models.requests[-1].body["messages"])
