@@ -251,7 +251,8 @@ async def test_a_call_beside_a_function_was_shown_as_failed_and_its_result_nowhe
         assert message["content"][0]["text"] == text
         told = [{"response": {"id": told[0]["response"]["previous_response_id"]}}]
 
-    [begun, also] = (await created(openai, **asking)).to_dict()["output"]
+    output_again: Any = (await created(openai, **asking)).to_dict()["output"]
+    [begun, also] = output_again
     named = [{"type": "item_reference", "id": begun["id"]}, also, output_of(also["call_id"], "9")]
     for items in ([rolling, asked, output], named):
         product.models.say("Nothing rolled.")
