@@ -487,6 +487,25 @@ async def test_a_page_of_conversations_sorted_all_of_them(postgres_url: str, own
     assert "Sort" not in said_of_it
 
 
+async def test_each_second_read_all_callbacks_until_postgres_had_statistics(postgres_url: str) -> None:
+    """After a restore the API asks for due ones long before autovacuum has passed."""
+    delivered = sa.text(
+        "INSERT INTO callbacks (run_id, project_id, url, attempts) "
+        "SELECT 'run-' || n, 'ours', '', 1 FROM generate_series(1, 20000) n"
+    )
+    async with stored_runs(postgres_url) as stores:
+        async with stores.database.write() as connection:
+            await connection.execute(delivered)
+        async with stores.database.read() as connection:
+            await connection.execute(sa.text("VACUUM callbacks"))
+            await connection.execute(sa.text("DELETE FROM pg_statistic WHERE starelid = 'callbacks'::regclass"))
+        with sent_statements() as statements:
+            assert await stores.callbacks.claim_due(NOW) == []
+        async with stores.database.read() as connection:
+            plan = await connection.exec_driver_sql(f"EXPLAIN {statements[0].text}", tuple(statements[0].parameters))
+            assert "ix_callbacks_next_attempt_at" in " ".join(str(row[0]) for row in plan)
+
+
 async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:
     """The test above could find nothing because it sees nothing."""
     with sent_statements() as statements:
