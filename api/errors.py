@@ -309,7 +309,8 @@ def _shortened(text: str) -> str:
 
 def _cause(error: BaseException) -> str:
     """The service's own message, without a traceback: during an outage every request logs it."""
-    return " ".join(str(error.__cause__ or "no cause").split())[:200]
+    cause = error.__cause__
+    return " ".join((str(cause) or type(cause).__name__ if cause else "no cause").split())[:200]
 
 
 async def _answer_database_error(request: Request, error: Exception) -> RefusalAnswer:

@@ -1,5 +1,5 @@
 """Migrations, which bring a database to the schema of `tables.py` for `holdfast migrate` and `holdfast dev`; and the
-check of that schema that every process makes. Alembic applies them (`schema_upgrade.py`).
+check of that schema that every process makes. Alembic applies them.
 """
 
 import asyncio
@@ -62,9 +62,6 @@ async def migrate(database: Database) -> str:
 
 
 async def _apply(database: Database, target: str) -> None:
-    # Imported here because Alembic takes a tenth of a second, and most processes find their database up to date.
-    from shared.sql.schema_upgrade import upgrade
-
     for left in reversed(range(TRIES)):
         try:
             async with database.migrating() as connection:
@@ -79,6 +76,18 @@ async def _apply(database: Database, target: str) -> None:
             await asyncio.sleep(PAUSE_S)
         else:
             return
+
+
+def upgrade(connection: Connection, migrations: Path, target: str) -> None:
+    """Brings the database to the revision `target`, in the transaction of the connection."""
+    # Imported here because Alembic takes a tenth of a second, and most processes find their database up to date.
+    from alembic.command import upgrade as apply
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations))
+    config.attributes["connection"] = connection
+    apply(config, target)
 
 
 async def is_current(database: Database) -> bool:

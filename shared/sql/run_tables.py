@@ -159,9 +159,8 @@ settled_effects = sa.Table(
     # Of a call whose outcome was unknown, what a probe or a person has said.
     sa.Column("idempotency_key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    *texts("call_id", "settled_by"),
+    *texts("call_id", "settled_by", "outcome"),
     sa.Column("who", sa.Text),
-    sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("result", sa.Text),
     sa.Column("settled_at", UtcMoment, nullable=False),
 )

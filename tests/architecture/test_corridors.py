@@ -173,7 +173,6 @@ ROUTES = (
 SMALL = 40
 SMALL_WITH_A_REASON = {
     "shared/sql/migrations/": "Alembic finds and runs these files itself",
-    "shared/sql/schema_upgrade.py": "it is imported late, for Alembic's sake",
     "cli/operator/worker_server.py": "it is imported late, for all that a worker is made of",
 }
 

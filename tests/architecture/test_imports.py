@@ -42,7 +42,7 @@ LATE_MODULES = {
     "cli/operator/keys.py": ("cli.operator.issued_keys",),
     "cli/operator/secrets.py": ("cli.operator.encrypted_secrets",),
     # Alembic: for a database that lacks a migration.
-    "shared/sql/migrate.py": ("shared.sql.schema_upgrade",),
+    "shared/sql/migrate.py": ("alembic.command", "alembic.config"),
     # jsonschema: for the first arguments of a tool, in the thread that checks them.
     "shared/tool_arguments.py": ("shared.schema_validation",),
     # The package of the Model Context Protocol: for the first MCP server that is asked.

@@ -14,9 +14,8 @@ from shared.domain.threads import Conversation
 from shared.sql import migrations
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.engine import Database
-from shared.sql.migrate import is_current, migrate, newest_revision, require_current, revisions
+from shared.sql.migrate import is_current, migrate, newest_revision, require_current, revisions, upgrade
 from shared.sql.run_tables import metadata
-from shared.sql.schema_upgrade import upgrade
 from shared.sql.tables import document_of
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import AGENT, IDS

@@ -13,7 +13,7 @@ from shared.domain.ids import ConversationId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
-from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.definitions.conversations import ConversationFilter, ConversationStore
 from shared.sql.history.message_lists import MessageFilter, Order
 from shared.sql.paging import Page
 from shared.sql.run_tables import (
@@ -33,7 +33,7 @@ from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.listing import RunFilter
 from shared.sql.runs.steps import StepFilter
 from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
-from shared.sql.tables import conversations, messages
+from shared.sql.tables import conversations, messages, to_json
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.ended_runs import EARLIER, OURS, fill_with_ended_runs
 from tests.kit.runs.stored_runs import (
@@ -463,6 +463,47 @@ async def test_a_page_of_several_histories_sorted_all_messages_of_the_agent(stor
             plan = await connection.exec_driver_sql(f"{explain} {sent.text}", tuple(sent.parameters))
             said_of_it = " ".join(str(part) for row in plan for part in row)
             assert re.search(r"SEARCH first USING INDEX ix_messages_begins|using ix_messages_begins on", said_of_it)
+
+
+@pytest.mark.parametrize("owner", ["agent_id", "project_id"])
+async def test_a_page_of_conversations_sorted_all_of_them(postgres_url: str, owner: str) -> None:
+    """An agent may have one for each user, and each page read all of their documents."""
+    wanted = ConversationFilter(agent_id=AGENT.id if owner == "agent_id" else None)
+    row = {"document": to_json(some_conversation(NAMED, name="tea")), "created_at": NOW, "updated_at": NOW}
+    ours = {"agent_id": AGENT.id, "project_id": PROJECT}
+    async with stored_runs(postgres_url) as stores:
+        async with stores.database.write() as connection:
+            owners = [ours if number % 2 else ours | {owner: "others"} for number in range(EARLIER)]
+            rows = [{**row, **owned, "id": f"conv-of-{number}"} for number, owned in enumerate(owners)]
+            await connection.execute(sa.insert(conversations), rows)
+            await connection.execute(sa.text("ANALYZE"))
+        with sent_statements() as statements:
+            found = await ConversationStore(stores.database).list(PROJECT, wanted, Page(limit=20))
+        assert len(found) == 20
+        async with stores.database.read() as connection:
+            plan = await connection.exec_driver_sql(f"EXPLAIN {statements[0].text}", tuple(statements[0].parameters))
+            said_of_it = " ".join(str(row[0]) for row in plan)
+    assert f"using ix_conversations_{owner}_number" in said_of_it
+    assert "Sort" not in said_of_it
+
+
+async def test_each_second_read_all_callbacks_until_postgres_had_statistics(postgres_url: str) -> None:
+    """After a restore the API asks for due ones long before autovacuum has passed."""
+    delivered = sa.text(
+        "INSERT INTO callbacks (run_id, project_id, url, attempts) "
+        "SELECT 'run-' || n, 'ours', '', 1 FROM generate_series(1, 20000) n"
+    )
+    async with stored_runs(postgres_url) as stores:
+        async with stores.database.write() as connection:
+            await connection.execute(delivered)
+        async with stores.database.read() as connection:
+            await connection.execute(sa.text("VACUUM callbacks"))
+            await connection.execute(sa.text("DELETE FROM pg_statistic WHERE starelid = 'callbacks'::regclass"))
+        with sent_statements() as statements:
+            assert await stores.callbacks.claim_due(NOW) == []
+        async with stores.database.read() as connection:
+            plan = await connection.exec_driver_sql(f"EXPLAIN {statements[0].text}", tuple(statements[0].parameters))
+            assert "ix_callbacks_next_attempt_at" in " ".join(str(row[0]) for row in plan)
 
 
 async def test_a_query_without_an_index_is_seen(stores: Stores) -> None:

@@ -6,6 +6,8 @@ from api.application import ROUTERS
 from api.direct_route import LateRoute
 
 LATE = (
+    "alembic.command",
+    "alembic.config",
     "api.tool_source.docstrings",
     "asyncpg",
     "cli.operator.database_upkeep",
@@ -16,7 +18,6 @@ LATE = (
     "cli.operator.worker_server",
     "encodings.idna",
     "shared.schema_validation",
-    "shared.sql.schema_upgrade",
     "typer._adapters",
     "typer._click.decorators",
     "uvicorn.lifespan.off",

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from structlog.testing import capture_logs
 
 from api.application import ERROR_SHAPES
-from api.errors import ERROR_ANSWERS, add_error_answers, model_error_answer
+from api.errors import ERROR_ANSWERS, add_error_answers, domain_error_answer, model_error_answer
 from api.letta.refusals import letta_error
 from shared.domain import errors as domain
 from shared.domain.approvals import WaitingCalls
@@ -141,3 +142,12 @@ def test_a_full_context_is_a_bad_request() -> None:
     status, body = letta_error(answer.refusal)
     assert status == 400
     assert (body["detail"], body["code"]) == ("CONTEXT_WINDOW_EXCEEDED: too long", ErrorCode.CONTEXT_WINDOW_EXCEEDED)
+
+
+def test_a_statement_that_took_too_long_left_no_cause_in_the_log() -> None:
+    """The driver's error has no words, and an operator could not tell it from a database that is away."""
+    error = domain.Unavailable("the database does not answer; try again")
+    error.__cause__ = TimeoutError()
+    with capture_logs() as events:
+        domain_error_answer("GET /v1/messages", error)
+    assert [event["cause"] for event in events] == ["TimeoutError"]

@@ -33,7 +33,8 @@ def any_due(table: sa.Table) -> sa.Select[tuple[int]]:
     second, and seldom finds one."""
     now = sa.bindparam("now", type_=table.c.claimed_until.type)
     is_free = table.c.claimed_until.is_(None) | (table.c.claimed_until < now)
-    return sa.select(table.c.number).where(table.c.next_attempt_at <= now, is_free).limit(1)
+    # The order makes Postgres take the index, also before it has statistics.
+    return sa.select(table.c.number).where(table.c.next_attempt_at <= now, is_free).order_by("next_attempt_at").limit(1)
 
 
 async def claim_rows(
