@@ -17,7 +17,6 @@ from api.every_answer import EveryAnswer, UnusedInputWarnings
 from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
 from api.letta.routes import (
-    absent_lists,
     agent_files,
     agents,
     conversations,
@@ -29,6 +28,7 @@ from api.letta.routes import (
     run_effects,
     runs,
     tools,
+    unsupported_resources,
 )
 from api.mcp import routes as mcp
 from api.mcp.messages import SESSION_HEADER, mcp_error
@@ -56,7 +56,7 @@ ROUTERS = (
     openai.create_responses_router, openai.responses_router, conversation_routes.router, openai.router,
     runs.router, runs.steps_router, code_agents.router, runs.events_router, run_effects.router,
     approvals.router, groups.router, groups.agent_router,
-    absent_lists.router,
+    unsupported_resources.router,
     mcp_servers.router, mcp_servers.agent_router, mcp_servers.named_router, mcp_servers.oauth_router,
     mcp.router, pages.router, ag_ui.run_router, ag_ui.router, ai_sdk.create_router, ai_sdk.router,
     openai.webhook_router, admin.router, admin.operations_router, static_files.router,
@@ -134,7 +134,9 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     app.add_middleware(
         Gate,
         guard=BrowserGuard(keys=access.keys, names=listed(settings.allowed_hosts), origins=origins),
-        paths=LettaPaths(lists=[*absent_lists.router.routes, *groups.router.routes, *groups.agent_router.routes]),
+        paths=LettaPaths(
+            lists=[*unsupported_resources.router.routes, *groups.router.routes, *groups.agent_router.routes]
+        ),
         authentication=Authentication(access=access, routes=app.router.routes),
         quotas=services.quotas,
     )
@@ -151,7 +153,7 @@ def create_app(services: Services, *, admission: Admission, has_keys: bool) -> F
     app.add_middleware(
         RequestRecord,
         clock=services.clock,
-        metrics=services.operations.deployment_figures.metrics.api,
+        metrics=services.operations.deployment_stats.metrics.api,
         proxies=access.proxies,
         routes=app.router.routes,
         is_on=settings.access_log,

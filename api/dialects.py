@@ -70,7 +70,7 @@ class Kernel(NamedTuple):
     """The services that every dialect needs."""
 
     process: ProcessContext
-    everybodys: ProcessContext
+    unscoped: ProcessContext
     """The same process with a database that shows all projects."""
     submissions: SubmissionService
     streaming: StreamService
@@ -109,7 +109,7 @@ def dialect_services(kernel: Kernel) -> DialectServices:
         _sleepers(process),
         _mcp(kernel, threads),
         streams,
-        RunChanges(RunChangeStore(kernel.everybodys.database), streaming.reader.feed, streaming),
+        RunChanges(RunChangeStore(kernel.unscoped.database), streaming.reader.feed, streaming),
         page_threads,
         pages,
         AgUiService(threads=page_threads, pages=pages, streams=streams),
@@ -271,5 +271,5 @@ def _thread_streams(kernel: Kernel) -> ThreadStreams:
         listing=RunListing(process.database),
         approvals=ApprovalStore(process.database),
         messages=MessageStore(process.database),
-        watches=ThreadWatches(TurnStore(kernel.everybodys.database), streaming.reader.feed),
+        watches=ThreadWatches(TurnStore(kernel.unscoped.database), streaming.reader.feed),
     )

@@ -260,7 +260,7 @@ class Call:
     answers: Sequence[str]
 
 
-class Asked(NamedTuple):
+class ResolvedRequest(NamedTuple):
     """A request, and the results of its dependencies so far."""
 
     request: Request
@@ -367,7 +367,7 @@ class DirectRoute(LateRoute):
         given = await _document(receive, read) if plan.body else None
         response = Response()
         del response.headers["content-length"]
-        asked = Asked(Request(scope, receive), headers, response, {})
+        asked = ResolvedRequest(Request(scope, receive), headers, response, {})
         values = await _values(plan.endpoint, asked)
         if plan.body:
             await others_turn(read[0].get("body", b""))
@@ -390,7 +390,7 @@ def _rendered(plan: Plan, answered: Any, response: Response) -> Response:
     return rendered
 
 
-async def _values(call: Call, asked: Asked) -> dict[str, Any]:
+async def _values(call: Call, asked: ResolvedRequest) -> dict[str, Any]:
     """The arguments of a function. Raises `NotPlain`, and the errors of its dependencies."""
     values = dict(call.defaults)
     for name, inner in call.inner:

@@ -209,7 +209,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
     domain.LeaseLost: _NEVER_HERE,
     domain.MoreInput: _NEVER_HERE,
     domain.LogClosed: _NEVER_HERE,
-    domain.MustRunAlone: _NEVER_HERE,
+    domain.QuarantineRequired: _NEVER_HERE,
     domain.OtherVersion: _NEVER_HERE,
     domain.RunTimeout: _NEVER_HERE,
     domain.BudgetExceeded: _NEVER_HERE,

@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api.request_log import StreamFigures
+from api.request_log import StreamStats
 from shared.concurrency import LONG_DATA
 from shared.sql.paging import Page, refuse_part
 
@@ -48,12 +48,12 @@ class ServerEnd(asyncio.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: set[OpenStream] = set()
+        self.streams: set[OpenStream] = set()
 
     def set(self) -> None:
         """See `asyncio.Event`."""
         super().set()
-        for stream in list(self.told):
+        for stream in list(self.streams):
             stream.server_ends()
 
 
@@ -125,7 +125,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         connection: Connection = state[CONNECTION]
-        figures = state[StreamFigures.KEY] = StreamFigures()
+        stats = state[StreamStats.KEY] = StreamStats()
         state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
         entered = self._entrance(scope)
         await entered.__aenter__()
@@ -136,7 +136,7 @@ class EventStream(Response):
             on_leave=self._on_leave,
             on_whole=self._on_whole,
             connection=connection,
-            figures=figures,
+            stats=stats,
             entered=entered,
             asked=f"{scope['method']} {scope['path']}",
             variables=copy_context(),
@@ -146,7 +146,7 @@ class EventStream(Response):
         except BaseException:
             await entered.__aexit__(*sys.exc_info())
             raise
-        figures.is_open = True
+        stats.is_open = True
         connection.hand_over(rest)
 
 
@@ -160,7 +160,7 @@ class OpenStream:
     on_leave: Callable[[], Awaitable[None]] | None
     on_whole: Callable[[], Awaitable[None]] | None
     connection: Connection
-    figures: StreamFigures
+    stats: StreamStats
     entered: AbstractAsyncContextManager[None]
     asked: str
     """The request, for the log."""
@@ -202,10 +202,10 @@ class OpenStream:
             self.stopped = "server_ending"
         self.task = asyncio.current_task()
         self.connection.watch(self.client_leaves)
-        self.ending.told.add(self)
+        self.ending.streams.add(self)
 
     async def _send(self, body: bytes) -> None:
-        self.figures.frames += body.count(FRAME_END)
+        self.stats.frames += body.count(FRAME_END)
         await self.connection.send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
         if self.stopped is not None:
             raise asyncio.CancelledError  # something in between has caught the one of `_stop`
@@ -220,7 +220,7 @@ class OpenStream:
         """Ends the stream after its last event, after it was stopped, or after a failure."""
         self.task, is_whole = None, True
         self.connection.watch(None)
-        self.ending.told.discard(self)
+        self.ending.streams.discard(self)
         try:
             try:
                 await self.pieces.aclose()
@@ -231,21 +231,21 @@ class OpenStream:
             log.exception("request_failed", request=self.asked)
             raise
         finally:
-            self.figures.has_ended()
+            self.stats.has_ended()
         if not is_whole:
             self.connection.break_off()
 
     async def _conclude(self) -> bool:
         """Ends the answer. Returns False if the connection must be broken off."""
         if self.is_broken:
-            self.figures.end = "broken"
+            self.stats.end = "broken"
             return False
         if self.stopped is None:
-            self.figures.end = "whole"
+            self.stats.end = "whole"
             if self.on_whole is not None:
                 await self.on_whole()
             return True
-        self.figures.end = self.stopped
+        self.stats.end = self.stopped
         if self.stopped == "client_left" and self.on_leave is not None:
             await self.on_leave()
         if self.stopped == "server_ending":

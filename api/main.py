@@ -61,7 +61,7 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.code_agents import CodeAgentStore
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.definitions.imported_agents import BroughtAgentStore
+from shared.sql.definitions.imported_agents import ImportedAgentStore
 from shared.sql.definitions.tools import ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore
@@ -82,12 +82,12 @@ from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 
 
 def run_reader(
-    runs: RunStore, events: EventStore, event_log: EventLog, feed: EventFeed, everybodys: ProcessContext
+    runs: RunStore, events: EventStore, event_log: EventLog, feed: EventFeed, unscoped: ProcessContext
 ) -> RunReader:
-    """Reads logs. `everybodys` is the process with a database that shows all projects."""
+    """Reads logs. `unscoped` is the process with a database that shows all projects."""
     # One query serves the silent readers of all projects.
-    log_ends = LogEnds(RunStore(everybodys.database))
-    on_gap = everybodys.metrics.api.reader_gaps.inc
+    log_ends = LogEnds(RunStore(unscoped.database))
+    on_gap = unscoped.metrics.api.reader_gaps.inc
     return RunReader(runs=runs, events=events, event_log=event_log, feed=feed, log_ends=log_ends, on_gap=on_gap)
 
 
@@ -112,7 +112,7 @@ def compaction_service(process: ProcessContext, submissions: SubmissionService, 
 
 
 def submission_service(
-    process: ProcessContext, everybodys: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
+    process: ProcessContext, unscoped: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
 ) -> SubmissionService:
     """Accepts submissions."""
     listing = RunListing(process.database)
@@ -129,7 +129,7 @@ def submission_service(
         queue=canceller.queue,
         event_log=canceller.event_log,
         canceller=canceller,
-        code_agents=CodeAgentNames(CodeAgentStore(everybodys.database), ProcessPresence(everybodys.redis)),
+        code_agents=CodeAgentNames(CodeAgentStore(unscoped.database), ProcessPresence(unscoped.redis)),
         traces=SubmissionTraces(tracer=process.tracer, clock=process.clock),
         clock=process.clock,
         ids=process.ids,
@@ -348,21 +348,21 @@ def _webhooks(process: ProcessContext, http: CallersHttp) -> WebhookEndpoints:
     )
 
 
-def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
-    """`process` acts for callers. `everybodys` is the same process for work across all projects."""
+def _services(process: ProcessContext, unscoped: ProcessContext, clients: _Clients, quotas: CallerQuotas) -> Services:
+    """`process` acts for callers. `unscoped` is the same process for work across all projects."""
     settings, database, clock, ids = process.settings, process.database, process.clock, process.ids
     run_store, listing, approvals = _run_store(process), RunListing(database), ApprovalStore(database)
     agent_store, message_store = AgentEditor(database, process.secret_keys), MessageStore(database)
-    conversation_store, tool_store, access = ConversationStore(database), ToolStore(database), _access(everybodys)
+    conversation_store, tool_store, access = ConversationStore(database), ToolStore(database), _access(unscoped)
     event_log, queue = _event_log(process), RunQueue(process.redis)
     orphans = orphaned_runs(process, run_store, event_log, queue)
     canceller, decisions = run_canceller(process, orphans, clients.feed), approval_service(process, orphans, approvals)
-    reader = run_reader(run_store, EventStore(database), event_log, clients.feed, everybodys)
-    ending, submissions = ServerEnd(), submission_service(process, everybodys, canceller, decisions)
+    reader = run_reader(run_store, EventStore(database), event_log, clients.feed, unscoped)
+    ending, submissions = ServerEnd(), submission_service(process, unscoped, canceller, decisions)
     streaming = stream_service(process, reader, quotas, ending)
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
-    dialects = dialect_services(Kernel(process, everybodys, submissions, streaming, waiter, cancels))
+    dialects = dialect_services(Kernel(process, unscoped, submissions, streaming, waiter, cancels))
     return Services(
         settings=settings,
         clock=clock,
@@ -374,7 +374,7 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         server_models=clients.lists,
         secret_keys=process.secret_keys,
         agents=agent_store,
-        imported_agents=BroughtAgentStore(database, process.secret_keys),
+        imported_agents=ImportedAgentStore(database, process.secret_keys),
         tools=tool_store,
         packages=clients.packages,
         base_tools=dialects.sleepers.base_tools,
@@ -388,17 +388,17 @@ def _services(process: ProcessContext, everybodys: ProcessContext, clients: _Cli
         **plain_stores(database)._asdict(),
         **dialects._asdict(),
         webhooks=_webhooks(process, clients.http),
-        **mcp_services(process, everybodys, clients.mcp)._asdict(),
+        **mcp_services(process, unscoped, clients.mcp)._asdict(),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),
         streaming=streaming,
         cancels=cancels,
-        readiness=_readiness(everybodys),
+        readiness=_readiness(unscoped),
         agent_answers=_agent_answers(process, agent_store, approvals, message_store, access.audit),
         message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),
         input_limits=input_limits_of(settings),
-        operations=operations_service(process, everybodys, queue, event_log),
+        operations=operations_service(process, unscoped, queue, event_log),
     )
 
 

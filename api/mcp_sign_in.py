@@ -98,7 +98,7 @@ class McpSignIns:
 
     servers: McpServers
     store: McpSignInStore
-    everybodys: McpSignInStore
+    unscoped: McpSignInStore
     """The store for all projects: a browser does not name its project."""
     authorization: AuthorizationServers
     public_url: str
@@ -136,7 +136,7 @@ class McpSignIns:
         result. Raises `InvalidRequest` with a sentence for the person."""
         is_sane = 0 < len(returned.state) <= LONGEST_STATE and len(returned.code) <= LONGEST_CODE
         now = self.servers.clock.now()
-        session = await self.everybodys.take(_hash_of(returned.state), now) if is_sane else None
+        session = await self.unscoped.take(_hash_of(returned.state), now) if is_sane else None
         if session is None:
             raise InvalidRequest(_UNKNOWN, field="state")
         asker = Asker(**session.begun_by, at=now, ids=self.servers.ids)
@@ -187,7 +187,7 @@ class McpSignIns:
     async def _end_of(self, server: McpServer, session_id: McpSignInId) -> AsyncGenerator[SignInEvent]:
         """Waits until a browser finishes the sign-in, at whichever API process."""
         clock = self.servers.clock
-        told_at = clock.monotonic()
+        paused_at = clock.monotonic()
         while True:
             session = await self.store.get(server.project_id, session_id)
             if session.status == "done":
@@ -200,8 +200,8 @@ class McpSignIns:
             if clock.now() >= session.expires_at:
                 yield Failed(f"nobody has signed in within {EXPIRES.total_seconds() / 60:.0f} minutes: {_STAYS}")
                 return
-            if clock.monotonic() - told_at >= QUIET_S:
-                told_at = clock.monotonic()
+            if clock.monotonic() - paused_at >= QUIET_S:
+                paused_at = clock.monotonic()
                 yield Pause()
             await asyncio.sleep(LOOK_S)
 

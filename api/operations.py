@@ -26,7 +26,7 @@ from shared.redis.process_presence import ProcessPresence, RedisServers, ToolPre
 from shared.redis.queue import RunQueue
 from shared.sql.engine import Database
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.figures import RunFigureStore
+from shared.sql.runs.run_stats import RunStatStore
 from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.telemetry.metrics import DeploymentState, Metrics
 
@@ -49,11 +49,11 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(kw_only=True)
-class DeploymentFigures:
+class DeploymentStats:
     """Caches the deployment's values, and exports them with the metrics of this process."""
 
     metrics: Metrics
-    figures: RunFigureStore
+    stats: RunStatStore
     """On a database that shows all projects."""
     queue: RunQueue
     redis: RedisServers
@@ -73,7 +73,7 @@ class DeploymentFigures:
 
     async def _ask(self) -> DeploymentState:
         async with asyncio.TaskGroup() as group:
-            counting = group.create_task(_in_time(self.figures.of_deployment), name="count the runs")
+            counting = group.create_task(_in_time(self.stats.of_deployment), name="count the runs")
             looking = group.create_task(_in_time(self.queue.state), name="look at the queue")
             listening = group.create_task(_in_time(self._longest_silence_s), name="look for silent runs")
             weighing = group.create_task(self.redis.memory(within_s=ASK_S), name="ask for the memory of Redis")
@@ -91,7 +91,7 @@ class DeploymentFigures:
         """The longest time for which one of the running runs has logged no event; 0 if none runs. Events go to Redis
         first, and to SQL with each step or after some thousands of them."""
         now, longest = self.clock.now(), 0.0
-        for run in await self.figures.quietest(QUIETEST_LOOKED_AT):
+        for run in await self.stats.quietest(QUIETEST_LOOKED_AT):
             unheard_s = (now - run.heard_at).total_seconds()
             if unheard_s <= longest:
                 break  # each later run has a more recent write in SQL
@@ -119,11 +119,11 @@ class Operations:
     tool_presence: ToolPresence
     """The sandbox isolation that live workers report."""
     queue: RunQueue
-    figures: RunFigureStore
+    stats: RunStatStore
     callbacks: CallbackStore
     webhooks: WebhookDeliveryStore
     clock: Clock
-    deployment_figures: DeploymentFigures
+    deployment_stats: DeploymentStats
     """The values that a scrape reports."""
 
     async def look(self, project_id: ProjectId, services: Mapping[str, bool | None]) -> OperationsView:
@@ -144,8 +144,8 @@ class Operations:
             workers=await self._unless_away(self.presence.workers, has_redis),
             api_processes=await self._unless_away(self.presence.api_processes, has_redis),
             queue=await self._unless_away(self.queue.state, has_redis),
-            runs=await self._unless_away(lambda: self.figures.of_runs(project_id, now), has_database),
-            callbacks=await self._unless_away(lambda: self.figures.of_callbacks(project_id), has_database),
+            runs=await self._unless_away(lambda: self.stats.of_runs(project_id, now), has_database),
+            callbacks=await self._unless_away(lambda: self.stats.of_callbacks(project_id), has_database),
         )
 
     async def _answers_ms(self, ask: Callable[[], Awaitable[None]], is_there: bool) -> float | None:
@@ -168,9 +168,9 @@ class Operations:
 
 
 def operations_service(
-    process: ProcessContext, everybodys: ProcessContext, queue: RunQueue, event_log: EventLog
+    process: ProcessContext, unscoped: ProcessContext, queue: RunQueue, event_log: EventLog
 ) -> Operations:
-    """Reads the deployment, and the rows of a caller's project. `everybodys` is the process with a database that shows
+    """Reads the deployment, and the rows of a caller's project. `unscoped` is the process with a database that shows
     all projects."""
     servers = RedisServers(shared=process.redis, logs=process.log_servers, is_embedded=process.is_embedded)
     return Operations(
@@ -179,13 +179,13 @@ def operations_service(
         presence=ProcessPresence(process.redis),
         tool_presence=ToolPresence(process.redis),
         queue=queue,
-        figures=RunFigureStore(process.database),
+        stats=RunStatStore(process.database),
         callbacks=CallbackStore(process.database),
         webhooks=WebhookDeliveryStore(process.database),
         clock=process.clock,
-        deployment_figures=DeploymentFigures(
+        deployment_stats=DeploymentStats(
             metrics=process.metrics,
-            figures=RunFigureStore(everybodys.database),
+            stats=RunStatStore(unscoped.database),
             queue=queue,
             redis=servers,
             event_log=event_log,

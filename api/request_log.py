@@ -57,7 +57,7 @@ ASKED_METHOD = "asked_method"
 
 
 @dataclass(slots=True)
-class StreamFigures:
+class StreamStats:
     """Figures of a stream, and why it ended. Stored in the request's state under `KEY`."""
 
     frames: int = 0
@@ -66,7 +66,7 @@ class StreamFigures:
     """The stream goes on after the application has returned."""
     on_end: Callable[[], None] | None = None
 
-    KEY = "stream_figures"
+    KEY = "stream_stats"
 
     def has_ended(self) -> None:
         """Writes the log line that waits for the stream's end, if one does."""
@@ -151,7 +151,7 @@ class RequestRecord:
 
     def _log(self, scope: Scope, method: str, path: str, status: int, asked_at: float) -> None:
         """Logs the request now, or when its stream has ended: the scope is gone then."""
-        figures = scope.get("state", {}).get(StreamFigures.KEY)
+        stats = scope.get("state", {}).get(StreamStats.KEY)
         line = _Line(
             clock=self._clock,
             asked_at=asked_at,
@@ -161,10 +161,10 @@ class RequestRecord:
             status=status,
             client=client_address(scope, self._proxies),
             ids=tuple(_ids(scope)),
-            figures=figures,
+            stats=stats,
         )
-        if figures is not None and figures.is_open:
-            figures.on_end = line.write
+        if stats is not None and stats.is_open:
+            stats.on_end = line.write
         else:
             line.write()
 
@@ -207,10 +207,10 @@ class _Line:
     status: int
     client: str | None
     ids: tuple[tuple[str, str], ...]
-    figures: StreamFigures | None
+    stats: StreamStats | None
 
     def write(self) -> None:
-        figures = self.figures
+        stats = self.stats
         log_as = log.debug if self.is_quiet else log.info
         log_as(
             "request_answered",
@@ -220,7 +220,7 @@ class _Line:
             duration_ms=round((self.clock.monotonic() - self.asked_at) * 1000, 1),
             client=self.client,
             **dict(self.ids),
-            **({} if figures is None else {"frames": figures.frames, "stream_end": figures.end}),
+            **({} if stats is None else {"frames": stats.frames, "stream_end": stats.end}),
         )
 
 

@@ -56,7 +56,7 @@ from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.group_changes import GroupEditor
-from shared.sql.definitions.imported_agents import BroughtAgentStore
+from shared.sql.definitions.imported_agents import ImportedAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore, McpSignInStore
 from shared.sql.definitions.tools import BaseToolSeeder, ToolStore
 from shared.sql.engine import Database
@@ -88,7 +88,7 @@ class Services:
     server_models: ServerModels
     secret_keys: SecretKeys
     agents: AgentEditor
-    imported_agents: BroughtAgentStore
+    imported_agents: ImportedAgentStore
     tools: ToolStore
     packages: PackageEnvironments
     base_tools: BaseToolSeeder
@@ -209,8 +209,8 @@ async def mcp_parts(process: ProcessContext, network: NetworkRules) -> AsyncGene
         yield McpParts(client, authorization, signed_in)
 
 
-def mcp_services(process: ProcessContext, everybodys: ProcessContext, parts: McpParts) -> McpServices:
-    """Constructs the services. `process` acts for callers. `everybodys` is the same process for all projects: a browser
+def mcp_services(process: ProcessContext, unscoped: ProcessContext, parts: McpParts) -> McpServices:
+    """Constructs the services. `process` acts for callers. `unscoped` is the same process for all projects: a browser
     that returns from a sign-in names none."""
     settings = process.settings
     servers = McpServers(
@@ -229,7 +229,7 @@ def mcp_services(process: ProcessContext, everybodys: ProcessContext, parts: Mcp
     sign_ins = McpSignIns(
         servers=servers,
         store=McpSignInStore(process.database),
-        everybodys=McpSignInStore(everybodys.database),
+        unscoped=McpSignInStore(unscoped.database),
         authorization=parts.authorization,
         public_url=settings.public_url.rstrip("/"),
     )

@@ -82,14 +82,14 @@ COMMANDS: dict[str, Place] = {
     "api": Place("cli.operator.servers", "Serve the API.", SERVE),
     "openapi": Place("cli.operator.servers", "Print the OpenAPI document of this version.", SERVE),
     "worker": Place("cli.operator.servers", "Execute runs.", SERVE),
-    "migrate": Place("cli.operator.upkeep", "Migrate the database to the schema of this version.", SERVE),
-    "doctor": Place("cli.operator.upkeep", "Check this machine and its settings for problems.", KEEP),
-    "status": Place("cli.operator.upkeep", "Check whether database, Redis and workers answer.", KEEP),
+    "migrate": Place("cli.operator.maintenance", "Migrate the database to the schema of this version.", SERVE),
+    "doctor": Place("cli.operator.maintenance", "Check this machine and its settings for problems.", KEEP),
+    "status": Place("cli.operator.maintenance", "Check whether database, Redis and workers answer.", KEEP),
     "keys": Place("cli.operator.keys", "Make, list, rotate and revoke API keys.", KEEP),
     "secrets": Place("cli.operator.secrets", "Make a key for agents' secrets, or re-encrypt them.", KEEP),
-    "budgets": Place("cli.operator.upkeep", "Show what the budgets' accounts used on a day.", KEEP),
-    "audit": Place("cli.operator.upkeep", "Show who did what.", KEEP),
-    "prune": Place("cli.operator.upkeep", "Delete the data of runs that ended long ago.", KEEP),
+    "budgets": Place("cli.operator.maintenance", "Show what the budgets' accounts used on a day.", KEEP),
+    "audit": Place("cli.operator.maintenance", "Show who did what.", KEEP),
+    "prune": Place("cli.operator.maintenance", "Delete the data of runs that ended long ago.", KEEP),
 }
 
 

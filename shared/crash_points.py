@@ -54,7 +54,7 @@ class CrashPoint(StrEnum):
     INJECT = "inject"
     DISPATCH_AGAIN = "dispatch_again"
     COUNT_TURNS = "count_turns"
-    TURNS_TOLD = "turns_told"
+    TURNS_DELIVERED = "turns_delivered"
 
 
 SIDES = ("before", "after", "lost")

@@ -60,6 +60,7 @@ from worker.bodies.context_window import compact_thread
 from worker.bodies.single_runs import generate, run_tool
 from worker.bodies.step_loop import run_steps
 from worker.health_port import health_port, health_sockets, readable_secrets
+from worker.maintenance import PublishedAgents, Sweeper, maintenance
 from worker.models.registry import Models, Prices
 from worker.proxy.exchange import EgressDialer
 from worker.queue.queue_worker import QueueWorker
@@ -76,7 +77,6 @@ from worker.tools.outcomes import CallLimits, ToolSandbox
 from worker.tools.sandbox_choice import BoundedSandbox, PlainProcess, SandboxChoice, plain_process
 from worker.tools.scratch import ToolFolders, remove_left_folders, worker_folder
 from worker.tools.zygote import ZygotePlan
-from worker.upkeep import PublishedAgents, Sweeper, upkeep
 
 # The part of the composition root that constructs the environment of tools: isolation, packages, folders, and the proxy
 # for tools with network access.
@@ -227,7 +227,7 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
             await enter(_showing_abilities(process, tools, code_agents))
             await enter(_showing(process, name, queue_worker, tools, code_agents))
             await enter(tools.packages.tidied())
-            await enter(upkeep(process, sweeper, orphans, embeddings, trees))
+            await enter(maintenance(process, sweeper, orphans, embeddings, trees))
             await enter(background(queue_worker.serve(), name="queue worker"))
             await enter(health_port(process, queue_worker, await enter(readable_secrets(process)), sockets))
             log.info("worker_started", version=VERSION, max_runs=settings.max_runs, port=settings.worker_port or None)

@@ -148,7 +148,7 @@ class LegFold:
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> list[Event]:
         """The events for the next entry of the log."""
-        return [shown for part in self._parts.take(seq, event) for shown in self._told(part)]
+        return [shown for part in self._parts.take(seq, event) for shown in self._events_of(part)]
 
     def ended(self, seq: Seq, at: int, run: Run, asked: Sequence[Approval]) -> list[Event]:
         """The events for the end of the log, given the run as it is now and the calls for which it asked."""
@@ -159,10 +159,10 @@ class LegFold:
         return self._last_events(self._parts.lost_ending(), self._run, ())
 
     def _last_events(self, last: Iterable[parts.Part], run: Run, asked: Sequence[Approval]) -> list[Event]:
-        told: list[Event] = []
+        made: list[Event] = []
         for part in last:
-            told += [self._end(part, run, asked)] if isinstance(part, parts.LegEnded) else self._told(part)
-        return told
+            made += [self._end(part, run, asked)] if isinstance(part, parts.LegEnded) else self._events_of(part)
+        return made
 
     def cancelled(self) -> Event:
         """The end of a run that was cancelled while it waited."""
@@ -173,19 +173,19 @@ class LegFold:
 
     def opened_again(self) -> list[Event]:
         """Opens again what is open, for a client that goes on in the middle: it appends to what it has."""
-        told = [event for opening in self._open.values() for event in _opened_again(opening)]
+        made = [event for opening in self._open.values() for event in _opened_again(opening)]
         if self._client.is_current:
-            return told
+            return made
         calls = {
             one["toolCallId"]: self._calls[one["toolCallId"]] for one in self._open.values() if "toolCallId" in one
         }
         if not calls:
-            return told
+            return made
         # Release 0.0.47 takes a call that opens again for another one. So the client forgets it, and has it anew.
         self._doubled |= {call.parent for call in calls.values()}
         written = {one: {"type": "TOOL_CALL_ARGS", "toolCallId": one} for one in calls}
         pieces = [{**written[one], "delta": delta} for one, call in calls.items() for delta in _deltas(call.arguments)]
-        return [*self.snapshots(without=calls), *told, *pieces]
+        return [*self.snapshots(without=calls), *made, *pieces]
 
     def snapshots(self, without: Container[str] = (), *, may_be_doubled: bool = False) -> list[Event]:
         """All messages that are not void, for a client that may have others. They lack the calls `without`."""
@@ -219,7 +219,7 @@ class LegFold:
 
     # What becomes of each part.
 
-    def _told(self, part: parts.Part) -> Iterable[Event]:
+    def _events_of(self, part: parts.Part) -> Iterable[Event]:
         match part:
             case parts.TextGrew() | parts.ReasoningGrew():
                 return self._grew(part)
@@ -238,9 +238,9 @@ class LegFold:
             case parts.CallReady() | parts.CallCut():
                 return self._call_closed(part)
             case _:
-                return self._told_beside(part)
+                return self._other_events_of(part)
 
-    def _told_beside(self, part: parts.Part) -> Iterator[Event]:
+    def _other_events_of(self, part: parts.Part) -> Iterator[Event]:
         """The events for parts that belong to no answer."""
         match part:
             case parts.Returned():
@@ -392,11 +392,11 @@ class LegFold:
 def _compaction(event: events.CompactionBegan | events.Compacted) -> Event:
     if isinstance(event, events.CompactionBegan):
         sizes = {"context_tokens": event.context_tokens, "context_window": event.context_window}
-        told = {"state": "began", "trigger": event.trigger, **sizes}
+        made = {"state": "began", "trigger": event.trigger, **sizes}
     else:
         sizes = {"messages_before": event.stats.messages_before, "messages_after": event.stats.messages_after}
-        told = {"state": "completed", **sizes}
-    return {"type": "CUSTOM", "name": "holdfast.compaction", "value": told}
+        made = {"state": "completed", **sizes}
+    return {"type": "CUSTOM", "name": "holdfast.compaction", "value": made}
 
 
 def _opened_again(opening: Event) -> Iterator[Event]:

@@ -128,8 +128,8 @@ class RunAgentInput(_Body):
 
     def instructions(self) -> str | None:
         """The page's context as instructions for the run."""
-        told = [f"{one.description}: {one.value}" if one.description else one.value for one in self.context or ()]
-        return "\n\n".join(["The user's application says:", *told]) if told else None
+        facts = [f"{one.description}: {one.value}" if one.description else one.value for one in self.context or ()]
+        return "\n\n".join(["The user's application says:", *facts]) if facts else None
 
     def if_busy(self) -> BusyPolicy | None:
         """What to do if the conversation has an active run. Raises `InvalidRequest`."""

@@ -138,7 +138,7 @@ class AnswerChunks:
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> list[Chunk]:
         """Returns the chunks of the next entry of the run's log."""
         parts = () if self._parts is None else self._parts.take(seq, event)
-        return [chunk for part in parts for chunk in self._told(part)]
+        return [chunk for part in parts for chunk in self._chunks_of(part)]
 
     def asked(self, asked: Sequence[Approval]) -> Iterator[Chunk]:
         """Returns the chunks behind the end of a run's log. `asked` are the decisions that it asked for."""
@@ -170,7 +170,7 @@ class AnswerChunks:
         """Returns the last chunks."""
         if self._end is None:
             for part in [] if self._parts is None else self._parts.lost_ending():
-                yield from self._told(part)
+                yield from self._chunks_of(part)
             yield from self.asked(())
         end = self._end
         if end is None:
@@ -191,8 +191,8 @@ class AnswerChunks:
     def _has_failed(self) -> bool:
         return self._end is not None and (self._end.failure is not None or self._end.reason in _FAILED)
 
-    def _told(self, part: Part) -> Iterable[Chunk]:
-        return self._TELLERS[type(part)](self, part)
+    def _chunks_of(self, part: Part) -> Iterable[Chunk]:
+        return self._RENDERERS[type(part)](self, part)
 
     def _step_began(self, _part: StepBegan) -> Iterator[Chunk]:
         # A step that was taken back goes on under its own beginning.
@@ -309,7 +309,7 @@ class AnswerChunks:
         self._end = part
         yield from ()
 
-    _TELLERS: ClassVar[dict[type, Callable[[Any, Any], Iterable[Chunk]]]] = {
+    _RENDERERS: ClassVar[dict[type, Callable[[Any, Any], Iterable[Chunk]]]] = {
         StepBegan: _step_began,
         ReasoningOpened: _reasoning_opened,
         ReasoningGrew: lambda _, part: ({"type": "reasoning-delta", "id": part.id, "delta": part.text},),

@@ -142,7 +142,7 @@ class ProcessState(TypedDict):
     javascript: NotRequired[bool | None]
 
 
-class QueueFigures(TypedDict):
+class QueueStats(TypedDict):
     """The queue."""
 
     waiting: int | None
@@ -181,7 +181,7 @@ class CallbackCounts(TypedDict):
     failing: int
 
 
-class MinuteFigures(TypedDict):
+class MinuteStats(TypedDict):
     """A minute of the last hour."""
 
     at: Time
@@ -204,13 +204,13 @@ class OperationsView(TypedDict):
     log_servers: list[LogServerState] | None
     workers: list[ProcessState] | None
     api_processes: list[ProcessState] | None
-    queue: QueueFigures
+    queue: QueueStats
     runs: ActiveRuns | None
     ended_last_hour: EndedRuns | None
     queue_wait_ms: Percentiles | None
     first_token_ms: Percentiles | None
     callbacks: CallbackCounts | None
-    last_hour: list[MinuteFigures] | None
+    last_hour: list[MinuteStats] | None
 
 
 class OpenCallback(TypedDict):

@@ -79,9 +79,9 @@ class Outbox(Protocol):
         ...
 
 
-def written(told: dict[str, Any]) -> bytes:
+def written(payload: dict[str, Any]) -> bytes:
     """A body in the form that is signed and sent."""
-    return json.dumps(told, ensure_ascii=False).encode()
+    return json.dumps(payload, ensure_ascii=False).encode()
 
 
 # Callbacks: each submission names its receiver.
@@ -136,8 +136,8 @@ class DueCallback:
         outbox = self.outbox
         waiting = await outbox.approvals.waiting_of_runs([run])
         shape = outbox.shapes.get(run.options.dialect) or next(iter(outbox.shapes.values()))
-        told = shape(run, await outbox.messages.list_of_run(run), waiting.get(run.id))
-        return Letter(run.id, written(told), [key_of_project(outbox.key, run.project_id)])
+        payload = shape(run, await outbox.messages.list_of_run(run), waiting.get(run.id))
+        return Letter(run.id, written(payload), [key_of_project(outbox.key, run.project_id)])
 
     async def postpone(self, until: datetime) -> None:
         await self.outbox.store.postpone(self.run_id, until)

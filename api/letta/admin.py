@@ -12,12 +12,12 @@ from api.letta.messages import wire_time
 from shared.domain.api_keys import MOST_AGENTS, MOST_NAME, ApiKey
 from shared.domain.operations import (
     ApiState,
-    CallbackFigures,
+    CallbackStats,
     Minute,
     OpenCallback,
     OpenDelivery,
     QueueState,
-    RunFigures,
+    RunStats,
     ServerMemory,
     WorkerState,
 )
@@ -129,8 +129,8 @@ class OperationsView:
     workers: list[WorkerState] | None
     api_processes: list[ApiState] | None
     queue: QueueState | None
-    runs: RunFigures | None
-    callbacks: CallbackFigures | None
+    runs: RunStats | None
+    callbacks: CallbackStats | None
 
 
 def wire_operations(view: OperationsView) -> dict[str, Any]:
@@ -195,11 +195,11 @@ def _memory(of: ServerMemory) -> dict[str, int | None]:
     return {"used_memory_bytes": of.used, "max_memory_bytes": of.limit}
 
 
-def _active(runs: RunFigures) -> dict[str, int]:
+def _active(runs: RunStats) -> dict[str, int]:
     return {"created": runs.created, "running": runs.running, "awaiting_approval": runs.awaiting_approval}
 
 
-def _ended(runs: RunFigures) -> dict[str, int]:
+def _ended(runs: RunStats) -> dict[str, int]:
     return {
         "completed": sum(minute.completed for minute in runs.minutes),
         "failed": sum(minute.failed for minute in runs.minutes),

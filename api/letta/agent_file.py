@@ -33,7 +33,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.json_limits import flaw_of_document
-from shared.sql.definitions.imported_agents import BroughtHistory
+from shared.sql.definitions.imported_agents import ImportedHistory
 
 MAX_AGENTS = 100
 MAX_MESSAGES = 10_000
@@ -304,7 +304,7 @@ class FileHistory:
     """
 
     def __init__(self, ids: IdMaker, now: datetime, place: str) -> None:
-        self._history = BroughtHistory(ids)
+        self._history = ImportedHistory(ids)
         self._now = now
         self._place = place
         self._tool_names: dict[str, str] = {}

@@ -20,7 +20,7 @@ from shared.domain.groups import ENABLED, SLEEPTIME, Group, with_group_flag
 from shared.domain.ids import AgentId, BlockId, IdMaker, ProjectId
 from shared.domain.models import context_window_of, leaves_choice, split_handle
 from shared.domain.tools import CUSTOM, ToolPackages
-from shared.sql.definitions.imported_agents import BroughtAgent, BroughtTool, ImportedAgents
+from shared.sql.definitions.imported_agents import ImportBundle, ImportedAgent, ImportedTool
 
 COPY = "_copy"
 _KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")
@@ -89,7 +89,7 @@ class FileImport:
         self.left_out = [said for found, said in not_ours if found]
         self._say_servers()
 
-    def brought(self) -> ImportedAgents:
+    def bundle(self) -> ImportBundle:
         """Everything that the file creates. Raises `InvalidRequest`, which names the place."""
         tools = [made for number, tool in enumerate(self._file.tools) if (made := self._tool(tool, number)) is not None]
         blocks = [self._block(block, number) for number, block in enumerate(self._file.blocks)]
@@ -99,7 +99,7 @@ class FileImport:
         made = {one.id: agent for one, (agent, _) in zip(self._file.agents, agents, strict=True)}
         groups = [group for one in self._file.groups if (group := self._group(one, made)) is not None]
         managers = {group.manager_agent_id for group in groups}
-        return ImportedAgents(
+        return ImportBundle(
             agents=[self._with_true_flag(agent, managers) for agent, _ in agents],
             groups=groups,
             blocks=[*blocks, *own],
@@ -107,7 +107,7 @@ class FileImport:
             replace_tools=self._options.override_existing_tools,
         )
 
-    def _tool(self, tool: FileTool, number: int) -> BroughtTool | None:
+    def _tool(self, tool: FileTool, number: int) -> ImportedTool | None:
         """A custom tool. Letta's own tools are found by name, and those of MCP servers by server and name."""
         if tool.tool_type != CUSTOM:
             self._tool_names[tool.id] = self._name_here(tool)
@@ -139,7 +139,7 @@ class FileImport:
         except InvalidRequest as error:
             raise InvalidRequest(f"{place} ({tool.name}): {error}", field=place) from error
         self._tool_names[tool.id] = made.name
-        return BroughtTool(made, change)
+        return ImportedTool(made, change)
 
     def _name_here(self, tool: FileTool) -> str | None:
         """The project's name for a tool that the file does not contain."""
@@ -178,7 +178,7 @@ class FileImport:
         self._block_ids[block.id] = made.id
         return made
 
-    def _agent(self, agent: FileAgent, number: int) -> tuple[BroughtAgent, list[Block]]:
+    def _agent(self, agent: FileAgent, number: int) -> tuple[ImportedAgent, list[Block]]:
         """The agent, and the blocks that its entry contains."""
         place = f"file.agents[{number}]"
         origin = self._origin
@@ -199,15 +199,15 @@ class FileImport:
         if body.initial_message_sequence:
             self.left_out.append(f"initial_message_sequence of {agent.name!r} is left out: a file has messages")
         named = [name for tool_id in agent.tool_ids or () if (name := self._tool_names[tool_id]) is not None]
-        brought = BroughtAgent(
+        imported = ImportedAgent(
             agent=replace(made, block_ids=[*made.block_ids, *(block.id for block in own)]),
             tool_names=list(dict.fromkeys([*named, *by_name])),
             system_message_id=origin.ids.message(),
             history=placed,
         )
-        return brought, own
+        return imported, own
 
-    def _group(self, group: FileGroup, made: Mapping[str, BroughtAgent]) -> Group | None:
+    def _group(self, group: FileGroup, made: Mapping[str, ImportedAgent]) -> Group | None:
         """A sleep-time group of agents that the file has."""
         config, origin = group.manager_config, self._origin
         if config.manager_type != SLEEPTIME:
@@ -230,16 +230,16 @@ class FileImport:
             updated_at=origin.now,
         )
 
-    def _with_true_flag(self, brought: BroughtAgent, managers: Collection[AgentId]) -> BroughtAgent:
+    def _with_true_flag(self, imported: ImportedAgent, managers: Collection[AgentId]) -> ImportedAgent:
         """The agent, which says that it has a sleep-time agent only if it has one."""
-        agent = brought.agent
+        agent = imported.agent
         if agent.id in managers or not agent.extra.get(ENABLED):
-            return brought
+            return imported
         self.left_out.append(
             f"enable_sleeptime of {agent.name!r} is left out: the file has no sleep-time agent for it; a PATCH of the "
             "agent with enable_sleeptime true makes one"
         )
-        return replace(brought, agent=with_group_flag(agent, is_on=None))
+        return replace(imported, agent=with_group_flag(agent, is_on=None))
 
     def _request(self, agent: FileAgent, place: str) -> dict[str, Any]:
         """The request that would create this agent here."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from api.access.callers import Caller
-from api.mcp.messages import INVALID_PARAMS, Asked, RpcError
+from api.mcp.messages import INVALID_PARAMS, ClientRequest, RpcError
 from api.runs.command import AgentThread, AgentThreads
 from shared.concurrency import Clock
 from shared.domain.agents import Agent
@@ -86,7 +86,7 @@ def wire_tool(agent: Agent) -> dict[str, Any]:
     }
 
 
-def arguments_of(asked: Asked) -> Arguments:
+def arguments_of(asked: ClientRequest) -> Arguments:
     """Parses the arguments of a call. Raises `ValueError`, whose text explains the problem."""
     try:
         arguments = Arguments.model_validate(asked.params.get("arguments") or {})

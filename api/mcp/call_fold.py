@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from api.mcp.messages import (
     INTERNAL_ERROR,
     RUN_ID,
-    Asked,
+    ClientRequest,
     RequestId,
     error_bytes,
     notification_bytes,
@@ -132,10 +132,10 @@ class CallFold:
         self._pieces.append(_Piece(seq, event.message_id, event.part, event.text))
         return f"says: {event.text}"
 
-    def _taken_back(self, told: events.StepRestarted | events.LogContinued) -> str:
-        self._pieces = [one for one in self._pieces if not _is_void(one.seq, one.message_id, told)]
-        self._asked = [one for one in self._asked if not _is_void(one[0], one[1], told)]
-        return "goes on at another worker" if told.lost_call else ""
+    def _taken_back(self, restart: events.StepRestarted | events.LogContinued) -> str:
+        self._pieces = [one for one in self._pieces if not _is_void(one.seq, one.message_id, restart)]
+        self._asked = [one for one in self._asked if not _is_void(one[0], one[1], restart)]
+        return "goes on at another worker" if restart.lost_call else ""
 
     def _at_work(self, event: events.Event | events.Unknown) -> str:
         match event:
@@ -155,9 +155,9 @@ class CallFold:
                 return ""
 
 
-def _is_void(seq: Seq, message_id: MessageId, told: events.StepRestarted | events.LogContinued) -> bool:
-    is_voided = isinstance(told, events.StepRestarted) and message_id in told.void_message_ids
-    return seq > told.follows or is_voided
+def _is_void(seq: Seq, message_id: MessageId, restart: events.StepRestarted | events.LogContinued) -> bool:
+    is_voided = isinstance(restart, events.StepRestarted) and message_id in restart.void_message_ids
+    return seq > restart.follows or is_voided
 
 
 def call_result(
@@ -174,13 +174,13 @@ def call_result(
             f"?agent_id={run.agent_id} shows what is asked, and POST /v1/approvals/{{approval_id}} decides."
         )
     whole = BETWEEN_TEXTS.join(said)
-    told: dict[str, Any] = {"text": whole, "status": status, "run_id": run.id, "agent_id": run.agent_id}
+    structured: dict[str, Any] = {"text": whole, "status": status, "run_id": run.id, "agent_id": run.agent_id}
     if run.conversation_id is not None:
-        told["conversation"] = run.conversation_id
+        structured["conversation"] = run.conversation_id
     return {
         "resultType": "complete",
         "content": [{"type": "text", "text": whole}],
-        "structuredContent": told,
+        "structuredContent": structured,
         "isError": bool(problem),
         "_meta": {RUN_ID: run.id},
     }
@@ -229,7 +229,7 @@ class CallStream:
     shared_as = None
     longest_silence_s = LONGEST_SILENCE_S
 
-    def __init__(self, run: Run, asked: Asked) -> None:
+    def __init__(self, run: Run, asked: ClientRequest) -> None:
         self._run = run
         self._id: RequestId = asked.id
         self._token = asked.progress_token

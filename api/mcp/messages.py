@@ -52,10 +52,10 @@ class RpcError(Exception):
         self.request_id: RequestId | None = None
         """The id of the refused request, if it was read."""
         self.is_modern = True
-        """As in `Asked`."""
+        """As in `ClientRequest`."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a client."""
 
     id: RequestId
@@ -94,7 +94,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return token if isinstance(token, (str, int)) and not isinstance(token, bool) else None
 
 
-class Told(msgspec.Struct, frozen=True):
+class ClientNotification(msgspec.Struct, frozen=True):
     """A notification of a client. It gets no answer."""
 
     method: str
@@ -105,11 +105,11 @@ class Told(msgspec.Struct, frozen=True):
 class Rules(Protocol):
     """The protocol's rules: its versions, their methods, and the form of requests."""
 
-    def read(self, raw: Sequence[tuple[str, str]], body: bytes) -> Asked | Told:
+    def read(self, raw: Sequence[tuple[str, str]], body: bytes) -> ClientRequest | ClientNotification:
         """Reads the message in an HTTP request with these headers. Raises `RpcError`."""
         ...
 
-    def negotiated(self, asked: Asked) -> str:
+    def negotiated(self, asked: ClientRequest) -> str:
         """Returns the version that a handshake agrees on: the client's, or the newest one with handshakes."""
         ...
 

@@ -32,10 +32,10 @@ from api.mcp.messages import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     SESSION_HEADER,
-    Asked,
+    ClientNotification,
+    ClientRequest,
     RequestId,
     RpcError,
-    Told,
 )
 
 UNSAID_VERSION = "2025-03-26"
@@ -53,12 +53,12 @@ _SHOWN_FLAWS = 5
 class OfficialRules:
     """Implements `messages.Rules` with the official package."""
 
-    def read(self, raw: Sequence[tuple[str, str]], body: bytes) -> Asked | Told:
+    def read(self, raw: Sequence[tuple[str, str]], body: bytes) -> ClientRequest | ClientNotification:
         """See `Rules`."""
         headers = dict(raw)
         document = _document(body)
         if "id" not in document:
-            return _told(headers, document)
+            return _notification(headers, document)
         request = _request(document)
         try:
             return _asked(raw, headers, document, request)
@@ -66,7 +66,7 @@ class OfficialRules:
             error.request_id, error.is_modern = request.id, _is_modern(headers)
             raise
 
-    def negotiated(self, asked: Asked) -> str:
+    def negotiated(self, asked: ClientRequest) -> str:
         """See `Rules`."""
         wanted = asked.params.get("protocolVersion")
         return wanted if wanted in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
@@ -93,12 +93,12 @@ def _document(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
-def _told(headers: Mapping[str, str], document: dict[str, Any]) -> Told:
+def _notification(headers: Mapping[str, str], document: dict[str, Any]) -> ClientNotification:
     try:
-        told = mcp_types.JSONRPCNotification.model_validate(document)
+        notification = mcp_types.JSONRPCNotification.model_validate(document)
     except ValidationError as error:
         raise RpcError(INVALID_REQUEST, _flaws("The body is no JSON-RPC message", error)) from None
-    return Told(told.method, told.params or {}, _session(headers))
+    return ClientNotification(notification.method, notification.params or {}, _session(headers))
 
 
 def _request(document: dict[str, Any]) -> mcp_types.JSONRPCRequest:
@@ -115,7 +115,7 @@ def _asked(
     headers: Mapping[str, str],
     document: dict[str, Any],
     request: mcp_types.JSONRPCRequest,
-) -> Asked:
+) -> ClientRequest:
     is_modern = _is_modern(headers)
     capabilities: Any = {}
     if is_modern:
@@ -132,7 +132,7 @@ def _asked(
         _check_task(headers, request.method, params)
     else:
         _check(request.method, version, params)
-    asked = Asked(
+    asked = ClientRequest(
         id=request.id,
         method=request.method,
         version=version,

@@ -33,11 +33,11 @@ from api.mcp.messages import (
     SERVER_INFO,
     SESSION_HEADER,
     TASKS,
-    Asked,
+    ClientNotification,
+    ClientRequest,
     RequestId,
     RpcError,
     Rules,
-    Told,
     answer,
     data_of,
     error_bytes,
@@ -99,7 +99,7 @@ class McpService:
             message = rules.read(posted.headers, posted.body)
         except RpcError as error:
             return _refusal(rules, error, error.request_id, is_modern=error.is_modern)
-        if isinstance(message, Told):
+        if isinstance(message, ClientNotification):
             await self._hear(caller, message)
             return Response(status_code=202)
         try:
@@ -110,7 +110,7 @@ class McpService:
         except RpcError as error:
             return _refusal(rules, error, message.id, is_modern=message.is_modern)
 
-    async def _answer_request(self, rules: Rules, caller: Caller, asked: Asked) -> Response:
+    async def _answer_request(self, rules: Rules, caller: Caller, asked: ClientRequest) -> Response:
         if asked.method == "initialize":
             result = {"protocolVersion": rules.negotiated(asked), **_about({"tools": {}})}
             # The server does not store the session's name. It distinguishes this client's requests from those of others
@@ -129,13 +129,13 @@ class McpService:
         except HoldfastError as error:
             return _refused(asked, error)
 
-    async def _list(self, caller: Caller, asked: Asked) -> dict[str, Any]:
+    async def _list(self, caller: Caller, asked: ClientRequest) -> dict[str, Any]:
         cursor = asked.params.get("cursor")
         listed = await self.tools.listed(caller, cursor if isinstance(cursor, str) else None)
         return {"resultType": "complete", **listed, "ttlMs": LIST_KEPT_MS, "cacheScope": "private"}
 
     async def _call(
-        self, caller: Caller, headers: SubmissionHeaders, asked: Asked, *, ends_with_client: bool
+        self, caller: Caller, headers: SubmissionHeaders, asked: ClientRequest, *, ends_with_client: bool
     ) -> Response:
         try:
             agent = await self.tools.find(caller, str(asked.params["name"]))
@@ -166,7 +166,7 @@ class McpService:
     async def _leave(self, run: Run) -> None:
         await self.tasks.cancel(run, HUNG_UP, wait_s=0.0)
 
-    async def _whole(self, asked: Asked, run: Run) -> Response:
+    async def _whole(self, asked: ClientRequest, run: Run) -> Response:
         """Answers a client that reads no streams."""
         ended = await self.waiter.ended(run)
         if ended is None:
@@ -174,7 +174,7 @@ class McpService:
         fold = await self.tasks.folded(ended)
         return answer(asked.id, ended_call(ended, fold, can_ask=asked.can_ask_people))
 
-    async def _submitted(self, caller: Caller, headers: SubmissionHeaders, asked: Asked, agent: Agent) -> Run:
+    async def _submitted(self, caller: Caller, headers: SubmissionHeaders, asked: ClientRequest, agent: Agent) -> Run:
         arguments = arguments_of(asked)
         self.input_limits.refuse_long_text(arguments.message, "message")
         keys, scope = self._keys(caller, headers, asked)
@@ -186,7 +186,7 @@ class McpService:
         thread = await self.tools.thread(agent, arguments.conversation)
         return await self.submissions.submit(self._command(thread, arguments.message, headers, keys, scope))
 
-    async def _resumed(self, caller: Caller, asked: Asked, agent: Agent, state: object) -> Run:
+    async def _resumed(self, caller: Caller, asked: ClientRequest, agent: Agent, state: object) -> Run:
         """Applies a person's decisions, and returns the run of the call that asked for them."""
         run = await self.tasks.find(caller, state)
         if run.agent_id != agent.id:
@@ -194,7 +194,9 @@ class McpService:
         await self.tasks.decide(run, as_object(asked.params.get("inputResponses")) or {})
         return await self.tasks.runs.get(run.project_id, run.id)
 
-    def _keys(self, caller: Caller, headers: SubmissionHeaders, asked: Asked) -> tuple[SubmissionKeys, ThreadId | None]:
+    def _keys(
+        self, caller: Caller, headers: SubmissionHeaders, asked: ClientRequest
+    ) -> tuple[SubmissionKeys, ThreadId | None]:
         """Returns the keys and the scope that identify a repeated call. The scope is None if the call has no name."""
         named = asked.meta.get(IDEMPOTENCY_KEY)
         if named is not None and not (isinstance(named, str) and 0 < len(named) <= LONGEST_KEY):
@@ -235,31 +237,31 @@ class McpService:
             priority=headers.priority,
         )
 
-    async def _get(self, caller: Caller, asked: Asked) -> dict[str, Any]:
+    async def _get(self, caller: Caller, asked: ClientRequest) -> dict[str, Any]:
         return await self.tasks.get(await self.tasks.find(caller, asked.params["taskId"]))
 
-    async def _update(self, caller: Caller, asked: Asked) -> dict[str, Any]:
+    async def _update(self, caller: Caller, asked: ClientRequest) -> dict[str, Any]:
         run = await self.tasks.find(caller, asked.params["taskId"])
         await self.tasks.decide(await self.tasks.newest(run), asked.params["inputResponses"])
         return {"resultType": "complete"}
 
-    async def _cancel(self, caller: Caller, asked: Asked) -> dict[str, Any]:
+    async def _cancel(self, caller: Caller, asked: ClientRequest) -> dict[str, Any]:
         run = await self.tasks.find(caller, asked.params["taskId"])
         return cancelled_answer(await self.tasks.cancel(run, "tasks/cancel"))
 
-    async def _hear(self, caller: Caller, told: Told) -> None:
+    async def _hear(self, caller: Caller, notification: ClientNotification) -> None:
         """Acts on a notification. All but one need no action."""
-        name = _name_in_session(told.session, told.params.get("requestId"))
-        if told.method != "notifications/cancelled" or name is None:
+        name = _name_in_session(notification.session, notification.params.get("requestId"))
+        if notification.method != "notifications/cancelled" or name is None:
             return
-        level = LEVELS_OF_MCP[told.method]
+        level = LEVELS_OF_MCP[notification.method]
         if not caller.scopes.include(level):
             return
-        reason = told.params.get("reason")
+        reason = notification.params.get("reason")
         try:
             run = await self._of_name(caller, name)
             if run is not None:
-                said = reason[:LONGEST_REASON] if isinstance(reason, str) else told.method
+                said = reason[:LONGEST_REASON] if isinstance(reason, str) else notification.method
                 await self.tasks.cancel(run, said, wait_s=0.0)
         except HoldfastError as error:
             # The client gets no answer to a notification, so only the log has the error.
@@ -315,7 +317,7 @@ def _about(capabilities: dict[str, Any]) -> dict[str, Any]:
     return {"capabilities": capabilities, "serverInfo": SERVER_INFO, "instructions": INSTRUCTIONS}
 
 
-def _check_level(caller: Caller, asked: Asked) -> None:
+def _check_level(caller: Caller, asked: ClientRequest) -> None:
     level = LEVELS_OF_MCP[asked.method]
     if not caller.scopes.include(level):
         has = ", ".join(caller.scopes.texts())
@@ -347,11 +349,11 @@ def _failed(error: Exception) -> dict[str, Any]:
     return {"resultType": "complete", "content": [{"type": "text", "text": said}], "isError": True}
 
 
-def _refused(asked: Asked, error: HoldfastError) -> Response:
+def _refused(asked: ClientRequest, error: HoldfastError) -> Response:
     return _answered(asked, domain_error_answer(f"{asked.method} /mcp", error))
 
 
-def _answered(asked: Asked, refused: Response) -> Response:
+def _answered(asked: ClientRequest, refused: Response) -> Response:
     """Renders a refusal as the protocol's answer to this request."""
     if not isinstance(refused, RefusalAnswer):
         return refused

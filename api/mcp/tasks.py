@@ -71,20 +71,20 @@ class TaskService:
     async def get(self, first: Run) -> dict[str, Any]:
         """Returns the present state of a task."""
         run = await self.newest(first)
-        told = {"resultType": "complete", **self.seed(first, run), "_meta": {RUN_ID: run.id}}
+        shown = {"resultType": "complete", **self.seed(first, run), "_meta": {RUN_ID: run.id}}
         if run.pruned_at is not None:
             raise RpcError(
                 INVALID_PARAMS, f"Task has expired: the log of run {run.id} was deleted (HOLDFAST_RETAIN_DAYS)"
             )
         match run.status:
             case RunStatus.CREATED | RunStatus.RUNNING:
-                return told
+                return shown
             case RunStatus.AWAITING_APPROVAL:
-                return told | {"inputRequests": input_requests(calls_of(await self.waiting(run)))}
+                return shown | {"inputRequests": input_requests(calls_of(await self.waiting(run)))}
             case RunStatus.CANCELLED:
-                return told
+                return shown
             case RunStatus.COMPLETED | RunStatus.FAILED:
-                return told | {"result": (await self.folded(run)).result()}
+                return shown | {"result": (await self.folded(run)).result()}
             case _:
                 assert_never(run.status)
 

@@ -32,10 +32,11 @@ Owned = events.StepRestarted | events.LogContinued
 """Possible first entries of a new owner."""
 
 
-def is_void(seq: Seq, message_id: MessageId, told: Owned) -> bool:
+def is_void(seq: Seq, message_id: MessageId, restart: Owned) -> bool:
     """Whether an earlier entry is void: by its number, if the last worker's entries were lost with Redis and their
     owner is unknown, or else by its message."""
-    return seq > told.follows or (isinstance(told, events.StepRestarted) and message_id in told.void_message_ids)
+    is_named = isinstance(restart, events.StepRestarted) and message_id in restart.void_message_ids
+    return seq > restart.follows or is_named
 
 
 class ChatOutcome:
@@ -332,11 +333,11 @@ class _ShownText:
         self._pieces.append((seq, len(self._of_message)))
         return self._not_shown_yet() if self._void else text
 
-    def take_back(self, told: Owned) -> None:
+    def take_back(self, restart: Owned) -> None:
         """A new owner continues, which voids a part of the current message."""
         if self._message is None:
             return
-        kept = [piece for piece in self._pieces if not is_void(piece[0], self._message, told)]
+        kept = [piece for piece in self._pieces if not is_void(piece[0], self._message, restart)]
         if len(kept) == len(self._pieces):
             return
         # Until the new text catches up, the client has received more than the model has repeated.

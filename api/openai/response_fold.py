@@ -85,8 +85,8 @@ class ResponseFold:
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[Event]:
         """The events for the next entry of the log, each with its `sequence_number`."""
-        for told in self._told(seq, event):
-            yield {**told, "sequence_number": self._next}
+        for made in self._events_of(seq, event):
+            yield {**made, "sequence_number": self._next}
             self._next += 1
         self._last_seq = seq
 
@@ -100,11 +100,11 @@ class ResponseFold:
         """The end of a stream whose log has no end, as after the run was deleted."""
         if self.ended is None:
             self._failure = events.Failed(0, "run_deleted", "The response was deleted.")
-            for told in self._end(0):
-                yield {**told, "sequence_number": self._next}
+            for made in self._end(0):
+                yield {**made, "sequence_number": self._next}
                 self._next += 1
 
-    def _told(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[Event]:
+    def _events_of(self, seq: Seq, event: events.Event | events.Unknown) -> Iterator[Event]:
         if self.ended is not None:
             return
         if not self._began:

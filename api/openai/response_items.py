@@ -397,18 +397,19 @@ def answered(
 ) -> list[NewMessage]:
     """The messages with these results, each after its call. `made` are empty messages for them, as many as there are
     outputs. Raises `InvalidRequest` for a result without a waiting call."""
-    told = list(messages)
+    filled = list(messages)
     for (call_id, decision), empty in zip(outputs.items(), made, strict=True):
-        found = next(((n, call) for n in range(len(told)) for call in _open_calls(told, n) if call.id == call_id), None)
+        calls = ((n, call) for n in range(len(filled)) for call in _open_calls(filled, n))
+        found = next((one for one in calls if one[1].id == call_id), None)
         if found is None:
             raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", field="items")
         asking, call = found
-        before = _returns_behind(told, asking)
-        order = [one.id for one in _calls_of(told[asking])]
+        before = _returns_behind(filled, asking)
+        order = [one.id for one in _calls_of(filled[asking])]
         results = sorted([*before, _result(call, decision)], key=lambda one: order.index(one.tool_call_id))
-        stored = told[asking + 1] if before else empty
-        told[asking + 1 : asking + 1 + bool(before)] = [replace(stored, body=ToolReturns(results))]
-    return told
+        stored = filled[asking + 1] if before else empty
+        filled[asking + 1 : asking + 1 + bool(before)] = [replace(stored, body=ToolReturns(results))]
+    return filled
 
 
 def without(messages: Sequence[NewMessage], owner: RunId, item_id: str) -> list[NewMessage] | None:

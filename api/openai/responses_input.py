@@ -103,14 +103,14 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None, *, leaves_calls_
     compacts = bool(given) and given[-1].get("type") == COMPACTION_TRIGGER
     for number, item in enumerate(given[:-1] if compacts else given):
         story.take(item, f"input[{number}]")
-    told = story.told()
-    if compacts and told.answers_calls:
+    whole = story.input()
+    if compacts and whole.answers_calls:
         raise InvalidRequest(
             "input: a compaction_trigger cannot come with answers to calls. Send these first, and the trigger with the "
             "next response",
             field="input",
         )
-    return replace(told, compacts=compacts)
+    return replace(whole, compacts=compacts)
 
 
 @dataclass
@@ -240,7 +240,7 @@ class _Story:
         self.bodies += self.held
         self.texts, self.calls, self.names, self.results, self.held = [], [], {}, {}, []
 
-    def told(self) -> ResponseInput:
+    def input(self) -> ResponseInput:
         """The whole input. Raises `InvalidRequest` for a call without its output."""
         self._end_answer()
         last = max((n for n, body in enumerate(self.bodies) if not isinstance(body, UserMessage)), default=-1)

@@ -415,15 +415,15 @@ class ResponseStream:
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
         """The events of some entries, and whether the last one ends the stream. Raises `StreamBroken`."""
-        told = [one for seq, entry in entries for one in self._fold.take(seq, decode(entry))]
-        shown = b"".join(event_bytes(one) for one in told if one["sequence_number"] > self._after)
+        made = [one for seq, entry in entries for one in self._fold.take(seq, decode(entry))]
+        shown = b"".join(event_bytes(one) for one in made if one["sequence_number"] > self._after)
         if self._fold.is_contradicted:
             raise StreamBroken
         if self._fold.ended is None:
             return shown, False
-        if told and told[-1]["sequence_number"] < self._after:
+        if made and made[-1]["sequence_number"] < self._after:
             # The reader has not seen this end: its cursor is from events that were lost.
-            shown = event_bytes(told[-1])
+            shown = event_bytes(made[-1])
         return shown + DONE, True
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:

@@ -55,7 +55,7 @@ async def health() -> dict[str, str]:
 @router.get("/metrics", include_in_schema=False)
 async def metrics(operations: OperationsDep) -> Response:
     """The metrics of this process, for Prometheus. Needs the scope `admin` if the server has keys."""
-    return Response(await operations.deployment_figures.exposition(), media_type=CONTENT_TYPE)
+    return Response(await operations.deployment_stats.exposition(), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthz")

@@ -86,14 +86,14 @@ def _counts(found: Record) -> Table:
     oldest = f", the oldest {_number(queue['oldest_wait_s'], ' s')}" if queue["waiting"] else ""
     table.add_row("queue", f"{_number(queue['waiting'])} wait{oldest}; {_number(queue['in_flight'])} at work")
     table.add_row(
-        "runs", _told("{created} wait, {running} run, {awaiting_approval} wait for an approval", found["runs"])
+        "runs", _filled("{created} wait, {running} run, {awaiting_approval} wait for an approval", found["runs"])
     )
     table.add_row(
-        "last hour", _told("{completed} completed, {failed} failed, {cancelled} cancelled", found["ended_last_hour"])
+        "last hour", _filled("{completed} completed, {failed} failed, {cancelled} cancelled", found["ended_last_hour"])
     )
     table.add_row("queue wait", _percentiles(found["queue_wait_ms"]))
     table.add_row("first token", _percentiles(found["first_token_ms"]))
-    table.add_row("callbacks", _told("{waiting} wait, {failing} have failed before", found["callbacks"]))
+    table.add_row("callbacks", _filled("{waiting} wait, {failing} have failed before", found["callbacks"]))
     table.add_row("redis", _memory(redis))
     log_servers: list[Record] = found.get("log_servers") or []
     for server in log_servers:
@@ -102,7 +102,7 @@ def _counts(found: Record) -> Table:
     return table
 
 
-def _told(text: str, of: Record | None) -> str:
+def _filled(text: str, of: Record | None) -> str:
     """Fills the text with the figures of one service. They are None while that service does not answer."""
     return UNKNOWN if of is None else printable(text.format(**of))
 

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from cli.operator.processes import production_database, told_to_end
+from cli.operator.processes import production_database, stop_signal
 from cli.operator.progress import shown_progress
 from cli.printable import printable, printable_json
 from shared.domain.errors import InvalidRequest
@@ -74,7 +74,7 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
     agents = Owners("agent", "agents", StoredSecretStore(database))
     endpoints = Owners("webhook endpoint", "webhook endpoints", EndpointSecretStore(database))
     servers = Owners("MCP server", "MCP servers", ServerSecretStore(database))
-    stop, of_agents, of_endpoints, of_servers = told_to_end(), Rotated(), Rotated(), Rotated()
+    stop, of_agents, of_endpoints, of_servers = stop_signal(), Rotated(), Rotated(), Rotated()
     try:
         if not dry_run:
             of_agents = await _rotate(agents, keys, stop)
@@ -91,8 +91,8 @@ async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) ->
     }
     if as_json:
         counts = {f"{nouns}_changed": count for nouns, count in changed.items()}
-        told = {"dry_run": dry_run, "current": keys.current, **counts, "secrets_by_key": in_use}
-        print(printable_json(msgspec.json.encode(told).decode()))
+        report = {"dry_run": dry_run, "current": keys.current, **counts, "secrets_by_key": in_use}
+        print(printable_json(msgspec.json.encode(report).decode()))
     else:
         _say(changed, in_use, keys, dry_run=dry_run)
     unread = of_agents.unread or of_endpoints.unread or of_servers.unread

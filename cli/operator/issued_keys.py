@@ -34,8 +34,8 @@ def callback_secret_of(settings: Settings, project_id: ProjectId, *, as_json: bo
     key = key_of_project(signing_key(settings.callback_secret.get_secret_value()), project_id)
     if key is None:
         raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")
-    told = {"project": project_id, "secret": written_secret(key)}
-    return msgspec.json.encode(told).decode() if as_json else told["secret"]
+    report = {"project": project_id, "secret": written_secret(key)}
+    return msgspec.json.encode(report).decode() if as_json else report["secret"]
 
 
 @asynccontextmanager
@@ -105,8 +105,8 @@ def _show(issued: Issued, now: datetime, *, as_json: bool) -> None:
         file=sys.stderr,
         flush=True,
     )
-    told = {**wire_key(key, now), "key": issued.secret}
-    print(printable_json(msgspec.json.encode(told).decode()) if as_json else issued.secret)
+    report = {**wire_key(key, now), "key": issued.secret}
+    print(printable_json(msgspec.json.encode(report).decode()) if as_json else issued.secret)
 
 
 def _table(keys: Sequence[ApiKey], now: datetime) -> list[str]:

@@ -55,7 +55,7 @@ async def open_process(
         await database.aclose()
 
 
-def told_to_end() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """Returns an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

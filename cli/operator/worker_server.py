@@ -1,6 +1,6 @@
 """Runs `holdfast worker`. It imports nothing of the API."""
 
-from cli.operator.processes import production_process, told_to_end
+from cli.operator.processes import production_process, stop_signal
 from cli.operator.start import announce
 from shared.process.settings import Settings
 from worker.main import working
@@ -11,7 +11,7 @@ claims at the same time may queue."""
 
 
 async def run_worker(settings: Settings) -> None:
-    stop = told_to_end()
+    stop = stop_signal()
     async with production_process(settings, wait_s=WAIT_S) as process, working(process):
         said = f"holdfast worker: up to {settings.max_runs} runs at once"
         announce(settings, "worker_takes_runs", said, max_runs=settings.max_runs)

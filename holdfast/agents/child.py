@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.agents.errors import StepFailed, sole, told
+from holdfast.agents.errors import StepFailed, error_fields, sole
 from holdfast.agents.frames import Frame, packed, read_frame
 from holdfast.agents.registry import REGISTERED
 from holdfast.agents.run import Run
@@ -43,7 +43,7 @@ def _ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except (StopIteration, SystemExit, KeyboardInterrupt) as error:
-        kind, text = told(error).values()
+        kind, text = error_fields(error).values()
         raise RuntimeError(f"the function raised {kind}" + (f": {text}" if text else "")) from error
 
 
@@ -165,7 +165,7 @@ def _state_of(run: Run) -> dict[str, Any]:
 def _raised(raised: BaseException) -> Frame:
     """The error without paths, and its traceback for the worker's log."""
     error = sole(raised)
-    kind, text = told(error).values()
+    kind, text = error_fields(error).values()
     if isinstance(error, StepFailed):
         kind, text = error.error_type, f"{error.text} (in {error.name!r})"
     elif isinstance(error, asyncio.CancelledError):

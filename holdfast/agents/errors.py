@@ -7,13 +7,13 @@ MOST_NAMED = 5
 """Exceptions of a group that its text names."""
 
 
-def told(error: BaseException) -> dict[str, str]:
+def error_fields(error: BaseException) -> dict[str, str]:
     """The type and the text of an exception. A group, as of `asyncio.TaskGroup`, says what is in it: its own text only
     counts that."""
     error = sole(error)
     text = _text_of(error)
     if inner := getattr(error, "exceptions", ()):
-        named = [told(one) for one in inner[:MOST_NAMED]]
+        named = [error_fields(one) for one in inner[:MOST_NAMED]]
         text = f"{text}: " + "; ".join(f"{one['type']}: {one['text']}" for one in named)
     return {"type": type(error).__name__, "text": text[:LONGEST_TEXT]}
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.agents.adapters import ADAPTERS, warnings_of
 from holdfast.agents.child import LONGEST_TRACEBACK, execute
-from holdfast.agents.errors import told
+from holdfast.agents.errors import error_fields
 from holdfast.agents.memory import MemoryWatch, private_bytes
 from holdfast.agents.registry import REGISTERED, Agent
 from holdfast.agents.shared import execute_several
@@ -44,7 +44,7 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
     try:
         flaws = [*_flaws(module, ours), *_flaws_of_system(max_mb)]
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, and its worker says what it was
-        kind, text = told(error).values()
+        kind, text = error_fields(error).values()
         flaws = [f"{module} cannot be imported: {kind}: {text[:LONGEST_REASON]}"]
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             flaws[0] += "; start from the folder that has it, or name that folder in PYTHONPATH"

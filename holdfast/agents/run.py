@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
 from holdfast.agents.asking import Worker, begun, given_up, made_by_worker, settled
-from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed, told
+from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed, error_fields
 from holdfast.agents.frames import Frame, packed
 from holdfast.agents.info import AgentInfo, agent_of
 from holdfast.agents.models import Models, Usage
@@ -427,7 +427,7 @@ class Run:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the journal has it
             cause = error
-            ended["error"] = told(error)
+            ended["error"] = error_fields(error)
         finally:
             _CALL.reset(outer)
             _SCOPE.reset(inner)

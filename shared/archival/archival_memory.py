@@ -1,7 +1,7 @@
 """Archival memory for agents and clients: stores passages and finds them.
 
 A passage is stored first and embedded later, outside of any transaction. If the model is away, only the vector is
-missing, and upkeep adds it later. A search asks each archive's model once for the query's vector; without a vector it
+missing, and maintenance adds it later. A search asks each archive's model once for the query's vector; without it, it
 searches by words only. It combines the rankings by rank, because the scores of a word index and of a vector are not
 comparable.
 """
@@ -282,7 +282,7 @@ CALLS_OF_A_ROUND = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingUpkeep:
+class EmbeddingMaintenance:
     """Adds missing vectors. One process of the fleet does it per interval; two at once do no harm."""
 
     vectors: VectorStore

@@ -390,8 +390,8 @@ def with_skills(system: str, skills: Iterable[ClientSkill]) -> str:
         root, path = _place(skill)
         roots.setdefault(root, Folder()).add(path, _first_line(skill.description))
     trees = ("\n".join([root, *roots[root].lines()]) for root in sorted(roots))
-    told = "\n\n".join(trees)
-    return f"{system.rstrip()}\n\n<available_skills>\n{told}\n</available_skills>"
+    listed = "\n\n".join(trees)
+    return f"{system.rstrip()}\n\n<available_skills>\n{listed}\n</available_skills>"
 
 
 def _place(skill: ClientSkill) -> tuple[str, str]:

@@ -308,7 +308,7 @@ class MoreInput(HoldfastError):
     """The run has taken in a message since its last answer was given."""
 
 
-class MustRunAlone(HoldfastError):
+class QuarantineRequired(HoldfastError):
     """Workers were lost with the run before it finished a step: only a worker that runs nothing else may claim it."""
 
 

@@ -95,7 +95,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
     first_token_p50_ms: float | None = None
 
 
-class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """A project's active runs, and those of the last sixty minutes, of which the present one is the last."""
 
     created: int
@@ -106,7 +106,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     minutes: list[Minute]
 
 
-class CallbackFigures(msgspec.Struct, frozen=True, kw_only=True):
+class CallbackStats(msgspec.Struct, frozen=True, kw_only=True):
     """A project's callbacks that were not delivered."""
 
     waiting: int

@@ -423,21 +423,21 @@ class AttemptLimits(msgspec.Struct, frozen=True):
     """How many workers in a row may die with a run before it finishes a step. One loss is an accident. After two
     losses, each run that both workers had is suspect, and running each alone shows which one causes the losses."""
 
-    alone_after: int
+    quarantined_after: int
     """Lost workers after which the run is executed with no other run beside it."""
     given_up_after: int
-    """Lost workers after which the run is not executed again, but ends as failed. More than `alone_after`."""
+    """Lost workers after which the run is not executed again, but ends as failed. More than `quarantined_after`."""
 
     @classmethod
     def of(cls, max_attempts: int) -> "AttemptLimits":
         """The limits for the setting: a run has one attempt alone, even if that is one more than the setting."""
-        alone_after = min(2, max_attempts)
-        return cls(alone_after, given_up_after=max(max_attempts, alone_after + 1))
+        quarantined_after = min(2, max_attempts)
+        return cls(quarantined_after, given_up_after=max(max_attempts, quarantined_after + 1))
 
-    def demand_solitude(self, waiting: Run) -> bool:
+    def demand_quarantine(self, waiting: Run) -> bool:
         """Whether a run that waits for its next claim must be executed alone. A run that is given up may end beside
         others."""
-        return self.alone_after <= waiting.attempts_without_progress < self.given_up_after
+        return self.quarantined_after <= waiting.attempts_without_progress < self.given_up_after
 
     def give_up(self, claimed: Run) -> bool:
         """Whether a claimed run is to end as failed: its own claim is one of its attempts."""

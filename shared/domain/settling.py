@@ -270,7 +270,7 @@ class ShownStep:
         """Calls whose decisions were shown."""
         self.started_agents: dict[str, set[AgentId]] = defaultdict(set)
         """The agents whose runs a call has started, by the id of the call."""
-        self.told_of_children: set[str] = set()
+        self.shown_children: set[str] = set()
         """Keys of the events about children that were shown (`child_key`)."""
         self.lost_calls = 0
         """Model calls whose workers died."""
@@ -323,7 +323,7 @@ class ShownStep:
             case CallDecided():
                 self.decided_calls.add(event.call_id)
             case ChildStarted() | ChildWaits():
-                self.told_of_children.add(child_key(event))
+                self.shown_children.add(child_key(event))
                 if isinstance(event, ChildStarted):
                     self.started_agents[event.call_id].add(event.agent_id)
             case _:

@@ -91,7 +91,7 @@ class McpClient:
         try:
             tools, left_out = await self._asked(target, lambda connection: connection.list_tools(deadline))
         except ServerFailure as failure:
-            raise _told(target, failure, "") from failure
+            raise _error_of(target, failure, "") from failure
         if left_out:
             log.warning("mcp_tools_left_out", server=target.server_id, tools=left_out)
         return tools
@@ -108,7 +108,7 @@ class McpClient:
         try:
             result = await self._asked(target, lambda connection: connection.call_tool(name, arguments, deadline, key))
         except ServerFailure as failure:
-            raise _told(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
+            raise _error_of(target, failure, _KNOWN.get(failure.code, _NOT_CALLED)) from failure
         return msgspec.structs.replace(result, text=_without(target, result.text))
 
     async def aclose(self) -> None:
@@ -195,7 +195,7 @@ def _imported() -> Connect:
     return Connection
 
 
-def _told(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastError:
+def _error_of(target: McpTarget, failure: ServerFailure, known: str) -> HoldfastError:
     """The error for callers. It names the server and the problem, and says whether the call may have had its effect."""
     wrong = failure.text.rstrip(".")
     text = f"The MCP server {target.server_name!r} ({_place(target)}) does not serve: {wrong}. {known}".strip()

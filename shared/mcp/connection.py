@@ -207,10 +207,10 @@ class Connection:
             raise self._lost()
         outcome = asked.result()
         if outcome.error is not None:
-            raise self._told(outcome.error)
+            raise self._failure_for(outcome.error)
         return cast("Answer", outcome.answer)
 
-    def _told(self, error: Exception) -> Exception:
+    def _failure_for(self, error: Exception) -> Exception:
         """Returns the failure of one request."""
         if isinstance(error, MCPError) and error.code == HEADER_MISMATCH:
             return _HeadersMismatch()

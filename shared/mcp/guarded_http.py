@@ -107,7 +107,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             response = await self._inner.handle_async_request(self._limited(request, message))
             guarded = await self._guarded(request, message, response)
         except (ForbiddenAddress, Unreachable, httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
-            guarded = _Refusal(_code_of(error), _told(error))
+            guarded = _Refusal(_code_of(error), _reason_of(error))
             if request.method == "GET" and not self._is_settled:
                 raise
         if isinstance(guarded, httpx2.Response):
@@ -217,7 +217,7 @@ class _CountedStream(httpx2.AsyncByteStream):
                 yield chunk
         except (httpx2.HTTPError, OSError) as error:
             if self._broken is not None:
-                self._broken(_told(error), NOT_SENT)
+                self._broken(_reason_of(error), NOT_SENT)
             raise
         # No further answer can come. Without this the package would notice only when the next request fails.
         if self._is_channel and self._broken is not None:
@@ -317,7 +317,7 @@ def _code_of(error: Exception) -> int:
     return NOT_SENT if isinstance(error, _BEFORE_SENDING) else LOST
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, ForbiddenAddress | Unreachable | httpx2.SSEError):
         return str(error)
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | OSError):

@@ -163,16 +163,16 @@ class CallersHttp:
             finally:
                 await response.aclose()
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise ForbiddenAddress(_told(error)) from error
+            raise ForbiddenAddress(_described(error)) from error
         except (httpx2.HTTPError, OSError, UnicodeError) as error:
-            raise Unreachable(_told(error)) from error
+            raise Unreachable(_described(error)) from error
 
     @staticmethod
     def _request(method: str, url: str, headers: Mapping[str, str], content: bytes | None = None) -> httpx2.Request:
         try:
             return httpx2.Request(method, url, headers=headers, content=content)
         except (httpx2.InvalidURL, UnicodeError) as error:
-            raise ForbiddenAddress(_told(error)) from error
+            raise ForbiddenAddress(_described(error)) from error
 
 
 class CheckedTransport(httpx2.AsyncBaseTransport):
@@ -245,5 +245,5 @@ async def _read(response: httpx2.Response, max_bytes: int) -> Found:
     return Found(response.status_code, bytes(content), media_type)
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

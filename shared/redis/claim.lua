@@ -1,6 +1,6 @@
--- Leases waiting jobs to one worker, in the order of `turns.lua`.
+-- Leases waiting jobs to one worker, in the order of `fair_queue.lua`.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- KEYS[4]  holdfast:code-agents  hash, see versions.lua
 -- ARGV[4]  arq:in-progress:  prefix of the leases: string, the worker's name; one is set for each claimed job
 -- ARGV[5]  the worker's name

@@ -56,9 +56,9 @@ class Cluster:
         """The nodes that have slots, and a client of each."""
         return self._nodes
 
-    def on_change(self, told: Callable[[], None]) -> None:
-        """Calls `told` after each read of the slot map that found a change."""
-        self._on_change.append(told)
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` after each read of the slot map that found a change."""
+        self._on_change.append(callback)
 
     def address_of(self, key: str) -> Address | None:
         """Returns the address of the node with the key's slot; None if it is unknown."""
@@ -121,8 +121,8 @@ class Cluster:
         self._nodes = {address: self._nodes.get(address) or self._connect(address) for address in named}
         self._slots = slots
         log.info("cluster_map_read", nodes=len(named))
-        for told in self._on_change:
-            told()
+        for callback in self._on_change:
+            callback()
         for client in left:
             await client.aclose(close_connection_pool=True)
 

@@ -1,6 +1,6 @@
 -- Puts jobs into the queue and wakes the workers. A job that is waiting or leased already stays unchanged.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- ARGV[4]  lifetime of a job's description, ms
 -- ARGV[5]  holdfast:wake  channel, published
 -- ARGV[6…] job id, description, project and priority, for each job

@@ -1,6 +1,6 @@
 -- Removes a finished job.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- KEYS[4]  arq:in-progress:<job>  string, the worker's name; deleted
 -- KEYS[5]  arq:job:<job>          string, arq's description of the job; deleted
 -- KEYS[6]  arq:retry:<job>        string, arq's counter of starts; deleted

@@ -22,9 +22,9 @@ QUEUE = "holdfast:runs"
 """Sorted set, job id → score: every job. Written by `dispatch.lua` and the lease scripts, by Redis' own clock. No
 expiry.
 
-A job that waits for its project's turn has a score below 0 (`turns.lua`). The score of a leased job is the end of its
-lease plus `SCORE_SLACK_MS`. A due job with a score above 0 has lost its lease; the next claim puts it back into its
-project's queue.
+A waiting job has a score below 0 (`fair_queue.lua`). The score of a leased job is the end of its lease plus
+`SCORE_SLACK_MS`. A due job with a score above 0 has lost its lease; the next claim puts it back into its project's
+queue.
 """
 
 TURNS = "holdfast:turns"

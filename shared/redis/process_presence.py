@@ -223,13 +223,13 @@ async def settings_of(redis: Redis) -> ServerSettings:
     async with redis_answers():
         info: dict[str, Any] = await client.info("server")
         seconds, microseconds = await client.time()
-        told = await _configuration(client)
+        configured = await _configuration(client)
     return ServerSettings(
         version=str(info.get("redis_version", "unknown")),
         now=datetime.fromtimestamp(int(seconds) + int(microseconds) / 1e6, UTC),
-        eviction=told.get("maxmemory-policy"),
-        appends=told["appendonly"] == "yes" if "appendonly" in told else None,
-        snapshots=bool(told["save"]) if "save" in told else None,
+        eviction=configured.get("maxmemory-policy"),
+        appends=configured["appendonly"] == "yes" if "appendonly" in configured else None,
+        snapshots=bool(configured["save"]) if "save" in configured else None,
     )
 
 

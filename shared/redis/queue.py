@@ -1,5 +1,5 @@
 """The queue through which workers find runs: a set of jobs, each of which one worker leases for a while. Projects take
-turns (`turns.lua`), and within a project, the job that has waited longest comes first.
+turns (`fair_queue.lua`), and within a project, the job that has waited longest comes first.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
 worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches orphaned runs again.
@@ -53,7 +53,7 @@ VERSION_FOLLOWS = "\t"
 
 _QUEUE = [keys.QUEUE, keys.TURNS, keys.TURN]
 _PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
-"""The keys and the first arguments of every script that uses `turns.lua`."""
+"""The keys and the first arguments of every script that uses `fair_queue.lua`."""
 
 
 class RunQueue:
@@ -62,9 +62,9 @@ class RunQueue:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._dispatch = LuaScript(redis, "turns", "dispatch")
-        self._recount = LuaScript(redis, "turns", "recount")
-        self._state = LuaScript(redis, "turns", "queue_state")
+        self._dispatch = LuaScript(redis, "fair_queue", "dispatch")
+        self._recount = LuaScript(redis, "fair_queue", "recount")
+        self._state = LuaScript(redis, "fair_queue", "queue_state")
 
     async def dispatch(self, *dispatches: Dispatch) -> None:
         """Puts runs into the queue, and wakes the workers. A dispatch that is queued or leased already stays as it
@@ -194,11 +194,11 @@ class JobLeases:
         self._code_agents = "".join(f"{name}{VERSION_FOLLOWS}{version}\n" for name, version in code_agents.items())
         self._worker = worker
         self._lease_ms = round(lease_s * 1000)
-        self._claim = LuaScript(redis, "turns", "versions", "claim")
+        self._claim = LuaScript(redis, "fair_queue", "versions", "claim")
         self._renew = LuaScript(redis, "renew")
-        self._retake = LuaScript(redis, "turns", "retake")
-        self._release = LuaScript(redis, "turns", "release")
-        self._finish = LuaScript(redis, "turns", "finish")
+        self._retake = LuaScript(redis, "fair_queue", "retake")
+        self._release = LuaScript(redis, "fair_queue", "release")
+        self._finish = LuaScript(redis, "fair_queue", "finish")
 
     async def claim(self, most: int, *, spare: int = 0) -> Claimed:
         """Leases up to `most` waiting jobs, and up to `spare` more of projects that have none in flight. Skips a job

@@ -1,6 +1,6 @@
 -- Reads how many jobs wait and for how long, and how many are leased. It changes nothing.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- ARGV[4]  slack, ms: see claim.lua
 --
 -- Returns {number of waiting jobs, ms for which the oldest of them has waited, number of leased jobs}. A job that lost

@@ -1,7 +1,7 @@
 -- Repairs the keys of the queue after a loss of data. A run that counts as in flight without a lease would take turns
 -- from its project, and a job that is only in holdfast:runs would wait for ever.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- ARGV[4]  arq:in-progress:  prefix of the leases: string, the worker's name
 --
 -- Returns the number of repaired jobs.

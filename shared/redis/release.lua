@@ -1,6 +1,6 @@
 -- Releases a job before its lease ends, so that another worker can claim it at once.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- KEYS[4]  arq:in-progress:<job>  string, the worker's name; deleted if it is the caller's
 -- ARGV[4]  job id
 -- ARGV[5]  the worker's name

@@ -1,6 +1,6 @@
 -- Takes a lease again that Redis has lost, and puts the job back into the queue if it is lost there too.
 --
--- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see turns.lua
+-- KEYS[1] to KEYS[3], ARGV[1] to ARGV[3]  see fair_queue.lua
 -- KEYS[4]  arq:in-progress:<job>  string, the worker's name; set unless it exists
 -- KEYS[5]  arq:job:<job>          string, arq's description of the job; set if missing
 -- ARGV[4]  job id

@@ -147,7 +147,7 @@ class SleeptimeRuns:
                 except NotFound:
                     continue  # a client has just deleted it
                 await self._start_one(agent, due, options, transcript(said))
-        await self.turns.told(due, said[-1] if said else None)
+        await self.turns.delivered(due, said[-1] if said else None)
 
     async def _start_one(self, agent: Agent, due: DueTurns, options: RunOptions, text: str) -> None:
         now = self.clock.now()

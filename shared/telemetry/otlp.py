@@ -48,7 +48,7 @@ async def exporting(
     `sample` is the share, from 0 to 1, of the traces that begin here; a trace from outside is exported if its flags say
     so. `resource` describes this process, where `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` do not.
     """
-    exporter = _ToldOnce(
+    exporter = _LogOnce(
         OTLPSpanExporter(endpoint.rstrip("/").removesuffix(_PATH) + _PATH), endpoint=origin_of(endpoint)
     )
     provider = TracerProvider(
@@ -145,7 +145,7 @@ class _OtlpSpan:
         self.end()
 
 
-class _ToldOnce(SpanExporter):
+class _LogOnce(SpanExporter):
     """Logs once that spans cannot be exported, and once that they can again. The SDK would log it for every batch."""
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str) -> None:

@@ -35,15 +35,15 @@ NAMED_PLACES: dict[tuple[str, str], str] = {
         "worker/agents/models/endpoint.py",
         "ModelEndpoint._serve_one",
     ): "a background loop: a request that breaks its connection must not end the runs of others",
-    ("worker/tools/inside/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
-    ("worker/tools/inside/child_program.py", "run_code"): "the tool: whatever a program raises is its answer",
+    ("worker/tools/guest/child_call.py", "attempt"): "the tool: whatever foreign code raises is its answer",
+    ("worker/tools/guest/child_program.py", "run_code"): "the tool: whatever a program raises is its answer",
     ("api/http_exchange.py", "Exchange.run"): "the API's last resort: a 500, or an answer that is broken off",
-    ("worker/tools/inside/child_program.py", "finished"): "the tool: the same, of a program that awaits",
+    ("worker/tools/guest/child_program.py", "finished"): "the tool: the same, of a program that awaits",
     (
-        "worker/tools/inside/child_zygote.py",
+        "worker/tools/guest/child_zygote.py",
         "Zygote._fork",
     ): "the tool: a failed fork must not become a second zygote",
-    ("worker/tools/inside/child_zygote.py", "main"): "the tool: what ends a zygote is read by its worker",
+    ("worker/tools/guest/child_zygote.py", "main"): "the tool: what ends a zygote is read by its worker",
 }
 """(file, function) and why it may: the boundary that it is, and what follows."""
 

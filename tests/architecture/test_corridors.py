@@ -82,8 +82,8 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "worker/models": ("shared", "shared/domain", "shared/network"),
     # How a call with a network reaches the allowed hosts. It knows nothing of tools, only of a socket that they have.
     "worker/proxy": ("shared", "shared/network"),
-    "worker/tools": ("shared", "shared/domain", "worker/proxy", "worker/tools/inside"),
-    "worker/tools/inside": (),
+    "worker/tools": ("shared", "shared/domain", "worker/proxy", "worker/tools/guest"),
+    "worker/tools/guest": (),
     "worker/queue": ("shared", "shared/domain", "shared/redis"),
     # What is the same for every run, whatever it does: it knows no body, no kind of tool, and of models the words alone
     # in which they are asked (see `test_the_kernel_knows_no_model`).

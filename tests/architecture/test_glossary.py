@@ -118,8 +118,17 @@ IN_NAMES = (
     Retired(r"\bdirect model\b|\bdirect wire\b", "HTTP model, provider protocol"),
     Retired(r"\bwalled sandbox\b|\btool shelf\b", "isolated sandbox; base tool seeder"),
     Retired(r"\btell agent\b|\bdeny what waits\b", "set last stop reason, deny pending"),
+    Retired(r"\bupkeep\b|\babsent lists\b", "maintenance; unsupported resources"),
 )
 """Looked for in names and log events only: in prose they are English."""
+
+IN_PRODUCT_NAMES = (
+    *IN_NAMES,
+    Retired(r"\btold\b", "the thing itself: events, chunks, an error, a report"),
+    Retired(r"\beverybodys\b|\brun alone\b", "unscoped; run quarantined"),
+    Retired(r"\bbrought (?:tool|agent|history)\b", "imported tool, agent, history"),
+)
+"""As `IN_NAMES`, in the product."""
 
 ALLOWED: dict[str, tuple[str, str]] = {
     "tests/kit/services/tcp_proxy.py": (r"stall.*", "a connection stalls: the networks' own word"),
@@ -160,9 +169,10 @@ def names(source: Source) -> Iterator[tuple[int, str]]:
 
 def retired_names(source: Source) -> Iterator[str]:
     """Retired words in the names and log events of a file, and in the file's own name."""
-    yield from _found(source.path, [(1, spelled_out(source.module.replace(".", " ")))], IN_NAMES)
-    if _may_have(source.text, IN_NAMES):
-        yield from _found(source.path, names(source), IN_NAMES)
+    words = IN_NAMES if source.path.startswith(("bench/", "tests/")) else IN_PRODUCT_NAMES
+    yield from _found(source.path, [(1, spelled_out(source.module.replace(".", " ")))], words)
+    if _may_have(source.text, words):
+        yield from _found(source.path, names(source), words)
 
 
 def retired_texts(path: str, text: str) -> Iterator[str]:

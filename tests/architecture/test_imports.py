@@ -38,7 +38,7 @@ LATE_MODULES = {
     # A wrong setting is said before a server is imported, and each server is imported without the others.
     "cli/operator/servers.py": ("cli.operator.dev_server", "cli.operator.api_server", "cli.operator.worker_server"),
     # A wrong setting is said before anything that opens a database.
-    "cli/operator/upkeep.py": ("cli.operator.database_upkeep", "cli.operator.doctor"),
+    "cli/operator/maintenance.py": ("cli.operator.database_maintenance", "cli.operator.doctor"),
     "cli/operator/keys.py": ("cli.operator.issued_keys",),
     "cli/operator/secrets.py": ("cli.operator.encrypted_secrets",),
     # Alembic: for a database that lacks a migration.
@@ -61,12 +61,12 @@ CHOOSES_BY_NAME = ("cli/command_table.py", "worker/models/registry.py", "api/ope
 loads the types of answers when somebody asks for the document."""
 
 TOOL_PROCESS = tuple(
-    f"worker/tools/inside/child_{part}.py"
-    for part in ("call", "node", "objects", "seccomp", "stdlib", "walls", "watcher", "zygote")
+    f"worker/tools/guest/child_{part}.py"
+    for part in ("call", "node", "objects", "seccomp", "stdlib", "isolation", "watcher", "zygote")
 )
 TOOL_PROCESS_LATE = (
     *("asyncio", "json", "linecache", "traceback", "typing"),
-    *("child_call", "child_network", "child_node", "child_objects", "child_seccomp", "child_stdlib", "child_walls"),
+    *("child_call", "child_network", "child_node", "child_objects", "child_seccomp", "child_stdlib", "child_isolation"),
 )
 """The program inside a tool's process. Every call starts one, in a few milliseconds: it loads what is slow, and what
 runs foreign code, when a call needs it."""

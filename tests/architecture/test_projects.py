@@ -1,5 +1,5 @@
 """No route can forget for whom it asks: what the stores offer by an id asks for the project beside it, or for a noun
-that was loaded by it. What workers and upkeep ask by an id alone is listed here, and the API does not ask it.
+that was loaded by it. What workers and maintenance ask by an id alone is listed here, and the API does not ask it.
 """
 
 import ast
@@ -34,8 +34,8 @@ OF_WORKERS = {
     "RunStore.look_up": "by a worker, which was told of a run of any project",
     "RunStore.owns": "by the owner of the run, with its fence",
     "TurnStore.states": "for the readers of all projects together",
-    "VectorStore.give_up": "upkeep embeds passages of all projects together",
-    "VectorStore.record": "of passages that upkeep has claimed, or that were stored just now",
+    "VectorStore.give_up": "maintenance embeds passages of all projects together",
+    "VectorStore.record": "of passages that maintenance has claimed, or that were stored just now",
 }
 
 THE_API_MAY = {

@@ -159,7 +159,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
         "worker/models/openai_models.py",
         "def f():\n    from pydantic_ai.models.openai import OpenAIChatModel",
     ),
-    (late_imports, "worker/tools/inside/child_call.py", "def f():\n    return importlib.import_module('asyncio')"),
+    (late_imports, "worker/tools/guest/child_call.py", "def f():\n    return importlib.import_module('asyncio')"),
     (copied_statuses, "api/x.py", "await store.list_runs(status=RunStatus.CREATED)"),
     (assigned_statuses, "worker/x.py", "status = next_status(run.status, trigger)"),
     (updated_statuses, "shared/sql/x.py", "sa.update(steps).values(status='failed')"),

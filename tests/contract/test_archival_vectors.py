@@ -99,7 +99,7 @@ async def test_a_model_that_cannot_embed_leaves_words(archival: Archival, handle
     await archival.remember(agent, STORM)
     assert await archival.find("storm", agent_id=agent.id) == [STORM]
     archival.clock.advance(seconds=SOON)
-    assert await archival.upkeep.embed_due() == 0
+    assert await archival.maintenance.embed_due() == 0
 
 
 async def test_a_passage_is_kept_while_its_model_is_away_and_embedded_later(archival: Archival) -> None:
@@ -108,16 +108,16 @@ async def test_a_passage_is_kept_while_its_model_is_away_and_embedded_later(arch
     [stored] = await archival.remember(agent, STORM)
     assert stored.vector is None
     assert await archival.find("storm", agent_id=agent.id) == [STORM]
-    assert await archival.upkeep.embed_due() == 0, "for a moment it is whose who stored it"
+    assert await archival.maintenance.embed_due() == 0, "for a moment it is whose who stored it"
     archival.clock.advance(seconds=SOON)
-    assert await archival.upkeep.embed_due() == 0
+    assert await archival.maintenance.embed_due() == 0
     archival.server.embeddings.is_away = False
-    assert await archival.upkeep.embed_due() == 0, "it was tried a moment ago"
+    assert await archival.maintenance.embed_due() == 0, "it was tried a moment ago"
     archival.clock.advance(seconds=RETRY_AFTER.total_seconds())
-    assert await archival.upkeep.embed_due() == 1
+    assert await archival.maintenance.embed_due() == 1
     assert await archival.find("weather", agent_id=agent.id) == [STORM]
     archival.clock.advance(days=1)
-    assert await archival.upkeep.embed_due() == 0
+    assert await archival.maintenance.embed_due() == 0
 
 
 async def test_a_passage_that_a_caller_stores_in_its_transaction_is_embedded_at_the_next_round(
@@ -126,7 +126,7 @@ async def test_a_passage_that_a_caller_stores_in_its_transaction_is_embedded_at_
     agent = await archival.agent(embedding=EMBEDDING)
     async with archival.database.write() as connection:
         await insert_for_agent(connection, PROJECT, agent.id, new_passage(STORM), new_archive_id=IDS.archive(), now=NOW)
-    assert await archival.upkeep.embed_due() == 1
+    assert await archival.maintenance.embed_due() == 1
     assert await archival.find("weather", agent_id=agent.id) == [STORM]
 
 
@@ -146,13 +146,13 @@ async def test_a_text_that_the_model_refuses_does_not_keep_others_from_their_vec
     )
     assert [vector is None for vector in await vectors_of(archival, agent.id)].count(True) == 3
     archival.clock.advance(seconds=SOON)
-    assert await archival.upkeep.embed_due() == 3
+    assert await archival.maintenance.embed_due() == 3
     by_text = {one.text: one for one in await archival.passages.list_of_agent(PROJECT, agent.id, PassagePage())}
     assert [text for text, one in by_text.items() if one.vector is None] == [TERRIER]
     assert max(len(text) for one in archival.server.embeddings.requests for text in one.texts) == LONGEST_INPUT
     asked = len(archival.server.embeddings.requests)
     archival.clock.advance(days=1)
-    assert await archival.upkeep.embed_due() == 0
+    assert await archival.maintenance.embed_due() == 0
     assert len(archival.server.embeddings.requests) == asked
 
 

@@ -82,7 +82,7 @@ async def tell(stores: Stores, group: Group) -> list[str]:
     if found is None:
         return []
     said_to_them = await texts_of(stores, found)
-    await GroupTurnStore(stores.database).told(found, None)
+    await GroupTurnStore(stores.database).delivered(found, None)
     return said_to_them
 
 
@@ -139,12 +139,12 @@ async def test_what_was_found_due_stays_so_until_it_was_told_and_is_told_once(st
     assert (await due(stores, group)) == found, "no further turn is counted meanwhile"
     [last, *_] = reversed(await turns.said_in(found))
     for _ in range(2):
-        await turns.told(found, last)
+        await turns.delivered(found, last)
     assert (await GroupEditor(stores.database).get(PROJECT, group.id)).last_message_id == last.id
     later = await due(stores, group)
     assert later is not None
     assert later.cause_id == second
-    await turns.told(found, last)
+    await turns.delivered(found, last)
     assert await due(stores, group) == later, "a process that was slow takes nothing away"
 
 
@@ -158,7 +158,7 @@ async def test_two_processes_that_look_at_once_count_each_turn_once(stores: Stor
             assert found.count(found[0]) == len(found)
             assert found[0] is not None
             assert await texts_of(stores, found[0]) == expected
-            await asyncio.gather(*(GroupTurnStore(one.database).told(found[0], None) for one in (stores, other)))
+            await asyncio.gather(*(GroupTurnStore(one.database).delivered(found[0], None) for one in (stores, other)))
         assert await due(other, group) is None
 
 

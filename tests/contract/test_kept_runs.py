@@ -14,9 +14,9 @@ from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved
+from worker.maintenance import Sweeper
 from worker.run.execute_run import ActiveRuns
 from worker.run.publisher import Publisher
-from worker.upkeep import Sweeper
 
 RETAKEN_AFTER = 2
 """The sweeper's second look finds that nobody has the run. Then it renews the dispatch in SQL, and looks once more."""

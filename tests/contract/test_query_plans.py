@@ -29,8 +29,8 @@ from shared.sql.run_tables import (
     submission_keys,
     tool_intents,
 )
-from shared.sql.runs.figures import RunFigureStore
 from shared.sql.runs.listing import RunFilter
+from shared.sql.runs.run_stats import RunStatStore
 from shared.sql.runs.steps import StepFilter
 from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 from shared.sql.tables import conversations, messages, to_json
@@ -188,7 +188,7 @@ async def a_look_at_the_deployment(stores: Stores) -> None:
     await webhooks.record_attempt(due, now=NOW, status_code=410, error="gone", next_at=None)
     await webhooks.list_open(PROJECT, Page(limit=20, after=f"{due.run_id}.{due.endpoint_id}"))
     await webhooks.retry(PROJECT, due.run_id, due.endpoint_id, NOW)
-    figures = RunFigureStore(stores.database)
+    figures = RunStatStore(stores.database)
     await figures.of_runs(PROJECT, NOW.replace(year=2030))
     await figures.of_callbacks(PROJECT)
     await figures.quietest(20)

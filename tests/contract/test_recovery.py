@@ -15,7 +15,7 @@ from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.stored_runs import IDS, Stores, checkpoint, stored_runs
-from worker.upkeep import Sweeper
+from worker.maintenance import Sweeper
 
 
 @pytest.fixture

@@ -146,8 +146,8 @@ async def test_a_submission_of_a_project_is_stored_with_all_that_hangs_on_its_ru
     """A policy looks for the run of an input and of a key, and one statement does not see what another part of it
     writes. The third time goes the way of all that follow."""
     body = SentBody("body:1", NOW)
-    async with open_database(plain_owner_url) as everybodys:
-        for store in (RunStore(of(everybodys, "alpha")), RunStore(everybodys)):
+    async with open_database(plain_owner_url) as unscoped:
+        for store in (RunStore(of(unscoped, "alpha")), RunStore(unscoped)):
             for text in ("first", "second", "third"):
                 run, keys = some_run(project_id=ProjectId("alpha")), SubmissionKeys([f"otids:{IDS.run()}"], body=body)
                 assert (await store.submit(run, [said(text)], keys=keys)).is_new
@@ -171,8 +171,8 @@ async def test_a_superuser_is_bound_by_no_policy(database: Database, postgres_ur
 
 async def test_work_that_is_no_requests_is_refused_the_callers_database(sqlite_url: str) -> None:
     """On every database: what forgets to say for whom it acts reads nothing, instead of everything."""
-    async with open_database(sqlite_url) as everybodys:
-        bound = everybodys.scoped_to(project_of_request)
+    async with open_database(sqlite_url) as unscoped:
+        bound = unscoped.scoped_to(project_of_request)
         for use in (bound.read, bound.write):
             with pytest.raises(LookupError):
                 async with use():

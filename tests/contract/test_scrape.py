@@ -6,14 +6,14 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.engine import make_url
 
-from api.operations import DeploymentFigures
+from api.operations import DeploymentStats
 from shared.concurrency import SystemClock
 from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer, log_servers
 from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
 from shared.sql.engine import Database
-from shared.sql.runs.figures import RunFigureStore
+from shared.sql.runs.run_stats import RunStatStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.exposition import Figures, scraped
 from tests.kit.free_ports import free_port
@@ -108,9 +108,9 @@ async def test_a_redis_that_hangs_holds_no_scrape_up(database_url: str, private_
     redis = private_redis.client()
     servers = RedisServers(shared=redis, logs=OneLogServer(redis), is_embedded=False)
     async with stored_runs(database_url) as stores:
-        figures = DeploymentFigures(
+        figures = DeploymentStats(
             metrics=Metrics(),
-            figures=RunFigureStore(stores.database),
+            stats=RunStatStore(stores.database),
             queue=RunQueue(private_redis.client()),
             redis=servers,
             event_log=EventLog(redis, ttl_s=3600),

@@ -17,7 +17,7 @@ from shared.domain.ids import AgentId, IdMaker
 from shared.domain.webhooks import FORMER_SECRET, SECRET
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
 from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.definitions.imported_agents import BroughtAgent, BroughtAgentStore, ImportedAgents
+from shared.sql.definitions.imported_agents import ImportBundle, ImportedAgent, ImportedAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
@@ -67,9 +67,9 @@ async def test_agents_secrets_were_plain_text_in_the_database(database: Database
     assert keys(OLD).open_all(made.id, await environment(database, made)) == SECRETS
 
     brought = some_agent(tool_environment=SECRETS)
-    arrival = BroughtAgent(agent=brought, tool_names=[], system_message_id=IdMaker().message(), history=[])
-    await BroughtAgentStore(database, keys(OLD)).store(
-        PROJECT, ImportedAgents(agents=[arrival], blocks=[], tools=[], replace_tools=False)
+    arrival = ImportedAgent(agent=brought, tool_names=[], system_message_id=IdMaker().message(), history=[])
+    await ImportedAgentStore(database, keys(OLD)).store(
+        PROJECT, ImportBundle(agents=[arrival], blocks=[], tools=[], replace_tools=False)
     )
     assert "swordfish" not in await stored(database, brought.id)
 

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from api.operations import KEPT_S, QUIETEST_LOOKED_AT, DeploymentFigures
+from api.operations import KEPT_S, QUIETEST_LOOKED_AT, DeploymentStats
 from shared.concurrency import unix_ms
 from shared.domain.events import TextChunk, encode
 from shared.domain.ids import MessageId, Seq, StepId, ThreadId
@@ -19,7 +19,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
-from shared.sql.runs.figures import RunFigureStore
+from shared.sql.runs.run_stats import RunStatStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.clocks import FrozenClock
 from tests.kit.exposition import Figures
@@ -36,7 +36,7 @@ class Deployment:
     stores: Stores
     redis: Redis
     clock: FrozenClock
-    figures: DeploymentFigures
+    figures: DeploymentStats
     log: EventLog
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -72,9 +72,9 @@ async def deployment(database_url: str) -> AsyncGenerator[Deployment]:
     clock.ms = unix_ms(NOW)
     log = EventLog(redis, ttl_s=3600)
     async with stored_runs(database_url) as stores:
-        figures = DeploymentFigures(
+        figures = DeploymentStats(
             metrics=Metrics(),
-            figures=RunFigureStore(stores.database),
+            stats=RunStatStore(stores.database),
             queue=RunQueue(redis),
             redis=RedisServers(shared=redis, logs=OneLogServer(redis), is_embedded=True),
             event_log=log,

@@ -18,7 +18,7 @@ from shared.runs.orphans import OrphanedRuns
 from tests.kit.code_agents.stage import FileStage
 from tests.kit.code_agents.world import World
 from tests.kit.runs.stored_runs import CANCEL, IDS, said, stored_runs
-from worker.upkeep import Sweeper
+from worker.maintenance import Sweeper
 
 HOUR = timedelta(hours=1)
 

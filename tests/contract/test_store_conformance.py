@@ -37,7 +37,7 @@ RUNS = "tests/contract/test_run_store.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "ApprovalStore": ("reads what runs write", "tests/contract/test_approval_rows.py"),
     "AuditLog": ("only appends", "tests/contract/test_recorded_acts.py"),
-    "BroughtAgentStore": ("stores a file of several definitions at once", "tests/contract/test_agent_files.py"),
+    "ImportedAgentStore": ("stores a file of several definitions at once", "tests/contract/test_agent_files.py"),
     "BudgetStore": ("keeps sums", "tests/contract/test_budget_store.py"),
     "CheckpointStore": ("writes under a run's fence", "tests/contract/test_checkpoint_store.py"),
     "ChildStore": ("writes under a run's lock", "tests/contract/test_children.py"),
@@ -59,7 +59,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "PassageStore": ("has rows of an archive", "tests/contract/test_archival_store.py"),
     "RetentionStore": ("deletes old runs", "tests/contract/test_retention.py"),
     "RunChangeStore": ("reads what runs write", "tests/story/test_run_changes.py"),
-    "RunFigureStore": ("counts", "tests/contract/test_operations.py"),
+    "RunStatStore": ("counts", "tests/contract/test_operations.py"),
     "RunListing": ("lists what runs write", "tests/contract/test_run_listing.py"),
     "RunStore": ("writes under a run's lock", RUNS),
     "ServerSecretStore": ("replaces secrets of all projects", "tests/contract/test_secrets_at_rest.py"),

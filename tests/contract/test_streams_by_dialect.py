@@ -16,7 +16,7 @@ import pytest
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.messages import STOP_REASONS, STORED_REASONS, wire_stop_reason
 from api.mcp.call_fold import CallStream
-from api.mcp.messages import Asked
+from api.mcp.messages import ClientRequest
 from api.openai.chat_answer import ChunkStream
 from api.openai.responses_service import ResponseStream
 from api.runs.streaming import Projection
@@ -37,7 +37,7 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 AT = 1_700_000_000_000
 
 
-ASKED = Asked(
+ASKED = ClientRequest(
     id=1,
     method="tools/call",
     version="2026-07-28",

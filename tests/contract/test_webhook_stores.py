@@ -15,7 +15,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import RunOptions
 from shared.domain.settling import RunOutcome
 from shared.domain.webhooks import FORMER_SECRET, SECRET, WebhookEndpoint
-from shared.sql.runs.figures import RunFigureStore
+from shared.sql.runs.run_stats import RunStatStore
 from shared.sql.runs.webhooks import EndpointSecretStore, WebhookDelivery, WebhookDeliveryStore, WebhookEndpointStore
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import Stores, approve, call, run_end, some_endpoint, stored_runs
@@ -111,7 +111,7 @@ async def test_an_old_owners_end_is_not_heard_of(stores: Stores) -> None:
 async def test_what_is_on_its_way_is_counted_with_the_callbacks(stores: Stores) -> None:
     await endpoint(stores)
     await stores.ended(options=HEARD, callback_url="http://127.0.0.1/")
-    assert (await RunFigureStore(stores.database).of_deployment()).callbacks_waiting == 2
+    assert (await RunStatStore(stores.database).of_deployment()).callbacks_waiting == 2
 
 
 async def test_what_is_on_its_way_goes_where_the_endpoint_is_now(stores: Stores) -> None:

@@ -91,7 +91,7 @@ async def test_a_wrong_setting_was_said_after_all_imports(tmp_path: Path, comman
 
 
 OPERATORS_COMMANDS = {
-    **{name: [name] for name, place in COMMANDS.items() if place.module == "cli.operator.upkeep"},
+    **{name: [name] for name, place in COMMANDS.items() if place.module == "cli.operator.maintenance"},
     "keys-create": ["keys", "create", "--name", "backend"],
     "keys-list": ["keys", "list"],
     "keys-revoke": ["keys", "revoke", "key-1"],

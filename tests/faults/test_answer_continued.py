@@ -216,8 +216,8 @@ async def test_a_deploy_showed_plain_clients_the_first_words_twice(
 ) -> None:
     """With the usual drain, a step in hand comes to its end, and the run goes on elsewhere behind it."""
     last = msgspec.json.encode({"turn": "last"}).decode()
-    told_to_end = asyncio.Event()
-    first = Turn(text="word " * 50, calls=[Call("look")], pace=0.02, silent_after=3, resume=told_to_end)
+    stop_signal = asyncio.Event()
+    first = Turn(text="word " * 50, calls=[Call("look")], pace=0.02, silent_after=3, resume=stop_signal)
     models.play(first, Turn(text=last))
     source = 'def look() -> str:\n    """Looks."""\n    return "seen"\n'
     leaving = await processes.worker(drain_s=60)
@@ -226,7 +226,7 @@ async def test_a_deploy_showed_plain_clients_the_first_words_twice(
         await words_shown(reader, 3)
         await processes.worker()
         leaving.ask_to_end()
-        told_to_end.set()
+        stop_signal.set()
         await wait_until(lambda: len(models.requests) == 2, description="the second step")
         assert await leaving.ended() == 0
         await reader.end()

@@ -23,7 +23,7 @@ WRITES = (
     CrashPoint.COUNT_TURNS,
     CrashPoint.SUBMIT,
     CrashPoint.DISPATCH,
-    CrashPoint.TURNS_TOLD,
+    CrashPoint.TURNS_DELIVERED,
 )
 """What is written from the end of the turn on, in this order."""
 

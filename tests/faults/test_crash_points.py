@@ -79,7 +79,7 @@ ELSEWHERE = (
     CrashPoint.WAKE,
     CrashPoint.COMPACT,  # in `test_crash_in_full_window.py`
     CrashPoint.JOURNAL,  # in `test_crash_in_code_agents.py`
-    *(CrashPoint.COUNT_TURNS, CrashPoint.TURNS_TOLD),  # in `test_crash_between_turns.py`
+    *(CrashPoint.COUNT_TURNS, CrashPoint.TURNS_DELIVERED),  # in `test_crash_between_turns.py`
     CrashPoint.NEW_FENCE,  # after 990,000 events: in the tests of the publisher
 )
 DIES = ("before", "after")

@@ -84,4 +84,4 @@ async def test_a_suspect_waits_for_the_steps_of_its_neighbours_and_then_runs_alo
     last = await processes.worker(max_runs=2)
     assert (await product.ended(suspect))["status"] == "completed"
     assert (await product.ended(neighbour))["status"] == "completed"
-    assert "run_alone" in last.log.read_text()
+    assert "run_quarantined" in last.log.read_text()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingUpkeep
+from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient, EmbeddingMaintenance
 from shared.domain.agents import Agent
 from shared.domain.ids import IdMaker, ProjectId
 from shared.domain.searches import Archive, NewPassage, Passage, PassageQuery
@@ -37,7 +37,7 @@ class Archival:
     server: ModelServer
     clock: SettableClock
     memory: ArchivalMemory
-    upkeep: EmbeddingUpkeep
+    maintenance: EmbeddingMaintenance
     archives: ArchiveStore
     agents: AgentEditor
 
@@ -85,8 +85,8 @@ async def archival_memory(
             clock=clock,
             ids=IDS,
         )
-        upkeep = EmbeddingUpkeep(vectors=vectors, client=client, clock=clock)
+        maintenance = EmbeddingMaintenance(vectors=vectors, client=client, clock=clock)
         try:
-            yield Archival(database, server, clock, memory, upkeep, ArchiveStore(database), AgentEditor(database))
+            yield Archival(database, server, clock, memory, maintenance, ArchiveStore(database), AgentEditor(database))
         finally:
             await client.aclose()

@@ -10,7 +10,7 @@ LATE = (
     "alembic.config",
     "api.tool_source.docstrings",
     "asyncpg",
-    "cli.operator.database_upkeep",
+    "cli.operator.database_maintenance",
     "cli.operator.dev_server",
     "cli.operator.doctor",
     "cli.operator.encrypted_secrets",

@@ -14,7 +14,7 @@ from shared.domain.messages import (
     UserMessage,
 )
 from shared.domain.settling import OUTCOME_UNKNOWN
-from shared.sql.definitions.imported_agents import BroughtHistory, without_missing
+from shared.sql.definitions.imported_agents import ImportedHistory, without_missing
 from tests.kit.model_server.model_calls import returned
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,7 +24,7 @@ APPROVED = ApprovalResponse([Decision("c2", approve=True)])
 
 
 def placed(*bodies: MessageBody) -> list[tuple[int, MessageBody]]:
-    history = BroughtHistory(IdMaker())
+    history = ImportedHistory(IdMaker())
     for body in bodies:
         history.add(body, AT)
     return [(one.turn, one.message.body) for one in history.finish()]
@@ -71,7 +71,7 @@ def test_a_call_without_a_result_gets_one_before_the_conversation_goes_on() -> N
 
 
 def test_a_call_that_waits_is_denied_and_counted() -> None:
-    history = BroughtHistory(IdMaker())
+    history = ImportedHistory(IdMaker())
     history.add(WAITING, AT)
 
     [_, denial, result] = [one.message.body for one in history.finish()]
@@ -95,7 +95,7 @@ def test_an_answer_that_came_as_two_messages_is_one_again() -> None:
 
 
 def test_a_call_that_left_the_context_without_its_result_gets_one_there() -> None:
-    history = BroughtHistory(IdMaker())
+    history = ImportedHistory(IdMaker())
     history.add(ASKING, AT, in_context=False)
     history.add(ToolReturns([returned("c1", "1")]), AT)
     history.add(UserMessage("a"), AT)

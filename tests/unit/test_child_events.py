@@ -26,5 +26,5 @@ def test_events_of_children_are_read_as_they_were_written() -> None:
 
 def test_the_next_owner_knows_what_was_said_of_a_child() -> None:
     shown = ShownStep([STARTED, StepRestarted(at=9, attempt=2, follows=Seq(2)), WAITS])
-    assert shown.told_of_children == {child_key(STARTED), child_key(WAITS)}
+    assert shown.shown_children == {child_key(STARTED), child_key(WAITS)}
     assert child_key(STARTED) != child_key(WAITS)

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 
 from api.event_stream import KEEP_ALIVE, EventStream, ServerEnd, StreamBroken
 from api.http_exchange import Exchange
-from api.request_log import StreamFigures
+from api.request_log import StreamStats
 from shared.concurrency import LeanEvent, background
 from tests.kit.wait_until import wait_until
 
@@ -83,7 +83,7 @@ class Between:
     def __init__(self, stream: EventStream) -> None:
         self.passed: list[str] = []
         self.has_returned = False
-        self.figures: StreamFigures | None = None
+        self.stats: StreamStats | None = None
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +92,7 @@ class Between:
             await send(message)
 
         await self._stream(scope, receive, noted)
-        self.figures = scope["state"][StreamFigures.KEY]
+        self.stats = scope["state"][StreamStats.KEY]
         self.has_returned = True
 
 
@@ -142,8 +142,8 @@ async def test_a_stream_that_was_broken_off_was_logged_as_whole() -> None:
     between, carried = Between(stream(batches)), Carried()
     await carried.ask(between)
     assert carried.is_broken_off
-    assert between.figures is not None
-    assert (between.figures.frames, between.figures.end) == (1, "broken")
+    assert between.stats is not None
+    assert (between.stats.frames, between.stats.end) == (1, "broken")
     assert carried.body() == FRAMES[0]
 
 
@@ -171,8 +171,8 @@ async def test_an_idle_stream_ends_with_its_client() -> None:
         carried.exchange.client_leaves()
         await task
     assert (source.has_ended, left, carried.body()) == (True, ["left"], FRAMES[0])
-    assert between.figures is not None
-    assert between.figures.end == "client_left"
+    assert between.stats is not None
+    assert between.stats.end == "client_left"
     assert task.cancelling() == 0
 
 
@@ -187,9 +187,9 @@ async def test_an_idle_stream_ends_with_its_server(cut: bytes | None) -> None:
     assert source.has_ended
     assert carried.is_broken_off == (cut is None)
     assert carried.body() == FRAMES[0] + (cut or b"")
-    assert between.figures is not None
-    assert between.figures.end == "server_ending"
-    assert not ending.told
+    assert between.stats is not None
+    assert between.stats.end == "server_ending"
+    assert not ending.streams
 
 
 async def test_a_stream_that_begins_when_its_server_has_ended_is_cut_at_once() -> None:

@@ -10,7 +10,7 @@ from tests.kit.project.source_tree import ROOT
 
 SCRIPT = """
     import ctypes, mmap, os, sys
-    sys.path.insert(0, "worker/tools/inside")
+    sys.path.insert(0, "worker/tools/guest")
     import child_seccomp
     if not child_seccomp.is_known(os.uname().machine):
         sys.exit(77)

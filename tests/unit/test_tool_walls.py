@@ -16,7 +16,7 @@ import pytest
 
 from tests.kit.sandboxes import LIMITS, SCRATCH_MB, WALLED, sandbox_of, walls
 from tests.kit.tools import tool_call
-from worker.tools.inside import child_seccomp
+from worker.tools.guest import child_seccomp
 from worker.tools.outcomes import ToolSandbox
 from worker.tools.scratch import remove_tree
 

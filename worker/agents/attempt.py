@@ -20,8 +20,8 @@ from worker.agents.attached_tools import AttachedTools, CallEnd, Refused, all_of
 from worker.agents.attempt_start import AttemptStart, read_start
 from worker.agents.body_process import BodyProcess, Frame
 from worker.agents.frames import (
-    Asked,
     BodyRaised,
+    WaitingCall,
     call_of,
     decided_end,
     end_of_sleep,
@@ -64,7 +64,7 @@ class Attempt:
         self._is_quiet = False
         """The body only sleeps."""
         self._waits: list[CallWaits] = []
-        self._asked: list[Asked] = []
+        self._asked: list[WaitingCall] = []
         self._scopes: dict[str, str] = {}
         """The ids of calls that are entered again when their process has ended, by their slots."""
         self._rest = 0
@@ -278,7 +278,7 @@ class Attempt:
         """A tool that a person decides about starts with the arguments as the person has left them."""
         decision = self._shown.decision_on(call.id)
         if decision is None:
-            self._asked.append(Asked(msgspec.structs.replace(entry, attempt=0), call, frame))
+            self._asked.append(WaitingCall(msgspec.structs.replace(entry, attempt=0), call, frame))
             return None
         arguments = decision.edited_arguments or call.arguments
         if not entry.attempt:
@@ -428,7 +428,7 @@ class Attempt:
         """Answers with the decision of a person or of the client. None if it has to be asked for."""
         decision: Decision | None = self._shown.decision_on(call.id)
         if decision is None:
-            self._asked.append(Asked(entry, call, frame))
+            self._asked.append(WaitingCall(entry, call, frame))
             return None
         result = decided_return(call, decision)
         if frame["kind"] == "tool":

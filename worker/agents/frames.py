@@ -144,7 +144,7 @@ def end_of_sleep(entry: JournalEntry, frame: Frame, now: datetime) -> datetime |
 # Calls for which a body needs a person or its client. Its run is parked when nothing else of it goes on.
 
 
-class Asked:
+class WaitingCall:
     """One call that waits."""
 
     def __init__(self, entry: JournalEntry, call: ToolCall, frame: Frame) -> None:

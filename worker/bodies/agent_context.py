@@ -194,7 +194,7 @@ class AgentContext:
 
     def emit_once(self, event: ChildStarted | ChildWaits) -> None:
         """Shows an event about a child, unless an earlier owner of the run has shown it in this step."""
-        if child_key(event) not in self.handle.shown.told_of_children:
+        if child_key(event) not in self.handle.shown.shown_children:
             self.handle.emit(event)
 
     @property

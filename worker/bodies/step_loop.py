@@ -170,8 +170,8 @@ def _has_not_chosen(context: AgentContext) -> bool:
 async def _tell_to_call(context: AgentContext, answer: Answer, text: str) -> None:
     """Stores an answer that may not be the last, and a message to the model that names the required call."""
     handle = context.handle
-    told = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=UserMessage(text, role="system"))
-    await context.handle.checkpoint([answer.message, told])
+    notice = NewMessage(id=handle.ids.message(), created_at=handle.clock.now(), body=UserMessage(text, role="system"))
+    await context.handle.checkpoint([answer.message, notice])
     context.progress.turn = context.progress.turn.and_then(answer.message.body)
 
 

@@ -27,7 +27,7 @@ class AnswerEvents:
         """Our id of a tool call by the SDK's number of its part."""
         self._numbers: dict[int, int] = {}
         """Our number of a tool call by the SDK's number of its part."""
-        self._told: dict[int, str] = {}
+        self._finished: dict[int, str] = {}
         """Arguments of the calls that were emitted as a whole."""
         self._characters: defaultdict[int, JoinedPieces] = defaultdict(JoinedPieces)
         """Of each part, by the SDK's number of it."""
@@ -59,7 +59,7 @@ class AnswerEvents:
         for index, part in enumerate(answer.parts):
             if isinstance(part, sdk.ToolCallPart):
                 yield from self._argument_events(index, self._characters[index].rest())
-            if isinstance(part, sdk.ToolCallPart) and self._told.get(index) != _arguments(part):
+            if isinstance(part, sdk.ToolCallPart) and self._finished.get(index) != _arguments(part):
                 yield from self._start(index, part, arguments=False)
                 yield self._finished_call(index, part)
         reason = answer.finish_reason if end.has_reason or answer.state != "incomplete" else None
@@ -126,8 +126,8 @@ class AnswerEvents:
         return replace(part, tool_call_id=self._own_ids[index]) if isinstance(part, sdk.ToolCallPart) else part
 
     def _finished_call(self, index: int, part: sdk.ToolCallPart) -> CallFinished:
-        self._told[index] = _arguments(part)
-        return CallFinished(self._numbers[index], self._own_ids[index], sound(part.tool_name), self._told[index])
+        self._finished[index] = _arguments(part)
+        return CallFinished(self._numbers[index], self._own_ids[index], sound(part.tool_name), self._finished[index])
 
 
 def _reason(known: str | None, end: StreamEnd) -> str | None:

@@ -9,7 +9,7 @@ import msgspec
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import AssistantMessage, ToolReturns, estimate_tokens
 from shared.domain.runs import Usage
-from worker.models.history_mapping import AnswerPart, Called, Reasoned, Said
+from worker.models.history_mapping import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from worker.models.provider import (
     CallArguments,
     CallFinished,
@@ -239,7 +239,7 @@ class _Pieces:
 
     def add(self, piece: str) -> str:
         """Returns the part of the text that can be emitted now."""
-        return self._told(self._characters.more(piece))
+        return self._mended_text(self._characters.more(piece))
 
     def pause(self) -> str:
         """Returns the text that was held back for special tokens, if any. More may follow."""
@@ -247,9 +247,9 @@ class _Pieces:
 
     def end(self) -> str:
         """Returns the text that was held back, if any."""
-        return self._told(self._characters.rest()) + self.pause()
+        return self._mended_text(self._characters.rest()) + self.pause()
 
-    def _told(self, text: str) -> str:
+    def _mended_text(self, text: str) -> str:
         return self._kept(text if self._mended is None else self._mended.more(text))
 
     def _kept(self, text: str) -> str:
@@ -286,7 +286,7 @@ class GrowingCall:
         self.pieces = pieces
         self.details: dict[str, Any] | None = None
         self.number: int | None = None
-        self.told: str | None = None
+        self.finished_arguments: str | None = None
         """The arguments in the event of the complete call."""
 
     @property
@@ -337,7 +337,7 @@ class AnswerParts:
         """The call in progress, if no other part began since."""
         return self._open if isinstance(self._open, GrowingCall) else None
 
-    def told(self) -> list[ModelEvent]:
+    def drain_events(self) -> list[ModelEvent]:
         """Returns the events since the last call."""
         events, self._events = self._events, []
         return events
@@ -347,8 +347,8 @@ class AnswerParts:
         part = self._open
         if not isinstance(part, _GrowingText):
             part = self._begin(_GrowingText(self._pieces()))
-        if told := part.pieces.add(text):
-            self._events.append(Text(told))
+        if ready := part.pieces.add(text):
+            self._events.append(Text(ready))
 
     def begin_thought(self, name: str | None = None) -> GrowingThought:
         """Begins a part of reasoning."""
@@ -385,9 +385,9 @@ class AnswerParts:
 
     def argue(self, call: GrowingCall, text: str) -> None:
         """Adds to a call's arguments."""
-        told = call.pieces.add(text)
-        if told and call.number is not None:
-            self._events.append(CallArguments(call.number, told))
+        ready = call.pieces.add(text)
+        if ready and call.number is not None:
+            self._events.append(CallArguments(call.number, ready))
 
     def close(self) -> None:
         """Ends the current part."""
@@ -439,17 +439,17 @@ class AnswerParts:
             return
         if rest:
             self._events.append(CallArguments(call.number, rest))
-        if call.told != (arguments := call.arguments):
-            call.told = arguments
+        if call.finished_arguments != (arguments := call.arguments):
+            call.finished_arguments = arguments
             self._events.append(CallFinished(call.number, call.id, call.name, arguments))
 
 
 def _whole(part: _Growing) -> AnswerPart | None:
     match part:
         case _GrowingText(pieces=pieces):
-            return Said(str(pieces))
+            return TextPart(str(pieces))
         case GrowingThought(pieces=pieces, name=name, signature=signature):
-            return Reasoned(str(pieces), name, signature)
+            return ReasoningPart(str(pieces), name, signature)
         case GrowingCall(id=call_id, name=name, number=number, details=details):
             # A call that never got a name does not count.
-            return None if number is None else Called(call_id, name, part.arguments, details)
+            return None if number is None else ToolCallPart(call_id, name, part.arguments, details)

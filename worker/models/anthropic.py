@@ -24,19 +24,19 @@ from worker.models.answer_parts import (
 )
 from worker.models.anthropic_models import claude_model
 from worker.models.history_mapping import (
-    Answered,
     AnswerPart,
-    Asked,
-    Called,
+    AssistantTurn,
     FileData,
     Given,
     Image,
     ImageLink,
     Prompt,
-    Reasoned,
+    ReasoningPart,
     Result,
-    Said,
+    TextPart,
+    ToolCallPart,
     Turn,
+    UserTurn,
     map_history,
     write_kept,
 )
@@ -97,7 +97,7 @@ class AnthropicRequest:
 
     def _turns(self, call: ModelCall) -> list[Turn]:
         turns = map_history(call, provider_name=PROVIDER_NAME, safe_call_id=_safe_call_id)
-        return [*turns, Answered([Said(call.beginning)])] if call.beginning else turns
+        return [*turns, AssistantTurn([TextPart(call.beginning)])] if call.beginning else turns
 
     def _request(self, call: ModelCall, turns: Sequence[Turn], *, drops_thinking: bool) -> WireRequest:
         headers = {"authorization": f"Bearer {self._route.api_key}", "anthropic-version": _API_VERSION}
@@ -179,7 +179,7 @@ class AnthropicRequest:
 
 
 def _message(turn: Turn) -> dict[str, Any]:
-    if isinstance(turn, Answered):
+    if isinstance(turn, AssistantTurn):
         content = [block for part in turn.parts if (block := _answer_block(part)) is not None]
         return {"role": "assistant", "content": content}
     return {"role": "user", "content": [block for part in turn.parts for block in _asked_blocks(part)]}
@@ -208,11 +208,11 @@ def _content_block(content: str | Image | FileData) -> _Block:
 
 def _answer_block(part: AnswerPart) -> _Block | None:
     match part:
-        case Said(text=text):
+        case TextPart(text=text):
             return {"type": "text", "text": text} if text.strip() else None
-        case Called(id=call_id, name=name, arguments=arguments):
+        case ToolCallPart(id=call_id, name=name, arguments=arguments):
             return {"type": "tool_use", "id": call_id, "name": name, "input": msgspec.Raw(arguments.encode())}
-        case Reasoned(id=name, text=text, signature=signature):
+        case ReasoningPart(id=name, text=text, signature=signature):
             if not signature:
                 return None  # the API would refuse it
             if name == REDACTED:
@@ -240,9 +240,9 @@ def _may_think(turns: Sequence[Turn]) -> bool:
     """
     for turn in reversed(turns):
         match turn:
-            case Asked() if not _has_results(turn):
+            case UserTurn() if not _has_results(turn):
                 break
-            case Answered(parts=parts) if any(isinstance(part, Reasoned) and part.signature for part in parts):
+            case AssistantTurn(parts=parts) if any(isinstance(one, ReasoningPart) and one.signature for one in parts):
                 return True
             case _:
                 continue
@@ -250,14 +250,14 @@ def _may_think(turns: Sequence[Turn]) -> bool:
 
 
 def _has_results(turn: Turn) -> bool:
-    return isinstance(turn, Asked) and any(isinstance(part, Result) for part in turn.parts)
+    return isinstance(turn, UserTurn) and any(isinstance(part, Result) for part in turn.parts)
 
 
 def _has_dropped_thinking(turns: Sequence[Turn]) -> bool:
     """Whether the provider reported that it dropped thinking for an answer. Later requests must then ask for that
     again."""
     for turn in turns:
-        details = turn.details if isinstance(turn, Answered) else None
+        details = turn.details if isinstance(turn, AssistantTurn) else None
         changes = cast("list[Mapping[str, Any]]", (details or {}).get("input_transformations") or [])
         if any(change.get("reason") == "prefix_binding_mismatch" for change in changes):
             return True
@@ -351,9 +351,9 @@ class AnthropicAnswer:
     def has_reason(self) -> bool:
         return bool(self._raw_reason)
 
-    def told(self) -> list[ModelEvent]:
+    def drain_events(self) -> list[ModelEvent]:
         """The events since the last call."""
-        return self._parts.told()
+        return self._parts.drain_events()
 
     def take(self, data: bytes) -> None:
         """Reads the next event of the stream. Raises `ModelError` if it reports an error or cannot be read."""
@@ -393,8 +393,8 @@ class AnthropicAnswer:
             self._call,
             WholeAnswer(
                 reason=reason,
-                text="".join(part.text for part in parts if isinstance(part, Said | Reasoned)),
-                arguments=[part.arguments for part in parts if isinstance(part, Called)],
+                text="".join(part.text for part in parts if isinstance(part, TextPart | ReasoningPart)),
+                arguments=[part.arguments for part in parts if isinstance(part, ToolCallPart)],
                 counted=_counted(self._usage),
                 provider_response=write_kept(parts, given),
                 details=self._raw_reason,

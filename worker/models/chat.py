@@ -30,16 +30,16 @@ from worker.models.answer_parts import (
     reason_in,
 )
 from worker.models.history_mapping import (
-    Answered,
-    Called,
+    AssistantTurn,
     FileData,
     Given,
     Image,
     ImageLink,
     Prompt,
-    Reasoned,
+    ReasoningPart,
     Result,
-    Said,
+    TextPart,
+    ToolCallPart,
     Turn,
     map_history,
     write_kept,
@@ -85,7 +85,7 @@ class ChatRequest:
         """Returns the request as JSON. Raises `ModelError` if it cannot be sent."""
         turns = map_history(call, provider_name=self._route.provider, safe_call_id=self._safe_call_id)
         if call.beginning:
-            turns.append(Answered([Said(call.beginning)]))
+            turns.append(AssistantTurn([TextPart(call.beginning)]))
         body: dict[str, Any] = {"model": self._route.model, "stream": True, "messages": self._messages(call, turns)}
         if self._quirks.takes_stream_options:
             body["stream_options"] = {"include_usage": True}
@@ -103,7 +103,7 @@ class ChatRequest:
         return [*instructions, *messages]
 
     def _turn(self, turn: Turn) -> Iterator[_Message]:
-        if isinstance(turn, Answered):
+        if isinstance(turn, AssistantTurn):
             if (message := self._answer(turn)) is not None:
                 yield message
             return
@@ -134,21 +134,21 @@ class ChatRequest:
         label = f"The images in the result of the call {result.call_id} ({result.tool_name}):"
         return [{"type": "text", "text": self._guard(label)}, *(self._content(image) for image in result.images)]
 
-    def _answer(self, turn: Answered) -> _Message | None:
+    def _answer(self, turn: AssistantTurn) -> _Message | None:
         texts: list[str] = []
         fields: dict[str, list[str]] = {}
         calls: list[_Message] = []
         for part in turn.parts:
             match part:
-                case Said(text=text):
+                case TextPart(text=text):
                     texts.append(self._guard(text))
-                case Reasoned(text=text, id=name):
+                case ReasoningPart(text=text, id=name):
                     field = self._field_for(name)
                     if field is not None:
                         fields.setdefault(field, []).append(self._guard(text))
                     elif self._quirks.reasoning_goes_back == "as it came":
                         texts.append("\n".join((THINK_TAGS[0], self._guard(text), THINK_TAGS[1])))
-                case Called():
+                case ToolCallPart():
                     calls.append(self._call(part))
         if not texts and not calls:
             return None
@@ -167,7 +167,7 @@ class ChatRequest:
             case "never":
                 return None
 
-    def _call(self, call: Called) -> _Message:
+    def _call(self, call: ToolCallPart) -> _Message:
         function = {"name": self._guard(call.name), "arguments": self._guard(call.arguments)}
         return {"id": call.id, "type": "function", "function": function, **(call.details or {})}
 
@@ -333,9 +333,9 @@ class ChatAnswer:
     def has_reason(self) -> bool:
         return reason_in(_REASONS, self._raw_reason) not in (None, "error")
 
-    def told(self) -> list[ModelEvent]:
+    def drain_events(self) -> list[ModelEvent]:
         """Returns the events since the last call."""
-        return self._parts.told()
+        return self._parts.drain_events()
 
     def take(self, data: bytes) -> None:
         """Takes the next event of the stream. Raises `ModelError` if it is an error, or malformed."""
@@ -368,8 +368,8 @@ class ChatAnswer:
             self._call,
             WholeAnswer(
                 reason=reason,
-                text="".join(part.text for part in parts if isinstance(part, Said | Reasoned)),
-                arguments=[part.arguments for part in parts if isinstance(part, Called)],
+                text="".join(part.text for part in parts if isinstance(part, TextPart | ReasoningPart)),
+                arguments=[part.arguments for part in parts if isinstance(part, ToolCallPart)],
                 counted=_counted(self._usage, reasoning_is_apart=PROVIDERS[provider].quirks.counts_reasoning_apart),
                 provider_response=write_kept(parts, given),
                 details=self._raw_reason,

@@ -335,13 +335,13 @@ class SdkEvents:
         kind, response = event.get("type"), event.get("response")
         if not isinstance(kind, str) or not isinstance(response, dict):
             return data
-        told = cast("dict[str, Any]", response)
-        given = told.get("usage")
+        whole = cast("dict[str, Any]", response)
+        given = whole.get("usage")
         self._usage = _whole_counts(given) or self._usage
         usage = self._usage if kind in (*ENDS, "response.failed") else None
         if json.dumps(given) == json.dumps(usage):
             return data
-        return json.dumps({**event, "response": {**told, "usage": usage}}).encode()
+        return json.dumps({**event, "response": {**whole, "usage": usage}}).encode()
 
 
 def _whole_counts(usage: object) -> object:

@@ -104,13 +104,13 @@ class Result(msgspec.Struct, frozen=True):
         return json.dumps(self.envelope, ensure_ascii=False) if plain is None else plain
 
 
-class Said(msgspec.Struct, frozen=True):
+class TextPart(msgspec.Struct, frozen=True):
     """Text of the model."""
 
     text: str
 
 
-class Reasoned(msgspec.Struct, frozen=True):
+class ReasoningPart(msgspec.Struct, frozen=True):
     """Reasoning of the model. The provider defines its name and its signature."""
 
     text: str
@@ -118,7 +118,7 @@ class Reasoned(msgspec.Struct, frozen=True):
     signature: str | None = None
 
 
-class Called(msgspec.Struct, frozen=True):
+class ToolCallPart(msgspec.Struct, frozen=True):
     """A tool call of the model. `arguments` is the text of a JSON object."""
 
     id: str
@@ -128,16 +128,16 @@ class Called(msgspec.Struct, frozen=True):
     """Fields that the provider added to the call and needs back."""
 
 
-AnswerPart = Said | Reasoned | Called
+AnswerPart = TextPart | ReasoningPart | ToolCallPart
 
 
-class Asked(msgspec.Struct, frozen=True):
+class UserTurn(msgspec.Struct, frozen=True):
     """The inputs between two answers of the model."""
 
     parts: list[Prompt | Result]
 
 
-class Answered(msgspec.Struct, frozen=True):
+class AssistantTurn(msgspec.Struct, frozen=True):
     """The model's output between two inputs."""
 
     parts: list[AnswerPart]
@@ -147,7 +147,7 @@ class Answered(msgspec.Struct, frozen=True):
     """Fields that the provider added to the answer as a whole."""
 
 
-Turn = Asked | Answered
+Turn = UserTurn | AssistantTurn
 
 
 # The content of a user's message or a tool's result in turns: text and images that every provider accepts.
@@ -270,7 +270,7 @@ class Given(msgspec.Struct, frozen=True):
 def write_kept(parts: Sequence[AnswerPart], given: Given) -> str | None:
     """Returns the answer in its stored form; None if the provider needs none of it back, because text and calls
     suffice."""
-    if all(isinstance(part, Said) or (isinstance(part, Called) and not part.details) for part in parts):
+    if all(isinstance(part, TextPart) or (isinstance(part, ToolCallPart) and not part.details) for part in parts):
         return None
     written = {
         "kind": "response",
@@ -289,7 +289,7 @@ def write_kept(parts: Sequence[AnswerPart], given: Given) -> str | None:
         return None
 
 
-def read_kept(stored: str, provider_name: str) -> Answered | None:
+def read_kept(stored: str, provider_name: str) -> AssistantTurn | None:
     """Returns the answer as parts of a turn; None if it is another provider's or has an unknown form."""
     try:
         [answer] = msgspec.json.decode(stored, type=list[_Response])
@@ -298,7 +298,7 @@ def read_kept(stored: str, provider_name: str) -> Answered | None:
         found = [_read(part) for part in answer.parts]
     except (ValueError, RecursionError):
         return None
-    return Answered([part for part in found if part is not None], stored, answer.provider_details)
+    return AssistantTurn([part for part in found if part is not None], stored, answer.provider_details)
 
 
 def _read(raw: msgspec.Raw) -> AnswerPart | None:
@@ -308,21 +308,21 @@ def _read(raw: msgspec.Raw) -> AnswerPart | None:
         return None
     match decoder.decode(raw):
         case _Text(content=text):
-            return Said(text)
+            return TextPart(text)
         case _Thinking(content=text, id=name, signature=signature):
-            return Reasoned(text, name, signature)
+            return ReasoningPart(text, name, signature)
         case _ToolCall(tool_name=name, args=arguments, tool_call_id=call_id, provider_details=details):
             written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
-            return Called(call_id, name, written, details)
+            return ToolCallPart(call_id, name, written, details)
 
 
 def _written(part: AnswerPart, provider_name: str) -> _Part:
     match part:
-        case Said(text=text):
+        case TextPart(text=text):
             return _Text(text)
-        case Reasoned(text=text, id=name, signature=signature):
+        case ReasoningPart(text=text, id=name, signature=signature):
             return _Thinking(text, name, signature, provider_name)
-        case Called(id=call_id, name=name, arguments=arguments, details=details):
+        case ToolCallPart(id=call_id, name=name, arguments=arguments, details=details):
             return _ToolCall(name, arguments, call_id, provider_name if details else None, details)
 
 
@@ -358,7 +358,7 @@ class _MappedHistory:
         self._provider_name = provider_name
         self._safe_call_id = safe_call_id
         self._turns: list[Turn] = []
-        self._open_calls: list[Called] = []
+        self._open_calls: list[ToolCallPart] = []
         self._called_at = datetime.fromtimestamp(0, UTC)
         self._results: dict[str, tuple[ToolReturn, datetime]] = {}
         self._last: Message | None = None
@@ -388,9 +388,9 @@ class _MappedHistory:
     def finish(self) -> list[Turn]:
         """The turns of the whole history."""
         self._close_calls()
-        if not self._turns or isinstance(self._turns[0], Answered):
-            self._turns.insert(0, Asked([Prompt(BEGINNING)]))
-        if isinstance(self._turns[-1], Answered):
+        if not self._turns or isinstance(self._turns[0], AssistantTurn):
+            self._turns.insert(0, UserTurn([Prompt(BEGINNING)]))
+        if isinstance(self._turns[-1], AssistantTurn):
             self._ask(Prompt(GO_ON))
         return self._turns
 
@@ -399,7 +399,7 @@ class _MappedHistory:
         last = self._last
         if last is None or last.run_id == message.run_id:
             return
-        if not self._turns or isinstance(self._turns[-1], Answered):
+        if not self._turns or isinstance(self._turns[-1], AssistantTurn):
             return
         match last.body:
             case UserMessage() if last.run_id is None:
@@ -411,34 +411,34 @@ class _MappedHistory:
             case _:
                 return
 
-    def _kept_or_rebuilt(self, body: AssistantMessage) -> Answered:
+    def _kept_or_rebuilt(self, body: AssistantMessage) -> AssistantTurn:
         if not body.partial and body.provider_response is not None and body.model in (None, self._handle):
             kept = read_kept(body.provider_response, self._provider_name)
             if kept is not None and _is_answer(kept.parts):
                 return kept
-        return Answered(_rebuilt_answer(body))
+        return AssistantTurn(_rebuilt_answer(body))
 
     def _ask(self, *parts: Prompt | Result) -> None:
         """Adds to the model's input; it stays one turn until the next answer."""
         last = self._turns[-1] if self._turns else None
-        if isinstance(last, Asked):
+        if isinstance(last, UserTurn):
             last.parts.extend(parts)
         else:
-            self._turns.append(Asked(list(parts)))
+            self._turns.append(UserTurn(list(parts)))
 
     def _say(self, text: str, at: datetime) -> None:
-        self._answer(Answered([Said(text)]), at)
+        self._answer(AssistantTurn([TextPart(text)]), at)
 
-    def _answer(self, answer: Answered, at: datetime) -> None:
+    def _answer(self, answer: AssistantTurn, at: datetime) -> None:
         """Adds an answer. Its calls are open until the next message that is not a result."""
-        if self._turns and isinstance(self._turns[-1], Answered):
+        if self._turns and isinstance(self._turns[-1], AssistantTurn):
             self._ask(Prompt(GO_ON))  # as the model was asked for it
-        parts = [self._with_safe_call(part) if isinstance(part, Called) else part for part in answer.parts]
-        self._open_calls = [part for part in parts if isinstance(part, Called)]
+        parts = [self._with_safe_call(part) if isinstance(part, ToolCallPart) else part for part in answer.parts]
+        self._open_calls = [part for part in parts if isinstance(part, ToolCallPart)]
         self._called_at = at
         self._turns.append(replace(answer, parts=parts))
 
-    def _with_safe_call(self, call: Called) -> Called:
+    def _with_safe_call(self, call: ToolCallPart) -> ToolCallPart:
         arguments = _object_or_note(call.arguments)
         name = call.name if _LEGAL_NAME.fullmatch(call.name) else legal_name(call.name)
         return replace(call, id=self._safe_call_id(call.id), name=name, arguments=arguments)
@@ -451,7 +451,7 @@ class _MappedHistory:
         if parts:
             self._ask(*parts)
 
-    def _result(self, call: Called, found: tuple[ToolReturn, datetime] | None) -> Result:
+    def _result(self, call: ToolCallPart, found: tuple[ToolReturn, datetime] | None) -> Result:
         if found is None:
             envelope = {"status": "Failed", "message": OUTCOME_UNKNOWN, "time": self._called_at.isoformat()}
             return Result(call.id, call.name, envelope)
@@ -475,16 +475,16 @@ def _rebuilt_answer(body: AssistantMessage) -> list[AnswerPart]:
         text = f"{text}\n\n{note}" if text.strip() else note
     if not text.strip():
         text = "" if body.tool_calls else NO_TEXT
-    parts: list[AnswerPart] = [Said(plain_text(text))] if text else []
-    parts.extend(Called(call.id, call.name, call.arguments) for call in body.tool_calls)
+    parts: list[AnswerPart] = [TextPart(plain_text(text))] if text else []
+    parts.extend(ToolCallPart(call.id, call.name, call.arguments) for call in body.tool_calls)
     return parts
 
 
 def _is_answer(parts: Sequence[AnswerPart]) -> bool:
     """Whether a provider takes the parts back as an answer. It refuses one that ends in reasoning, as one does that was
     cut off there."""
-    said = [part for part in parts if not isinstance(part, Said) or part.text.strip()]
-    return bool(said) and not isinstance(said[-1], Reasoned)
+    said = [part for part in parts if not isinstance(part, TextPart) or part.text.strip()]
+    return bool(said) and not isinstance(said[-1], ReasoningPart)
 
 
 def _object_or_note(arguments: str) -> str:

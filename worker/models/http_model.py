@@ -53,7 +53,7 @@ class Answer(Protocol):
         """Ends the stream. Raises `ModelError` if the answer is incomplete."""
         ...
 
-    def told(self) -> list[ModelEvent]:
+    def drain_events(self) -> list[ModelEvent]:
         """Our events since the last call."""
         ...
 
@@ -118,14 +118,14 @@ class HttpModel:
             aclosing(self._events(answer, pieces, response, end)) as stream,
         ):
             async for data in stream:
-                for event in _told(answer, data):
+                for event in _events(answer, data):
                     yield event
                     end.is_put_off = True
                 end.look_at(answer)
                 if answer.has_begun:
                     limit.event_seen()
             answer.finish()
-            for event in answer.told():
+            for event in answer.drain_events():
                 yield event
             await _last_bytes(pieces)
 
@@ -186,7 +186,7 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
     return body
 
 
-def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
+def _events(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
     """Returns our events for those of the stream; events before an unreadable one count. After the reason for its end,
     an error does not invalidate an answer."""
     for data in stream:
@@ -196,7 +196,7 @@ def _told(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
             if not answer.has_reason:
                 raise
             answer.is_over = True
-        yield from answer.told()
+        yield from answer.drain_events()
         if answer.is_over:
             return
 

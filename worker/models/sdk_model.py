@@ -22,7 +22,7 @@ import httpx2
 from pydantic_ai import UsageExtractionFailedWarning, direct
 from pydantic_ai import exceptions as sdk_errors
 from pydantic_ai import messages as sdk
-from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse, TextPart
+from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
@@ -38,18 +38,18 @@ from worker.models.answer_parts import CallIds
 from worker.models.connections import Connections, OpenCall
 from worker.models.history_mapping import (
     PLAIN,
-    Answered,
     AnswerPart,
-    Asked,
-    Called,
+    AssistantTurn,
     FileData,
     Image,
     ImageLink,
     Prompt,
-    Reasoned,
+    ReasoningPart,
     Result,
-    Said,
+    TextPart,
+    ToolCallPart,
     Turn,
+    UserTurn,
     map_history,
 )
 from worker.models.model_errors import LONGEST_DETAIL, corrected, message_in, named, pause_in, retry_after
@@ -156,10 +156,10 @@ def _named(error: BaseException) -> str:
 
 def sdk_messages(turns: Sequence[Turn], *, results_as_objects: bool) -> list[sdk.ModelMessage]:
     """The messages of one request. `results_as_objects`: a tool's result is an object, and otherwise a text."""
-    return [_asked(turn, results_as_objects) if isinstance(turn, Asked) else _answered(turn) for turn in turns]
+    return [_asked(turn, results_as_objects) if isinstance(turn, UserTurn) else _answered(turn) for turn in turns]
 
 
-def _asked(turn: Asked, results_as_objects: bool) -> sdk.ModelRequest:
+def _asked(turn: UserTurn, results_as_objects: bool) -> sdk.ModelRequest:
     return sdk.ModelRequest(
         parts=[
             sdk.UserPromptPart(_content(part)) if isinstance(part, Prompt) else _result(part, results_as_objects)
@@ -187,12 +187,12 @@ def _result(result: Result, as_object: bool) -> sdk.ToolReturnPart[Any]:
     return sdk.ToolReturnPart(result.tool_name, content, result.call_id)
 
 
-def _answered(turn: Answered) -> sdk.ModelResponse:
+def _answered(turn: AssistantTurn) -> sdk.ModelResponse:
     """The answer in its provider's stored form, if there is one, with calls that every provider accepts."""
     kept = None if turn.kept is None else _kept(turn.kept)
     if kept is None:
         return sdk.ModelResponse(parts=[_part(part) for part in turn.parts])
-    calls = iter([part for part in turn.parts if isinstance(part, Called)])
+    calls = iter([part for part in turn.parts if isinstance(part, ToolCallPart)])
     return replace(
         kept,
         parts=[
@@ -204,7 +204,7 @@ def _answered(turn: Answered) -> sdk.ModelResponse:
     )
 
 
-def _arguments(part: sdk.ToolCallPart, call: Called) -> str | dict[str, Any]:
+def _arguments(part: sdk.ToolCallPart, call: ToolCallPart) -> str | dict[str, Any]:
     return part.args if isinstance(part.args, dict) else call.arguments
 
 
@@ -218,11 +218,11 @@ def _kept(stored: str) -> sdk.ModelResponse | None:
 
 def _part(part: AnswerPart) -> sdk.ModelResponsePart:
     match part:
-        case Said(text=text):
+        case TextPart(text=text):
             return sdk.TextPart(text)
-        case Reasoned(text=text, id=name, signature=signature):
+        case ReasoningPart(text=text, id=name, signature=signature):
             return sdk.ThinkingPart(text, id=name, signature=signature)
-        case Called(id=call_id, name=name, arguments=arguments):
+        case ToolCallPart(id=call_id, name=name, arguments=arguments):
             return sdk.ToolCallPart(name, arguments, call_id)
 
 
@@ -397,7 +397,7 @@ class SdkModel:
     def _messages(self, call: ModelCall) -> list[ModelMessage]:
         turns = map_history(call, provider_name=self._wire.model.system)
         messages = sdk_messages(turns, results_as_objects=self._wire.results_as_objects)
-        return [*messages, ModelResponse(parts=[TextPart(call.beginning)])] if call.beginning else messages
+        return [*messages, ModelResponse(parts=[sdk.TextPart(call.beginning)])] if call.beginning else messages
 
     def _request(
         self, call: ModelCall, messages: list[ModelMessage], connection: OpenCall

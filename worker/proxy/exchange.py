@@ -190,7 +190,7 @@ _OF_ONE_CONNECTION = frozenset(
 """The hop-by-hop headers of RFC 9110, 7.6.1, and those that clients send only to proxies."""
 
 Headers = list[tuple[bytes, bytes]]
-Told = Callable[[EgressTarget, Refused | None], None]
+OnTarget = Callable[[EgressTarget, Refused | None], None]
 
 KEY_HEADER = b"Idempotency-Key"
 _KEYED = frozenset({b"POST", b"PATCH"})
@@ -219,13 +219,15 @@ class RequestKeys:
 
 
 class Exchange:
-    """Serves one accepted connection. It calls `told` with the target, and with the refusal if there is one."""
+    """Serves one accepted connection. It calls `on_target` with the target, and with the refusal if there is one."""
 
-    def __init__(self, streams: Streams, reach: EgressDialer, bytes_pace: Pace, told: Told, keys: RequestKeys) -> None:
+    def __init__(
+        self, streams: Streams, reach: EgressDialer, bytes_pace: Pace, on_target: OnTarget, keys: RequestKeys
+    ) -> None:
         self._reader, self._writer = streams
         self._reach = reach
         self._pace = bytes_pace
-        self._told = told
+        self._on_target = on_target
         self._keys = keys
         self._client = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._has_answered = False
@@ -259,9 +261,9 @@ class Exchange:
         try:
             streams = await self._reach.connect(destination, buffer_bytes=BUFFER_BYTES)
         except Refused as refused:
-            self._told(destination, refused)
+            self._on_target(destination, refused)
             raise
-        self._told(destination, None)
+        self._on_target(destination, None)
         try:
             yield streams
             await close(streams[1])

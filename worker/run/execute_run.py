@@ -19,9 +19,9 @@ from shared.domain.errors import (
     LeaseLost,
     LifecycleError,
     ModelError,
-    MustRunAlone,
     NotFound,
     OtherVersion,
+    QuarantineRequired,
     RunTimeout,
     ShutdownRequested,
     Unavailable,
@@ -272,8 +272,8 @@ class RunExecutor:
         with bound_contextvars(run_id=run_id), self.active_runs.tracking(run_id, dispatch) as active:
             try:
                 await self._execute_tracked(active, run_id, dispatch, limits=self.limits)
-            except MustRunAlone as error:
-                log.warning("run_alone", reason=str(error))
+            except QuarantineRequired as error:
+                log.warning("run_quarantined", reason=str(error))
                 with self.active_runs.alone(active):
                     await self.active_runs.others_left(active)
                     await self._execute_tracked(active, run_id, dispatch)

@@ -117,7 +117,7 @@ def _environment(run: CallingRun, call: ToolCall) -> dict[str, str]:
 # "traceback"}}`, as prompts and programs expect it, without `error` if there was none.
 
 
-PROGRAM = Path(__file__).parent.parent / "tools" / "inside" / "child_program.py"
+PROGRAM = Path(__file__).parent.parent / "tools" / "guest" / "child_program.py"
 JAVASCRIPT = ("js", "ts")
 NOT_HERE = "This server runs code in python, js and ts, not in {}. Write it in one of these."
 FREE_RULES = ("continue_loop", "exit_loop", "run_first", "required_before_exit")

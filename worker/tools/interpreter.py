@@ -56,7 +56,7 @@ def described(lines: Sequence[str]) -> Interpreter:
 # The Node.js that JavaScript calls become, and the part of the machine's files that it needs.
 
 
-HARNESS = Path(__file__).parent / "inside" / "child_javascript.js"
+HARNESS = Path(__file__).parent / "guest" / "child_javascript.js"
 OLDEST_NODE = 18
 BESIDE = "/usr/share/nodejs"
 """Where some distributions keep parts of Node.js itself."""

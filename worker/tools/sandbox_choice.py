@@ -19,7 +19,7 @@ import msgspec
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.tools import SandboxTier
-from worker.tools.inside.child_seccomp import is_known
+from worker.tools.guest.child_seccomp import is_known
 from worker.tools.interpreter import LOOK, Interpreter, NodeProgram, described, own_interpreter
 from worker.tools.isolated_sandbox import WalledProcess, ZygoteNeeds, ZygotePool
 from worker.tools.outcomes import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from shared.concurrency import AnswerTimeout
-from worker.tools.inside.child_watcher import descendants, kill_all, processes
+from worker.tools.guest.child_watcher import descendants, kill_all, processes
 from worker.tools.outcomes import (
     SHUTTING_DOWN,
     CappedPipe,
@@ -28,7 +28,7 @@ from worker.tools.outcomes import (
     text_limit,
 )
 
-CHILD = str(Path(__file__).parent / "inside" / "child_watcher.py")
+CHILD = str(Path(__file__).parent / "guest" / "child_watcher.py")
 OUTPUT_BYTES = 256 << 10
 PATIENCE_S = 1.0
 """Beyond the grace, for the watcher to have killed everything; then the worker does it itself."""

@@ -21,9 +21,9 @@ from worker.tools.outcomes import CallLimits, CappedPipe
 # How a zygote is started: its command line, its program, and what its calls may see.
 
 
-INSIDE = Path(__file__).parent / "inside"
+GUEST = Path(__file__).parent / "guest"
 PROGRAM = (
-    *("child_objects", "child_call", "child_seccomp", "child_walls", "child_network", "child_node", "child_stdlib"),
+    *("child_objects", "child_call", "child_seccomp", "child_isolation", "child_network", "child_node", "child_stdlib"),
     "child_zygote",
 )
 BOOTSTRAP = """
@@ -106,7 +106,7 @@ class ZygotePlan(msgspec.Struct, frozen=True):
             "run_folder": RUN_FOLDER,
         }
         wanted = [name for name in PROGRAM if self.network or name != "child_network"]
-        modules = {name: (INSIDE / f"{name}.py").read_text(encoding="utf-8") for name in wanted}
+        modules = {name: (GUEST / f"{name}.py").read_text(encoding="utf-8") for name in wanted}
         return json.dumps({"plan": plan, "modules": modules}).encode()
 
     def _bubblewrap(self) -> list[str]:

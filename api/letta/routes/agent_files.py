@@ -36,14 +36,14 @@ from shared.process.settings import Settings
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.definitions.imported_agents import BroughtAgentStore, ImportedAgents, ImportReport
+from shared.sql.definitions.imported_agents import ImportBundle, ImportedAgentStore, ImportReport
 from shared.sql.definitions.tools import BaseToolSeeder
 from shared.sql.history.messages import MessageStore
 
 AccessDep = Annotated[Access, served(Access)]
 AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
-BroughtAgentStoreDep = Annotated[BroughtAgentStore, served(BroughtAgentStore)]
+ImportedAgentStoreDep = Annotated[ImportedAgentStore, served(ImportedAgentStore)]
 ClockDep = Annotated[Clock, served(Clock)]
 ConversationStoreDep = Annotated[ConversationStore, served(ConversationStore)]
 IdMakerDep = Annotated[IdMaker, served(IdMaker)]
@@ -196,7 +196,7 @@ async def import_agents(
     settings: SettingsDep,
     package_environments: PackageEnvironmentsDep,
     input_limits: InputLimitsDep,
-    imported_agents: BroughtAgentStoreDep,
+    imported_agents: ImportedAgentStoreDep,
     mcp_servers: McpServersDep,
     project_id: ProjectDep,
     x_override_embedding_model: Annotated[str | None, Header()] = None,
@@ -209,10 +209,10 @@ async def import_agents(
     packages = await _packages(package_environments, file)
     servers = await _servers_here(mcp_servers, project_id, file)
     origin = Origin(project_id, ids, clock.now(), offered, settings.tool_network, servers)
-    brought, notes = await asyncio.to_thread(_understood, file, options, origin, packages)
-    for tool in brought.tools:
+    bundle, notes = await asyncio.to_thread(_understood, file, options, origin, packages)
+    for tool in bundle.tools:
         input_limits.refuse_long_source(tool.new.source_code, f"the source of the tool {tool.new.name!r}")
-    arrival = await imported_agents.store(project_id, brought)
+    arrival = await imported_agents.store(project_id, bundle)
     if form.project_id:
         notes.append("project_id is left out: the API key says which project it is")
     if form.model_extra:
@@ -220,9 +220,9 @@ async def import_agents(
     notes.extend(_notes_on_tools(arrival))
     if notes:
         response.headers["Warning"] = warning_of(notes)
-        made = ", ".join(one.agent.id for one in brought.agents)
+        made = ", ".join(one.agent.id for one in bundle.agents)
         log.warning("agent_file_imported_with_notes", agents=made, notes=len(notes))
-    return {"agent_ids": [one.agent.id for one in brought.agents]}
+    return {"agent_ids": [one.agent.id for one in bundle.agents]}
 
 
 async def _packages(package_environments: PackageEnvironments, file: AgentFile) -> dict[str, FilePackages]:
@@ -255,9 +255,9 @@ async def _servers_here(mcp_servers: McpServers, project_id: ProjectId, file: Ag
 
 def _understood(
     file: AgentFile, options: ImportOptions, origin: Origin, packages: Mapping[str, FilePackages]
-) -> tuple[ImportedAgents, list[str]]:
+) -> tuple[ImportBundle, list[str]]:
     reading = FileImport(file, options, origin, packages)
-    return reading.brought(), reading.left_out
+    return reading.bundle(), reading.left_out
 
 
 def _secrets(text: str | None) -> dict[str, str]:

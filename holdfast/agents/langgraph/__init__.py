@@ -177,8 +177,8 @@ async def _executed(calls: Calls, graph: Any, given: Any, resume: Resume) -> Map
             return state.values
         else:  # the results of tools are there: the only place where a message fits in front of the next answer
             if not run.in_call and (injected := await run.inbox.take()):
-                told = Command(update={"messages": messages_of(injected)}, goto=list(state.next))
-                await graph.aupdate_state(config, told, as_node=behind)
+                update = Command(update={"messages": messages_of(injected)}, goto=list(state.next))
+                await graph.aupdate_state(config, update, as_node=behind)
             given = None
 
 

@@ -135,7 +135,7 @@ class JournaledTools(Runnable[Any, Any]):
 
         tool = self._node.tools_by_name.get(one["name"])
         options = {} if tool is None else (tool.metadata or {}).get(OPTIONS, {})
-        value = await _told(run, one, None if options.get("of_client") else started, options)
+        value = await _outcome(run, one, None if options.get("of_client") else started, options)
         made.is_waiting = isinstance(value, Mapping) and _INTERRUPT in value
         if made.is_waiting:
             made.question, made.interrupts = value[_INTERRUPT], made.interrupts + 1
@@ -152,7 +152,7 @@ def _interrupt(question: Any, new: Sequence[Interrupt]) -> NoReturn:
         interrupt(question)
 
 
-async def _told(run: Run, one: Mapping[str, Any], started: Any, options: Mapping[str, Any]) -> Any:
+async def _outcome(run: Run, one: Mapping[str, Any], started: Any, options: Mapping[str, Any]) -> Any:
     """The value of a call, or the message for the model that says why it has none. Raises `StepFailed` for an exception
     that the node does not answer, and `NestedApproval`."""
     try:

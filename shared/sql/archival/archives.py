@@ -147,7 +147,7 @@ def _lexemes(text: str) -> str:
 
 
 STORER_EMBEDS_FOR = timedelta(minutes=1)
-"""The process that stored a passage has so long to embed it; after that, upkeep embeds it."""
+"""The process that stored a passage has so long to embed it; after that, maintenance embeds it."""
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ async def insert_passages(
     """Stores passages in a locked archive and returns them as stored, in the order given.
 
     A passage whose id is stored already stays as it is, so a repeated call stores nothing twice. `embeds_itself` says
-    that the caller also requests the vectors; otherwise upkeep does so as soon as it can. Raises `InvalidRequest` for a
+    that the caller also requests the vectors; otherwise maintenance does so soon. Raises `InvalidRequest` for a
     text that cannot be stored, and `Conflict` for an id that another archive has.
     """
     if not new:

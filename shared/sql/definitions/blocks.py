@@ -206,7 +206,7 @@ class MemoryStore:
     ) -> ToolReturn:
         """Stores the passage of a call in the agent's archive, unless it is stored. Returns the result for the model.
 
-        The worker's upkeep computes its vector later. Raises `StaleFence` if the run has a new owner.
+        The worker's maintenance computes its vector later. Raises `StaleFence` if the run has a new owner.
         """
         async with self._database.write(CrashPoint.REMEMBER) as connection:
             await lock_definitions(connection, run.project_id)

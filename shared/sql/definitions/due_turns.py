@@ -83,7 +83,7 @@ class GroupTurnStore:
 
     async def due(self, group_id: GroupId, now: datetime) -> DueTurns | None:
         """Counts the group's new turns up to the first that starts its agents, and returns the turns for these. They
-        stay due until `told` or `postpone`, and no further turn is counted until then. None if nothing is due."""
+        stay due until `delivered` or `postpone`, and no further turn is counted until then. None if nothing is due."""
         async with self._database.write(CrashPoint.COUNT_TURNS) as connection:
             found = await connection.execute(
                 sa.select(agent_groups).where(agent_groups.c.id == group_id).with_for_update()
@@ -95,9 +95,9 @@ class GroupTurnStore:
             due = await _marked(connection, group)
             return due or await _marked(connection, await _count(connection, group, now))
 
-    async def told(self, due: DueTurns, last: Message | None) -> None:
+    async def delivered(self, due: DueTurns, last: Message | None) -> None:
         """Deletes the turns once the group's agents have their runs. `last`: the last message that the agents got."""
-        async with self._database.write(CrashPoint.TURNS_TOLD) as connection:
+        async with self._database.write(CrashPoint.TURNS_DELIVERED) as connection:
             await lock_group(connection, due.group.id)
             is_still_due = (_NOW_DUE.c.group_id == due.group.id, _NOW_DUE.c.cause_id == due.cause_id)
             gone = await connection.execute(

@@ -35,13 +35,13 @@ from shared.sql.definitions.agent_changes import agent_values, begin_history, li
 from shared.sql.definitions.agents import block_values, load_blocks, lock_definitions, tool_of, tool_values
 from shared.sql.definitions.groups import insert_group
 from shared.sql.engine import Database
-from shared.sql.history.messages import insert_brought_history
+from shared.sql.history.messages import import_history
 from shared.sql.tables import agents, blocks, made_of, tools
 
 # Imported agents with their tools, memory and history, before they are stored.
 
 
-class BroughtTool(msgspec.Struct, frozen=True):
+class ImportedTool(msgspec.Struct, frozen=True):
     """A tool of the file, for the project that imports the agents."""
 
     new: Tool
@@ -60,7 +60,7 @@ class BroughtTool(msgspec.Struct, frozen=True):
         return bool(own.default_requires_approval) and not self.change(own).default_requires_approval
 
 
-class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that is to be stored, without tools."""
 
     agent: Agent
@@ -70,14 +70,14 @@ class BroughtAgent(msgspec.Struct, frozen=True, kw_only=True):
     history: list[ImportedMessage]
 
 
-class ImportedAgents(msgspec.Struct, frozen=True, kw_only=True):
+class ImportBundle(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of an import that one transaction stores."""
 
-    agents: list[BroughtAgent]
+    agents: list[ImportedAgent]
     groups: list[Group] = []
     """Sleep-time groups of these agents."""
     blocks: list[Block]
-    tools: list[BroughtTool]
+    tools: list[ImportedTool]
     replace_tools: bool
     """Whether a tool replaces a different one of its name."""
 
@@ -96,7 +96,7 @@ class ImportReport(msgspec.Struct, frozen=True):
 NOT_DECIDED = "the agent was copied while this call waited for a decision"
 
 
-class BroughtHistory:
+class ImportedHistory:
     """Turns messages that this server did not write into a history that every provider accepts.
 
     Every call gets a result: its own, or one that says that the outcome is unknown. A call that waits for a person is
@@ -240,14 +240,14 @@ TOOLS_AT_ONCE = 100
 """The limit for one statement, in rows: a tool's source may be long."""
 
 
-class BroughtAgentStore:
+class ImportedAgentStore:
     """Stores imported agents."""
 
     def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
         self._database = database
         self._secret_keys = secret_keys
 
-    async def store(self, project_id: ProjectId, brought: ImportedAgents) -> ImportReport:
+    async def store(self, project_id: ProjectId, bundle: ImportBundle) -> ImportReport:
         """Stores tools, blocks, agents and their histories in one transaction. Returns the outcome for each tool.
 
         A base tool of the project is never replaced, and neither is one of an MCP server. Raises `Conflict`
@@ -255,16 +255,16 @@ class BroughtAgentStore:
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, project_id)
-            wanted = {one.new.name for one in brought.tools}.union(*(one.tool_names for one in brought.agents))
+            wanted = {one.new.name for one in bundle.tools}.union(*(one.tool_names for one in bundle.agents))
             own = await _tools_by_name(connection, project_id, wanted)
             # Each tool is compared with the project's by the source of both, and a file may have thousands.
-            met = await asyncio.to_thread(_met, brought, own)
+            met = await asyncio.to_thread(_met, bundle, own)
             await _store_tools(connection, project_id, met)
-            if brought.blocks:
-                await connection.execute(sa.insert(blocks), [block_values(block) for block in brought.blocks])
-            for one in brought.agents:
+            if bundle.blocks:
+                await connection.execute(sa.insert(blocks), [block_values(block) for block in bundle.blocks])
+            for one in bundle.agents:
                 await _store_agent(connection, one, met.present, self._secret_keys)
-            for group in brought.groups:
+            for group in bundle.groups:
                 await insert_group(connection, group)
             missing = sorted(wanted.difference(met.present))
             return ImportReport([tool.name for tool in met.replaced], met.guarded, met.kept, missing)
@@ -287,9 +287,9 @@ class _Met(NamedTuple):
     """Names of the project's tools that stay although the file's differ."""
 
 
-def _met(brought: ImportedAgents, own: Mapping[str, Tool]) -> _Met:
+def _met(bundle: ImportBundle, own: Mapping[str, Tool]) -> _Met:
     met = _Met(dict(own), [], [], [], [])
-    for one in brought.tools:
+    for one in bundle.tools:
         name = one.new.name
         before = met.present.get(name)
         if before is None:
@@ -298,7 +298,7 @@ def _met(brought: ImportedAgents, own: Mapping[str, Tool]) -> _Met:
             continue
         is_fixed = is_base_tool(before) or before.tool_type == MCP_TYPE
         changed = before if is_fixed else one.in_place_of(before)
-        if is_fixed or (changed != before and not brought.replace_tools):
+        if is_fixed or (changed != before and not bundle.replace_tools):
             met.kept.append(name)
         elif changed != before:
             met.present[name] = replace(changed, updated_at=one.new.updated_at)
@@ -319,14 +319,14 @@ async def _store_tools(connection: Connection, project_id: ProjectId, met: _Met)
 
 
 async def _store_agent(
-    connection: Connection, brought: BroughtAgent, present: dict[str, Tool], secret_keys: SecretKeys
+    connection: Connection, imported: ImportedAgent, present: dict[str, Tool], secret_keys: SecretKeys
 ) -> None:
-    given = [present[name] for name in dict.fromkeys(brought.tool_names) if name in present]
-    rules = without_missing(brought.agent.tool_rules, [tool.name for tool in given])
-    agent = replace(brought.agent, tool_ids=[tool.id for tool in given], tool_rules=rules)
+    given = [present[name] for name in dict.fromkeys(imported.tool_names) if name in present]
+    rules = without_missing(imported.agent.tool_rules, [tool.name for tool in given])
+    agent = replace(imported.agent, tool_ids=[tool.id for tool in given], tool_rules=rules)
     agent = with_default_approvals(agent, given)
     attached = await load_blocks(connection, agent.project_id, agent.block_ids)
     await connection.execute(sa.insert(agents).values(agent_values(agent, secret_keys)))
     await link_agent(connection, agent)
-    begin_history(connection, agent, attached, brought.system_message_id, [])
-    await insert_brought_history(connection, agent.id, brought.history)
+    begin_history(connection, agent, attached, imported.system_message_id, [])
+    await import_history(connection, agent.id, imported.history)

@@ -120,7 +120,7 @@ def _values(message: NewMessage) -> dict[str, Any]:
     }
 
 
-async def insert_brought_history(connection: Connection, agent_id: AgentId, history: Sequence[ImportedMessage]) -> None:
+async def import_history(connection: Connection, agent_id: AgentId, history: Sequence[ImportedMessage]) -> None:
     """Fills the default history of an agent that has its system message and nothing else. Messages outside the context
     count as compacted."""
     if not history:

@@ -13,7 +13,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from shared.crash_points import CrashPoint
 from shared.domain.approvals import ReopenedTurn
 from shared.domain.code_agents import ANY_VERSION, OwnVersions
-from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, MustRunAlone, NotFound
+from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError, NotFound, QuarantineRequired
 from shared.domain.ids import ConversationId, Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import Message, NewMessage
@@ -349,7 +349,7 @@ class RunStore:
         The first claim puts the run's input into the history. Each claim has its own `owner`, so a repetition by the
         same owner changes nothing.
 
-        Raises `MustRunAlone`, and changes nothing, if `limits` require that no other run is executed beside it, and
+        Raises `QuarantineRequired`, and changes nothing, if by `limits` no other run may be executed beside it, and
         `OtherVersion` if the run began in a version that is not in `code`.
         """
         try:
@@ -359,8 +359,8 @@ class RunStore:
                     return _claimed_before(waiting)
                 claimed = await claim_run(connection, waiting, given, dispatch, owner, now, code)
                 code.refuse_others(waiting)
-                if limits is not None and limits.demand_solitude(waiting):
-                    raise MustRunAlone(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
+                if limits is not None and limits.demand_quarantine(waiting):
+                    raise QuarantineRequired(f"{waiting.attempts_without_progress} workers were lost with {run_id}")
                 return claimed
         except (LifecycleError, NotFound):
             return None

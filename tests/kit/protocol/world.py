@@ -26,8 +26,8 @@ from tests.kit.protocol.witness import KnownRun
 from tests.kit.protocol.worker import LEASE_MS, ProtocolWorker
 from tests.kit.runs.stored_runs import CANCEL, some_run
 from tests.kit.services.redis_losses import Replica, fail_over, lose_end_of_stream, replicate
+from worker.maintenance import Sweeper
 from worker.run.execute_run import NEIGHBOURS_S
-from worker.upkeep import Sweeper
 
 WORKERS = 3
 RUNS = 3

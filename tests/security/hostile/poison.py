@@ -75,7 +75,7 @@ POISON = (
             folders = [planted["folder"], planted["folder"] + f"/.local/lib/{version}/site-packages",
                        planted["prefix"] + f"/lib/{version}/site-packages", planted["base_prefix"] + f"/lib/{version}",
                        planted["base_prefix"] + f"/lib/{version}/site-packages", planted["checkout"],
-                       planted["checkout"] + "/worker/tools/inside", sys.prefix, os.path.dirname(os.__file__)]
+                       planted["checkout"] + "/worker/tools/guest", sys.prefix, os.path.dirname(os.__file__)]
             def leave_in(folder, name):
                 os.makedirs(folder, exist_ok=True)
                 path = f"{folder}/{name}"
@@ -95,7 +95,7 @@ POISON = (
             import glob, importlib.util, json
             version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
             folders = [os.path.dirname(os.__file__) + "/__pycache__",
-                       planted["checkout"] + "/worker/tools/inside/__pycache__",
+                       planted["checkout"] + "/worker/tools/guest/__pycache__",
                        planted["prefix"] + f"/lib/{version}/site-packages/__pycache__",
                        planted["base_prefix"] + f"/lib/{version}/json/__pycache__"]
             def leave_in(folder):

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
-from shared.domain.operations import MINUTE, CallbackFigures, Minute, RunFigures, minutes_until, percentiles
+from shared.domain.operations import MINUTE, CallbackStats, Minute, RunStats, minutes_until, percentiles
 from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.run_tables import callbacks, has_one_of, runs, webhook_deliveries
@@ -27,13 +27,13 @@ Waits = Mapping[int, list[float]]
 """The waits of runs in milliseconds, by the minute of their submission."""
 
 
-class RunFigureStore:
+class RunStatStore:
     """Counts a project's runs and callbacks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def of_runs(self, project_id: ProjectId, now: datetime) -> RunFigures:
+    async def of_runs(self, project_id: ProjectId, now: datetime) -> RunStats:
         """The project's active runs, and its last sixty minutes."""
         begins = minutes_until(now)
         async with self._database.read() as connection:
@@ -43,7 +43,7 @@ class RunFigureStore:
             submitted = await _counted(connection, [_minute(runs.c.created_at)], is_ours, was_submitted)
             ended = await _counted(connection, [_minute(runs.c.completed_at), runs.c.status], is_ours, *has_ended)
             queue_waits, first_tokens = await _waits(connection, project_id, begins)
-        return RunFigures(
+        return RunStats(
             created=active[RunStatus.CREATED],
             running=active[RunStatus.RUNNING],
             awaiting_approval=active[RunStatus.AWAITING_APPROVAL],
@@ -64,7 +64,7 @@ class RunFigureStore:
             ],
         )
 
-    async def of_callbacks(self, project_id: ProjectId) -> CallbackFigures:
+    async def of_callbacks(self, project_id: ProjectId) -> CallbackStats:
         """The project's callbacks that wait or failed."""
         # A claimed callback already counts the attempt in progress.
         under_way = sa.case((callbacks.c.claimed_until.is_not(None), 1), else_=0)
@@ -74,7 +74,7 @@ class RunFigureStore:
         ).where(callbacks.c.project_id == project_id, IS_OPEN)
         async with self._database.read() as connection:
             waiting, failing = (await connection.execute(query)).one()
-        return CallbackFigures(waiting=waiting, failing=failing)
+        return CallbackStats(waiting=waiting, failing=failing)
 
     async def of_deployment(self) -> "DeploymentCounts":
         """Counts the active work of all projects together. The caller's database must not be scoped to one project."""

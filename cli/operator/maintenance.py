@@ -29,7 +29,7 @@ def migrate_database(as_json: JsonOption = False) -> None:
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
-        from cli.operator.database_upkeep import run_migrate
+        from cli.operator.database_maintenance import run_migrate
 
         return run_migrate(settings, as_json=as_json)
 
@@ -50,7 +50,7 @@ def prune(
         if not (settings.retain_days or settings.retain_audit_days or settings.retain_budget_days):
             raise InvalidRequest("runs are kept for ever: give --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
         require_database(settings)
-        from cli.operator.database_upkeep import run_prune
+        from cli.operator.database_maintenance import run_prune
 
         return run_prune(settings, dry_run=dry_run, as_json=as_json)
 
@@ -81,7 +81,7 @@ def status(as_json: JsonOption = False) -> None:
     def begin(settings: Settings) -> Running:
         require_database(settings)
         require_redis(settings)
-        from cli.operator.database_upkeep import run_status
+        from cli.operator.database_maintenance import run_status
 
         return run_status(settings, as_json=as_json)
 
@@ -105,7 +105,7 @@ def budgets(
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
-        from cli.operator.database_upkeep import show_budgets
+        from cli.operator.database_maintenance import show_budgets
 
         return show_budgets(settings, project=project, day=day or day_of(SystemClock().now()), as_json=as_json)
 
@@ -131,7 +131,7 @@ def audit(
 
     def begin(settings: Settings) -> Running:
         require_database(settings)
-        from cli.operator.database_upkeep import AuditFilter, show_audit
+        from cli.operator.database_maintenance import AuditFilter, show_audit
 
         wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
         return show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json)

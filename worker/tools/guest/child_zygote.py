@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CALL: Any = importlib.import_module("child_call")
 NODE: Any = importlib.import_module("child_node")
-WALLS: Any = importlib.import_module("child_walls")
+WALLS: Any = importlib.import_module("child_isolation")
 
 CONTROL, PROC, FIRST_FREE = 3, 4, 5
 RESULT = 3

@@ -10,7 +10,7 @@ from typing import Literal
 
 import structlog
 
-from shared.archival.archival_memory import EmbeddingClient, EmbeddingUpkeep
+from shared.archival.archival_memory import EmbeddingClient, EmbeddingMaintenance
 from shared.concurrency import Clock
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.code_agents import ShownAgent
@@ -150,13 +150,13 @@ PRUNE_EVERY_S = 60.0
 
 
 @asynccontextmanager
-async def upkeep(
+async def maintenance(
     process: ProcessContext, sweeper: Sweeper, orphans: OrphanedRuns, embeddings: EmbeddingClient, trees: RunTrees
 ) -> AsyncGenerator[None]:
     """Does the periodic work within the block, in each interval in which this worker is the first."""
     approvals = _approvals(process, orphans)
     intervals, every_s = IntervalLock(process.redis), process.settings.sweep_s
-    embedding = EmbeddingUpkeep(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
+    embedding = EmbeddingMaintenance(vectors=VectorStore(process.database), client=embeddings, clock=process.clock)
 
     async def sweep() -> None:
         for reason, count in (await sweeper.sweep()).items():

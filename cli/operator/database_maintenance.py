@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from api.letta.admin import wire_audit_event
-from cli.operator.processes import named_database, production_database, production_redis, told_to_end
+from cli.operator.processes import named_database, production_database, production_redis, stop_signal
 from cli.operator.progress import shown_progress
 from cli.printable import FAILURE, printable, printable_json
 from shared.concurrency import SystemClock
@@ -58,8 +58,8 @@ class _Report:
     def end(self) -> None:
         """Prints the JSON object. As text, `add` has printed every line already."""
         if self._as_json:
-            told = {"dry_run": self.dry_run, "runs_ended_before": self._before, "counted": self._counted}
-            print(msgspec.json.encode(told).decode(), flush=True)
+            report = {"dry_run": self.dry_run, "runs_ended_before": self._before, "counted": self._counted}
+            print(msgspec.json.encode(report).decode(), flush=True)
 
 
 async def run_migrate(settings: Settings, *, as_json: bool) -> None:
@@ -81,7 +81,7 @@ async def run_prune(settings: Settings, *, dry_run: bool, as_json: bool) -> None
     """Deletes what is older than the settings keep, or only counts it."""
     report = _Report(dry_run=dry_run, as_json=as_json)
     database = await production_database(settings, answer_s=None if dry_run else ANSWER_S)
-    stop = told_to_end()
+    stop = stop_signal()
     try:
         if settings.retain_days:
             await _prune_runs(settings, database, report, stop)
