@@ -8,12 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from bench.chaos.client import Client, Refused
-from bench.chaos.ledger import Column, Ledger, RunRecord
+from bench.chaos.ledger import Column, Injection, Ledger, RunRecord
 from bench.chaos.witness import Witness
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import RunError
 from shared.sql.engine import Database
-from shared.sql.run_tables import run_inputs, runs
+from shared.sql.run_tables import injected_messages, run_inputs, runs
 from shared.sql.tables import EPOCH, from_json, messages
 
 _OTID = re.compile(r'"otid":"((?:sent|decided)-\d+)"')
@@ -120,6 +120,8 @@ class RunChecks:
                 )
             )
             stored = found.all()
+            open_ones = sa.select(injected_messages.c.message).where(injected_messages.c.delivered_at.is_(None))
+            waiting = "".join((await connection.execute(open_ones)).scalars())
         said: Counter[str] = Counter()
         for message in stored:
             said.update(_ANY_OTID.findall(message.body))
@@ -130,17 +132,24 @@ class RunChecks:
                 late = (message.created_at - EPOCH).total_seconds() - (ended - EPOCH).total_seconds()
                 detail = f"a message is {late:.2f} s younger than the run's end"
                 self.ledger.broken(Column.AFTER_CANCEL, message.run_id, detail)
-        self._check_said(rows, said)
+        self._check_said(rows, said, waiting)
 
-    def _check_said(self, rows: dict[str, sa.Row[tuple[object, ...]]], said: Counter[str]) -> None:
-        """`said` counts the stored messages of each otid."""
+    def _check_said(self, rows: dict[str, sa.Row[tuple[object, ...]]], said: Counter[str], waiting: str) -> None:
+        """`said` counts the stored messages of each otid; `waiting` are those that were injected and that no run has
+        taken."""
         for otid, times in said.items():
             if times > 1:
                 run_id = self.ledger.submissions.get(otid, "-")
                 self.ledger.broken(Column.DUPLICATED, run_id, f"the message {otid} is stored {times} times")
         for otid, run_id in self.ledger.submissions.items():
             row = rows.get(run_id)
-            if otid.startswith("sent") and row is not None and row.status == RunStatus.COMPLETED and not said[otid]:
+            if not otid.startswith("sent") or row is None or row.status != RunStatus.COMPLETED or said[otid]:
+                continue
+            record = self.ledger.runs.get(run_id)
+            if record is not None and record.is_of_code and f'"{otid}"' in waiting:
+                # The code has ended without it, so it is the next run's input, as `CodeChecks.check_injections` sees.
+                self.ledger.injections.append(Injection(otid, run_id, "next"))
+            else:
                 self.ledger.broken(Column.LOST, run_id, f"the run is completed, but its message {otid} is nowhere")
         for injection in self.ledger.injections:
             row = rows.get(injection.run_id)

@@ -297,8 +297,12 @@ def _bound(dialect: Dialect, _entry: Any, _arguments: Any, settings: dict[str, A
 async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> Any:
     async with AnswerTimeout(WAIT_S):
         connection = await connect(**settings)
-        # The policies' subqueries look expensive to the planner, and compiling such a query costs more than all others.
-        await connection.execute("SET jit = off")
+        try:
+            # The policies' subqueries look expensive to the planner, and to compile such a query costs most of all.
+            await connection.execute("SET jit = off")
+        except BaseException:
+            connection.terminate()  # nobody else knows of it yet
+            raise
         return connection
 
 

@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
+from tests.kit.stream_server import stream_server
+from tests.kit.wait_until import after
 
 
 @asynccontextmanager
@@ -78,3 +80,54 @@ async def test_a_query_of_no_rows_was_compiled_for_a_tenth_of_a_second(postgres_
     """The cost that the planner expects of a table with a policy grows with the table."""
     async with one_connection(postgres_url, trusted_s=60) as database, database.read() as connection:
         assert (await connection.execute(sa.text("SHOW jit"))).scalar_one() == "off"
+
+
+TURNS = 50
+"""Of the event loop, in each of which it takes all that has arrived: more than the end of a connection needs. By itself
+the driver closes such a connection seconds later."""
+
+
+class HeldAfterConnect:
+    """Stands before Postgres, and keeps back what a client says once it is connected."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._place = (host, port)
+        self.is_connected = asyncio.Event()
+        self.is_closed = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection(*self._place)
+        answers = asyncio.create_task(self._pass_on(server_reader, writer), name="answers of Postgres")
+        is_held = False
+        try:
+            while data := await reader.read(65536):
+                is_held = is_held or b"SET jit" in data
+                if is_held:
+                    self.is_connected.set()
+                else:
+                    server_writer.write(data)
+            if is_held:  # not the connection by which the driver cancels a statement
+                self.is_closed.set()
+        finally:
+            answers.cancel()
+            server_writer.transport.abort()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+
+async def test_a_caller_that_left_while_its_connection_was_set_up_left_it_open(postgres_url: str) -> None:
+    url = sa.make_url(postgres_url)
+    held = HeldAfterConnect(url.host or "127.0.0.1", url.port or 5432)
+    async with stream_server(held.serve) as port:
+        here = url.set(host="127.0.0.1", port=port)
+        async with one_connection(here.render_as_string(hide_password=False), trusted_s=60) as database:
+            caller = asyncio.create_task(backend_of(database), name="a caller that leaves")
+            await held.is_connected.wait()
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+            for _ in range(TURNS):
+                await after()
+            assert held.is_closed.is_set()

@@ -432,6 +432,7 @@ async def test_a_chat_shows_its_history_and_asks_in_place(url: str, agent: str) 
         await terminal.shows("[c]ancel")
         terminal.type("c\n")
         await terminal.shows("cancelled")
+        await wait_until(lambda: terminal.text.rstrip().endswith("»"), description="the chat to ask again")
         terminal.type("\x04")
         assert await terminal.ended() == 0
 
@@ -468,6 +469,7 @@ async def test_a_chat_in_a_further_conversation_leaves_the_agents_own_alone(url:
         assert await terminal.ended() in (0, 130)
     with on_terminal(["chat", agent, "--conversation", conversation], environment) as terminal:
         await terminal.shows("is not finished")
+        await terminal.shows("up and down up")  # it follows the run
         terminal.type(INTERRUPT)
         await terminal.shows("[c]ancel")
         terminal.type("c\n")
