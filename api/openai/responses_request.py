@@ -1,7 +1,7 @@
 """A request for a response: its fields, the supported values, and refusals that name unsupported ones."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, LiteralString, cast
 
 from fastapi.exceptions import RequestValidationError
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
@@ -148,11 +149,16 @@ def _names_one(value: Any) -> Any:
     raise ValueError("must be the id of a conversation, conv_…, or an object that has it as its id")
 
 
+def _unsupported(said: str, param: str = "", *, code: LiteralString = "unsupported_parameter") -> PydanticCustomError:
+    """A refusal with OpenAI's code for it. `param` is for a check of several fields."""
+    return PydanticCustomError(code, "{said}", {"said": said, "param": param})
+
+
 def _refused(said: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not value:
             return value
-        raise ValueError(said)
+        raise _unsupported(said)
 
     return check
 
@@ -205,7 +211,7 @@ class ResponseRequest(BaseModel):
             kind = tool.get("type")
             if kind != "function":
                 known = "is not there" if kind in _ABSENT_TOOLS else "is not known"
-                raise ValueError(
+                raise _unsupported(
                     f"the tool type {str(kind)[:50]!r} {known}: tools of the type 'function' are yours to run, and an "
                     "agent's own tools are attached to it"
                 )
@@ -217,7 +223,7 @@ class ResponseRequest(BaseModel):
     def _is_given(cls, value: list[str] | None) -> list[str] | None:
         for one in value or ():
             if one == "message.output_text.logprobs":
-                raise ValueError("probabilities of tokens are not supported")
+                raise _unsupported("probabilities of tokens are not supported")
         return value
 
     @field_validator("service_tier")
@@ -225,14 +231,16 @@ class ResponseRequest(BaseModel):
     def _is_usual(cls, value: str | None) -> str | None:
         if value in (None, "auto", "default"):
             return value
-        raise ValueError("service tiers are not supported: leave it out")
+        raise _unsupported("service tiers are not supported: leave it out")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ResponseRequest":
         if self.previous_response_id is not None and self.conversation is not None:
-            raise ValueError("previous_response_id and conversation exclude each other")
+            why, code = "previous_response_id and conversation exclude each other", "mutually_exclusive_parameters"
+            raise _unsupported(why, "conversation", code=code)
         if self.background and self.store is False:
-            raise ValueError("background needs store: a response that is not kept cannot be read later")
+            why = "background needs store: a response that is not kept cannot be read later"
+            raise _unsupported(why, "background")
         return self
 
     @property
