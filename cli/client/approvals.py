@@ -109,7 +109,7 @@ def _edited(ask: Ask) -> Record | None:
         return None
 
 
-commands = typer.Typer(help="List and decide tool calls that wait for approval.")
+commands = typer.Typer(add_completion=False, help="List and decide tool calls that wait for approval.")
 
 FIELDS = ("id", "status", "tool_name", "arguments", "decided_by", "decided_at", "continued_by")
 

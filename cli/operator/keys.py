@@ -17,7 +17,7 @@ from shared.process.settings import Settings
 
 Running = Coroutine[Any, Any, None]
 
-commands = typer.Typer(help="Make, list, rotate and revoke API keys. Needs HOLDFAST_DATABASE_URL.")
+commands = typer.Typer(add_completion=False, help="Make, list, rotate, revoke API keys. Needs HOLDFAST_DATABASE_URL.")
 
 KeyArgument = Annotated[str, typer.Argument(help="The id of the key: key-…")]
 

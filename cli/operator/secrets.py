@@ -12,7 +12,7 @@ from cli.printable import JsonOption
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
 
-commands = typer.Typer(help="Make a key for agents' secrets, or re-encrypt them with the newest one.")
+commands = typer.Typer(add_completion=False, help="Make a key for agents' secrets, or re-encrypt all of them.")
 
 
 @commands.command("generate-key", epilog='Example: export HOLDFAST_ENCRYPTION_KEY="$(holdfast secrets generate-key)"')

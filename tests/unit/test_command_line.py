@@ -88,6 +88,7 @@ WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
     # the command itself
     (["serve"], {}, "No such command 'serve'"),
     (["keys"], {}, "Missing command; `holdfast keys --help` shows"),
+    (["runs", "list", "--status", "done"], {}, "argument --status: 'done' is not one of 'created', 'running'"),
     (["runs", "list"], {"HOLDFAST_API_KE": "x"}, "did you mean HOLDFAST_API_KEY?"),
     (["dev"], {"HOLDFAST_OTLP_ENDPOINT": "collector:4317"}, "HOLDFAST_OTLP_ENDPOINT: it should be the address"),
     (["dev"], {"HOLDFAST_OTLP_ENDPOINT": f"https://ada:{PASSWORD}@collector"}, "OTEL_EXPORTER_OTLP_HEADERS"),
