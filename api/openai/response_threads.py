@@ -54,6 +54,8 @@ UNASKED_MODEL = "openai/gpt-5-mini"
 
 HIDDEN_NAME = "Responses of plain models"
 
+_NAMES = "name an agent (agent-…) or <provider>/<model>"
+
 
 class ResponseThread(NamedTuple):
     """Where a response continues, and its decisions there."""
@@ -162,7 +164,7 @@ class ResponseThreads:
             try:
                 agent = await self.agents.without_links(project_id, AgentId(model))
             except NotFound as error:
-                raise UnknownModel(model) from error
+                raise UnknownModel(model, _NAMES) from error
             return ResponseThread(agent, None, is_plain=False, options=agent.options)
         handle = self.handle(model)
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
@@ -178,21 +180,15 @@ class ResponseThreads:
         return (await self.of_model(project_id, agent_id)).agent
 
     def handle(self, model: str) -> str:
-        """The full name of a model that a request names without an agent. Raises `InvalidRequest`."""
+        """The full name of a model that a request names without an agent. Raises `UnknownModel`, `InvalidRequest`."""
         if "/" not in model and not _OF_OPENAI.match(model):
-            raise InvalidRequest(
-                f"The model {model[:100]!r} does not exist: name an agent (agent-…) or <provider>/<model>",
-                field="model",
-            )
+            raise UnknownModel(model, _NAMES)
         named = model if "/" in model else f"{USUAL_PROVIDER}/{model}"
         handle = self.models.served(named) or named
         try:
             split_handle(handle)
         except ValueError as error:
-            raise InvalidRequest(
-                f"The model {model[:100]!r} does not exist: {error}. Name an agent (agent-…) or <provider>/<model>",
-                field="model",
-            ) from error
+            raise UnknownModel(model, f"{error}; {_NAMES}") from error
         return handle
 
     async def _hidden(self, project_id: ProjectId, handle: str) -> Agent:

@@ -366,9 +366,6 @@ def _wrong_part(kind: object) -> str:
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
 
 
-_LONGEST_NAME = 200
-
-
 _NO_FILE = {
     "file_id": "this server has no store of files",
     "file_url": "this server fetches no files",
@@ -381,8 +378,6 @@ def _file(part: dict[str, Any], place: str) -> TextContent:
         named = next((name for name in _NO_FILE if part.get(name)), "file_data")
         fix = "Send the file itself in file_data (data:…;base64,…), with a filename"
         raise InvalidRequest(f"{place}.{named}: {_NO_FILE[named]}. {fix}", field=f"{place}.{named}")
-    given = part.get("filename")
-    name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
     field, found = f"{place}.file_data", DATA_URL.fullmatch(part["file_data"])
     media_type, data = (None, part["file_data"]) if found is None else (found["media_type"], found["data"])
-    return attached_file(name, media_type, data, field=field)
+    return attached_file(part.get("filename"), media_type, data, field=field)
