@@ -143,7 +143,9 @@ secret_commands = typer.Typer(help="Make a key for agents' secrets, or re-encryp
 commands.add_typer(secret_commands, name="secrets")
 
 
-@secret_commands.command("generate-key", epilog='Example: export HOLDFAST_ENCRYPTION_KEY="$(holdfast secrets generate-key)"')
+@secret_commands.command(
+    "generate-key", epilog='Example: export HOLDFAST_ENCRYPTION_KEY="$(holdfast secrets generate-key)"'
+)
 def generate_key() -> None:
     """Print a new key for HOLDFAST_ENCRYPTION_KEY."""
     read_settings()
