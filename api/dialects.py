@@ -30,11 +30,10 @@ from api.runs.thread_watches import ThreadWatches
 from shared.process.context import ProcessContext
 from shared.process.settings import Settings
 from shared.runs.started_runs import SleeptimeRuns, StartedRuns
-from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.due_turns import GroupTurnStore
-from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.tools import BaseToolSeeder, ToolStore
 from shared.sql.history.message_lists import MessageLists
 from shared.sql.history.messages import MessageStore

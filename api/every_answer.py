@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.direct_route import declaration_of, models_in
 from api.errors import RETRY_AFTER_S, refused
 from api.letta.agents import AgentFields
-from api.letta.blocks import BlockCreate, BlockUpdate
+from api.letta.memory import BlockCreate, BlockUpdate
 from api.letta.message_input import MessageIn, MessagesRequest
 from api.letta.messages import wire_time
 from api.letta.model_settings import ModelSettingsFields

@@ -51,11 +51,10 @@ from shared.secret_keys import SecretKeys
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
-from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
 from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.due_turns import GroupTurnStore
-from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.imported_agents import ImportedAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore, McpSignInStore
 from shared.sql.definitions.tools import BaseToolSeeder, ToolStore

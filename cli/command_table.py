@@ -86,7 +86,7 @@ COMMANDS: dict[str, Place] = {
     "doctor": Place("cli.operator.maintenance", "Check this machine and its settings for problems.", KEEP),
     "status": Place("cli.operator.maintenance", "Check whether database, Redis and workers answer.", KEEP),
     "keys": Place("cli.operator.keys", "Make, list, rotate and revoke API keys.", KEEP),
-    "secrets": Place("cli.operator.secrets", "Make a key for agents' secrets, or re-encrypt them.", KEEP),
+    "secrets": Place("cli.operator.maintenance", "Make a key for agents' secrets, or re-encrypt them.", KEEP),
     "budgets": Place("cli.operator.maintenance", "Show what the budgets' accounts used on a day.", KEEP),
     "audit": Place("cli.operator.maintenance", "Show who did what.", KEEP),
     "prune": Place("cli.operator.maintenance", "Delete the data of runs that ended long ago.", KEEP),

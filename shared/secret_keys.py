@@ -29,6 +29,18 @@ _NONCE_BYTES = 12
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+class StoredSecrets(NamedTuple):
+    """The secrets of one owner as they are stored: of an agent, a webhook endpoint, or an MCP server."""
+
+    number: int
+    """Owners of one kind are numbered in the order of their creation."""
+    owner_id: str
+    secrets: dict[str, str]
+    text: str = ""
+    """The text of the row in which they are, if they are a part of one."""
+    project_id: str = ""
+
+
 class SecretKeys:
     """The keys by id, each of 32 bytes. The first one encrypts, and all of them decrypt. Without keys, values are
     stored unencrypted."""

@@ -51,9 +51,8 @@ from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
-from worker.agents.body_process import HostPlan
 from worker.agents.code_body import CodeBody
-from worker.agents.hosts import CodeAgents, plans
+from worker.agents.hosts import CodeAgents, HostPlan, plans
 from worker.agents.models.endpoint import ModelEndpoint
 from worker.bodies.agent_context import AgentBody, AgentServices
 from worker.bodies.context_window import compact_thread

@@ -21,7 +21,6 @@ from shared.process.context import ProcessContext
 from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
-from shared.runs.retention import RecordRetention, Retention
 from shared.runs.run_trees import RunTrees
 from shared.runs.started_runs import LOOK_EVERY_S, SleeptimeRuns, StartedRuns
 from shared.sql.access.audit import AuditLog
@@ -33,7 +32,7 @@ from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.decisions import DecisionStore
 from shared.sql.runs.listing import QUIET_PAGE, QuietRun, RunListing
-from shared.sql.runs.retention import RetentionStore
+from shared.sql.runs.retention import RecordRetention, Retention, RetentionStore
 from shared.sql.runs.run_store import RunStore
 
 # The sweeper finds orphaned runs and dispatches them again: lost dispatches, lost workers, and unsettled cancels.

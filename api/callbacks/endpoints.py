@@ -12,11 +12,17 @@ from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest, UnreadableSecret
 from shared.domain.ids import IdMaker, ProjectId, WebhookId
 from shared.domain.settling import RunOutcome
-from shared.domain.webhooks import FORMER_SECRET, SECRET, SECRET_OVERLAP, RunEvent, WebhookEndpoint
 from shared.network.addresses import ForbiddenAddress
 from shared.network.checked_http import CallersHttp, Unreachable
 from shared.secret_keys import SecretKeys
-from shared.sql.runs.webhooks import WebhookEndpointStore
+from shared.sql.runs.webhooks import (
+    FORMER_SECRET,
+    SECRET,
+    SECRET_OVERLAP,
+    RunEvent,
+    WebhookEndpoint,
+    WebhookEndpointStore,
+)
 
 SECRET_BYTES = 32
 HINT_CHARACTERS = 4

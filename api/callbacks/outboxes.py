@@ -17,12 +17,11 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.messages import Message
 from shared.domain.runs import Run
-from shared.domain.webhooks import RunEvent, WebhookEndpoint
 from shared.secret_keys import SecretKeys
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.callbacks import Callback, CallbackStore
-from shared.sql.runs.webhooks import WebhookDelivery, WebhookDeliveryStore
+from shared.sql.runs.webhooks import RunEvent, WebhookDelivery, WebhookDeliveryStore, WebhookEndpoint
 
 
 class Letter(NamedTuple):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from msgspec import to_builtins
 
 from api.letta.agents import wire_agent
-from api.letta.blocks import wire_block
 from api.letta.context import SETTINGS as COMPACTION
+from api.letta.memory import wire_block
 from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
 from api.letta.tools import wire_tool

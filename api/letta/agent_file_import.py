@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from api.letta.agent_file import AgentFile, FileAgent, FileBlock, FileGroup, FileHistory, FileTool, checked
 from api.letta.agent_file_export import OURS, OURS_OF_AGENTS, OURS_OF_TOOLS
 from api.letta.agents import AgentCreate, new_agent
-from api.letta.blocks import DEFAULT_LIMIT, BlockCreate, new_block
+from api.letta.memory import DEFAULT_LIMIT, BlockCreate, new_block
 from api.letta.tools import ToolCreate, blank_tool, refuse_network
 from api.offered_models import OfferedModels
 from shared.domain.agents import Block

@@ -20,10 +20,10 @@ from api.input_limits import (
     Tags,
     Variables,
 )
-from api.letta.blocks import BlockCreate, filled_in, wire_block
 from api.letta.context import SETTINGS as COMPACTION
 from api.letta.context import CompactionSettings, changed_settings, when_full, wire_settings
 from api.letta.groups import wire_group
+from api.letta.memory import BlockCreate, filled_in, wire_block
 from api.letta.message_input import MessageIn, user_messages
 from api.letta.messages import wire_stop_reason, wire_time
 from api.letta.model_settings import (

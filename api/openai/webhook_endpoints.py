@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 from api.callbacks.endpoints import EndpointChange, IssuedSecret
 from api.openai.response_object import response_id
 from shared.domain.settling import RunOutcome
-from shared.domain.webhooks import RunEvent, WebhookEndpoint
 from shared.network.addresses import flaw_of_url
+from shared.sql.runs.webhooks import RunEvent, WebhookEndpoint
 
 EventType = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
 EVENT_TYPES: Sequence[EventType] = get_args(EventType)

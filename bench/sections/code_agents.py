@@ -16,8 +16,7 @@ from bench.client import Client, Refused
 from bench.code_agents import DEATHS
 from bench.deployments import Deployment
 from bench.figures import Figure, quantile
-from worker.agents.body_process import AgentHost
-from worker.agents.hosts import plans
+from worker.agents.hosts import AgentHost, plans
 
 PROGRAM = "bench.code_agents"
 EMPTY, STEPS, TOOLS, TOKENS, FRAMES = 30, 300, 100, 20_000, 2_000

@@ -10,9 +10,8 @@ from typing import Any
 import structlog
 
 from shared.domain.errors import InvalidRequest
-from worker.agents.body_process import AgentHost, HostPlan, UnfitModule
 from worker.agents.dry_replay import DryReplay, ReplayReport, entry_of
-from worker.agents.hosts import plans
+from worker.agents.hosts import AgentHost, HostPlan, UnfitModule, plans
 
 Record = dict[str, Any]
 

@@ -1,36 +1,67 @@
-"""The implementations of `holdfast migrate`, `prune`, `audit`, `budgets` and `status`."""
+"""The implementations of `holdfast migrate`, `prune`, `audit`, `budgets`, `status` and `secrets`."""
 
 import asyncio
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from api.letta.admin import wire_audit_event
 from cli.operator.processes import named_database, production_database, production_redis, stop_signal
-from cli.operator.progress import shown_progress
 from cli.printable import FAILURE, printable, printable_json
 from shared.concurrency import SystemClock
-from shared.domain.errors import Unavailable, Unusable
+from shared.domain.errors import InvalidRequest, Unavailable, Unusable
 from shared.domain.ids import ProjectId
 from shared.domain.limits import Amount, Budgets, Limit, dollars
 from shared.domain.tools import SandboxTier
+from shared.process.data_directory import keys_of
 from shared.process.importing import VERSION
 from shared.process.settings import Settings
 from shared.redis.connection import Redis, is_reachable
 from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import WorkerPresence
-from shared.runs.retention import RecordRetention, Retention
+from shared.secret_keys import PLAIN, SecretKeys, StoredSecrets, key_id_of, new_key
 from shared.sql.access.audit import AuditEvent, AuditFilter, AuditLog
+from shared.sql.definitions.mcp_servers import ServerSecretStore
+from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import ANSWER_S, Database
 from shared.sql.migrate import migrate
 from shared.sql.runs.budgets import BudgetStore
-from shared.sql.runs.retention import RetentionStore
+from shared.sql.runs.retention import RecordRetention, Retention, RetentionStore
+from shared.sql.runs.webhooks import EndpointSecretStore
+
+PROGRESS_S = 5.0
+
+
+@contextmanager
+def shown_progress(what: str) -> Generator[Callable[[int], None]]:
+    """Shows the progress of long work on standard error: a bar on a terminal, otherwise a line every five seconds.
+    Yields a function that takes the count so far. `what` is its text: "holdfast prune: {:,} runs so far"."""
+    if sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            # The total is unknown: the database would need as long again to count it first.
+            task = progress.add_task(what.format(0), total=None)
+            yield lambda count: progress.update(task, description=what.format(count))
+        return
+    said_at = time.monotonic()
+
+    def say(count: int) -> None:
+        nonlocal said_at
+        if time.monotonic() > said_at + PROGRESS_S:
+            said_at = time.monotonic()
+            print(what.format(count), file=sys.stderr, flush=True)
+
+    yield say
 
 
 class _Report:
@@ -310,3 +341,127 @@ def _walls(sandboxes: list[SandboxTier]) -> str:
     if sandboxes[-1] is SandboxTier.PROCESS:
         return "NONE for some tools: a worker runs them as plain processes (HOLDFAST_SANDBOX=process)"
     return f"{sandboxes[-1]}, the weakest of all workers" if len(sandboxes) > 1 else str(sandboxes[-1])
+
+
+BATCH = 100
+TRIES = 3
+"""Attempts for an owner that another process changes at the same time."""
+
+
+class Store(Protocol):
+    """The stored secrets of one kind of owner."""
+
+    async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]: ...
+    async def replace(self, before: StoredSecrets, secrets: dict[str, str]) -> bool: ...
+
+
+class Rotated(NamedTuple):
+    """How many owners were changed, and whether some secrets could not be decrypted."""
+
+    changed: int = 0
+    unread: bool = False
+
+
+def print_new_key() -> None:
+    """Prints a key for HOLDFAST_ENCRYPTION_KEY."""
+    print(new_key())
+
+
+async def rotate_secrets(settings: Settings, *, dry_run: bool, as_json: bool) -> None:
+    """Re-encrypts stored secrets with the first key, and prints which keys are in use. Raises `InvalidRequest`."""
+    keys = keys_of(settings)
+    if not keys:
+        raise InvalidRequest("HOLDFAST_ENCRYPTION_KEY is not set: `holdfast secrets generate-key` prints a key")
+    database = await production_database(settings)
+    owners: dict[str, Store] = {
+        "agents": StoredSecretStore(database),
+        "webhook endpoints": EndpointSecretStore(database),
+        "MCP servers": ServerSecretStore(database),
+    }
+    stop, rotated, in_use = stop_signal(), dict.fromkeys(owners, Rotated()), Counter[str]()
+    try:
+        if not dry_run:
+            rotated = {nouns: await _rotate(nouns, store, keys, stop) for nouns, store in owners.items()}
+        for store in owners.values():
+            in_use += await _keys_in_use(store)
+    finally:
+        await database.aclose()
+    if as_json:
+        counts = {f"{nouns.lower().replace(' ', '_')}_changed": done.changed for nouns, done in rotated.items()}
+        report = {"dry_run": dry_run, "current": keys.current, **counts, "secrets_by_key": in_use}
+        print(printable_json(msgspec.json.encode(report).decode()))
+    else:
+        _say(rotated, in_use, keys, dry_run=dry_run)
+    if any(done.unread for done in rotated.values()) or (in_use.keys() - {keys.current} and not dry_run):
+        raise InvalidRequest(
+            "not all secrets are encrypted with the first key. Run it again; for a secret that cannot be decrypted, "
+            "add the named key to HOLDFAST_ENCRYPTION_KEY, or set the secret again"
+        )
+
+
+def _say(rotated: Mapping[str, Rotated], in_use: Mapping[str, int], keys: SecretKeys, *, dry_run: bool) -> None:
+    if not dry_run:
+        for nouns, done in rotated.items():
+            print(f"{done.changed:>12,} {nouns} had secrets that are now encrypted with the key {keys.current!r}")
+    for key_id, count in sorted(in_use.items()):
+        print(f"{count:>12,} secrets are {_stored_with(key_id, keys)}", flush=True)
+
+
+async def _rotate(nouns: str, store: Store, keys: SecretKeys, stop: asyncio.Event) -> Rotated:
+    """Re-encrypts secrets with the first key until all are, or until `stop` is set."""
+    changed, unread = 0, False
+    if stop.is_set():
+        return Rotated()
+    with shown_progress(f"holdfast secrets rotate: {{:,}} {nouns} so far") as progress:
+        async for found in _all(store):
+            is_changed, is_whole = await _rotate_one(nouns.removesuffix("s"), store, keys, found)
+            changed, unread = changed + is_changed, unread or not is_whole
+            progress(changed)
+            if stop.is_set():
+                break
+    if stop.is_set():
+        print("holdfast secrets rotate: interrupted; run it again for the rest", file=sys.stderr, flush=True)
+    return Rotated(changed, unread)
+
+
+async def _all(store: Store) -> AsyncGenerator[StoredSecrets]:
+    after = 0
+    while batch := await store.some(after, BATCH):
+        for found in batch:
+            yield found
+        after = batch[-1].number
+
+
+async def _rotate_one(noun: str, store: Store, keys: SecretKeys, found: StoredSecrets) -> tuple[bool, bool]:
+    """Returns whether it re-encrypted a secret, and whether it could decrypt all of them. It reads an owner again that
+    another process changed meanwhile; running servers encrypt what they write."""
+    after, unreadable = keys.sealed_anew(found.owner_id, found.secrets)
+    for error in unreadable:
+        said = printable(f"holdfast secrets rotate: {noun} {found.owner_id}: {error.message}")
+        print(said, file=sys.stderr, flush=True)
+    if after == found.secrets:
+        return False, not unreadable
+    for _ in range(TRIES):
+        if await store.replace(found, after):
+            return True, not unreadable
+        again = [one for one in await store.some(found.number - 1, 1) if one.owner_id == found.owner_id]
+        if not again:
+            return False, True
+        [found] = again
+        after, unreadable = keys.sealed_anew(found.owner_id, found.secrets)
+    return False, not unreadable
+
+
+async def _keys_in_use(store: Store) -> Counter[str]:
+    """Counts the secrets that are encrypted with each key, by the key's id."""
+    in_use: Counter[str] = Counter()
+    async for found in _all(store):
+        in_use.update(key_id_of(value) for value in found.secrets.values() if value)
+    return in_use
+
+
+def _stored_with(key_id: str, keys: SecretKeys) -> str:
+    if key_id == PLAIN:
+        return "not encrypted"
+    known = "" if keys.has(key_id) else ", which is not configured"
+    return f"encrypted with the key {key_id!r}{known}"

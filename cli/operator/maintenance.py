@@ -1,4 +1,4 @@
-"""The command lines of `holdfast migrate`, `prune`, `doctor`, `status`, `budgets` and `audit`.
+"""The command lines of `holdfast migrate`, `prune`, `doctor`, `status`, `budgets`, `audit` and `secrets`.
 
 An implementation is imported after the settings were read, so that a wrong setting is reported at once.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.operator.start import operate, require_database, require_redis
+from cli.operator.start import operate, read_settings, require_database, require_redis
 from cli.printable import JsonOption, days_at_most, positive
 from shared.concurrency import SystemClock
 from shared.domain.errors import InvalidRequest
@@ -135,5 +135,38 @@ def audit(
 
         wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
         return show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json)
+
+    operate(begin)
+
+
+secret_commands = typer.Typer(add_completion=False, help="Make a key for agents' secrets, or re-encrypt all of them.")
+commands.add_typer(secret_commands, name="secrets")
+
+
+@secret_commands.command(
+    "generate-key", epilog='Example: export HOLDFAST_ENCRYPTION_KEY="$(holdfast secrets generate-key)"'
+)
+def generate_key() -> None:
+    """Print a new key for HOLDFAST_ENCRYPTION_KEY."""
+    read_settings()
+    from cli.operator.database_maintenance import print_new_key
+
+    print_new_key()
+
+
+@secret_commands.command(epilog="Example: holdfast secrets rotate --dry-run")
+def rotate(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which keys are in use; change nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Encrypt all secrets with the first key of HOLDFAST_ENCRYPTION_KEY."""
+
+    def begin(settings: Settings) -> Running:
+        if not (settings.encryption_key.get_secret_value() or settings.encryption_key_file):
+            raise InvalidRequest("HOLDFAST_ENCRYPTION_KEY is not set: `holdfast secrets generate-key` prints a key")
+        require_database(settings)
+        from cli.operator.database_maintenance import rotate_secrets
+
+        return rotate_secrets(settings, dry_run=dry_run, as_json=as_json)
 
     operate(begin)

@@ -40,7 +40,6 @@ LATE_MODULES = {
     # A wrong setting is said before anything that opens a database.
     "cli/operator/maintenance.py": ("cli.operator.database_maintenance", "cli.operator.doctor"),
     "cli/operator/keys.py": ("cli.operator.issued_keys",),
-    "cli/operator/secrets.py": ("cli.operator.encrypted_secrets",),
     # Alembic: for a database that lacks a migration.
     "shared/sql/migrate.py": ("alembic.command", "alembic.config"),
     # jsonschema: for the first arguments of a tool, in the thread that checks them.

@@ -17,9 +17,8 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.messages import UserMessage
 from shared.redis.queue import RunQueue
 from shared.runs.started_runs import SleeptimeRuns, StartedRuns
-from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
 from shared.sql.definitions.due_turns import GroupTurnStore
-from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent
 from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, answer, said, second_process, stored_runs

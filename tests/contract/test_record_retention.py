@@ -7,9 +7,9 @@ import pytest
 
 from shared.domain.ids import IdMaker
 from shared.domain.limits import Account, Amount, Limit, day_of
-from shared.runs.retention import AT_ONCE, RecordRetention
 from shared.sql.access.audit import Asker, AuditFilter, AuditLog, asked_by
 from shared.sql.runs.budgets import BudgetStore
+from shared.sql.runs.retention import AT_ONCE, RecordRetention
 from tests.contract.test_prune_command import prune
 from tests.kit.clocks import SettableClock
 from tests.kit.commands import Command, fork

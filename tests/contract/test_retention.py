@@ -17,11 +17,10 @@ from shared.concurrency import SystemClock
 from shared.domain.ids import ProjectId, RunId, ThreadId
 from shared.domain.lifecycle import RunStatus, RunTrigger
 from shared.domain.runs import CancelRequest, Run, RunOptions, Step, SubmissionKeys
-from shared.runs.retention import BATCHES_OF_A_ROUND, Retention
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.engine import Database
 from shared.sql.run_tables import OF_A_RUN, RETAINED_FOR_A_WHILE, event_blocks, metadata
-from shared.sql.runs.retention import RUNS_AT_ONCE
+from shared.sql.runs.retention import BATCHES_OF_A_ROUND, RUNS_AT_ONCE, Retention
 from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 from shared.sql.tables import messages
 from tests.kit.runs.definitions import NOW, PROJECT

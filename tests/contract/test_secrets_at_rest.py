@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from shared.domain.agents import Agent
 from shared.domain.ids import AgentId, IdMaker
-from shared.domain.webhooks import FORMER_SECRET, SECRET
 from shared.secret_keys import NO_KEYS, SecretKeys, key_id_of
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.imported_agents import ImportBundle, ImportedAgent, ImportedAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import StoredSecretStore
 from shared.sql.engine import Database
-from shared.sql.runs.webhooks import WebhookEndpointStore
+from shared.sql.runs.webhooks import FORMER_SECRET, SECRET, WebhookEndpointStore
 from shared.sql.tables import agents
 from tests.kit.commands import Command, fork
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT, some_agent, some_server

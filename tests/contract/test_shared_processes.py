@@ -1,6 +1,7 @@
 """Runs that share a process (`HOLDFAST_AGENTS_PER_PROCESS`), and the memory that a process may have
 (`HOLDFAST_AGENTS_MAX_MB`)."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -129,6 +130,16 @@ async def test_a_cancelled_run_that_does_not_end_costs_the_others_a_replay(world
     [ada] = await _ended(world, begun[:1])
     assert ada.status is RunStatus.COMPLETED
     assert (len(_pids(world, "ada")), world.stage.reached.count("ada first")) == (2, 1)
+
+
+async def test_a_run_that_was_cancelled_while_it_joined_a_process_kept_that_for_ever(world: World) -> None:
+    first = await world.agents.join("mate")
+    joining = asyncio.create_task(world.agents.join("mate"))
+    asyncio.get_running_loop().call_soon(joining.cancel)  # behind its first step, which begins the run
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    await first.leave()
+    await _is_gone(first.pid)
 
 
 async def test_what_a_run_leaves_behind_ends_with_it_or_closes_the_process_to_others(world: World) -> None:

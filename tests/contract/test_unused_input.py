@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from api.every_answer import NOT_ACTED_ON, unused_fields
 from api.letta.agents import AgentCreate, AgentUpdate
-from api.letta.blocks import BlockCreate
+from api.letta.memory import BlockCreate
 from api.letta.message_input import MessagesRequest
 from api.letta.tools import ToolCreate
 from tests.kit.log_events import log_events

@@ -14,9 +14,16 @@ from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import RunOptions
 from shared.domain.settling import RunOutcome
-from shared.domain.webhooks import FORMER_SECRET, SECRET, WebhookEndpoint
 from shared.sql.runs.run_stats import RunStatStore
-from shared.sql.runs.webhooks import EndpointSecretStore, WebhookDelivery, WebhookDeliveryStore, WebhookEndpointStore
+from shared.sql.runs.webhooks import (
+    FORMER_SECRET,
+    SECRET,
+    EndpointSecretStore,
+    WebhookDelivery,
+    WebhookDeliveryStore,
+    WebhookEndpoint,
+    WebhookEndpointStore,
+)
 from tests.kit.runs.definitions import NOW, OTHER_PROJECT, PROJECT
 from tests.kit.runs.stored_runs import Stores, approve, call, run_end, some_endpoint, stored_runs
 

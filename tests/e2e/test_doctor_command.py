@@ -8,12 +8,11 @@ from msgspec.structs import replace
 
 from shared.domain.ids import IdMaker
 from shared.domain.operations import ApiState, WorkerState
-from shared.domain.webhooks import SECRET
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.migrate import migrate
-from shared.sql.runs.webhooks import WebhookEndpointStore
+from shared.sql.runs.webhooks import SECRET, WebhookEndpointStore
 from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said

@@ -13,7 +13,7 @@ LATE = (
     "cli.operator.database_maintenance",
     "cli.operator.dev_server",
     "cli.operator.doctor",
-    "cli.operator.encrypted_secrets",
+    "cli.operator.database_maintenance",
     "cli.operator.issued_keys",
     "cli.operator.worker_server",
     "encodings.idna",

@@ -12,10 +12,10 @@ from openai import AsyncOpenAI, BadRequestError, InvalidWebhookSignatureError, N
 from api.openai.response_object import DIALECT, response_id
 from shared.domain.ids import RunId
 from shared.domain.tools import ClientTool
-from shared.domain.webhooks import MOST_ENDPOINTS, SECRET
 from shared.secret_keys import SecretKeys
 from shared.sql.engine import Database
 from shared.sql.run_tables import webhook_deliveries
+from shared.sql.runs.webhooks import MOST_ENDPOINTS, SECRET
 from shared.sql.tables import webhook_endpoints
 from tests.kit.clocks import SettableClock
 from tests.kit.model_server import Call, ModelServer, Turn

@@ -13,7 +13,7 @@ from api.openai.response_object import response_id
 from api.openai.webhook_endpoints import EVENT_TYPES, outcomes_of, response_event
 from shared.domain.ids import RunId
 from shared.domain.settling import RunOutcome
-from shared.domain.webhooks import RunEvent
+from shared.sql.runs.webhooks import RunEvent
 
 RUN_ID = RunId("run-0123abcd-0000-4000-8000-00000000000f")
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

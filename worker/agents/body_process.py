@@ -1,7 +1,5 @@
-"""The processes of agents: a host has imported a module, and forks a process for each attempt of a run.
-
-The programs in them are `holdfast.agents.host` and `holdfast.agents.child`.
-"""
+"""The processes of agents, of which a host (`hosts`) forks one for each attempt of a run. The program in them is
+`holdfast.agents.child`."""
 
 import asyncio
 import contextlib
@@ -10,19 +8,11 @@ import os
 import signal
 import socket
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import structlog
-
-from shared.concurrency import lines_of, task_group
-from shared.domain.errors import InvalidRequest, Unavailable
+from shared.domain.errors import Unavailable
 from shared.json_limits import printable_object
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Frame = dict[str, Any]
 
@@ -33,75 +23,9 @@ FRAMES = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes another o
 
 LENGTH_BYTES = 4
 READ_AT_ONCE = 65_536
-START_S = 120.0
-"""Seconds for a module to be imported."""
-
-LAST_OUTPUT_S = 1.0
 
 LAST_FRAMES = ("returned", "raised", "stopped")
 """The types of a body's last frame."""
-
-LONGEST_MESSAGE = 1_000_000
-LONGEST_LINE = 2000
-"""Characters of a line of an agent's output that the log shows."""
-
-BOOTSTRAP = """
-import sys, types
-holdfast = types.ModuleType("holdfast")
-holdfast.__path__ = [sys.argv[1]]
-sys.modules["holdfast"] = holdfast
-from holdfast.agents.host import main
-main()
-"""
-"""The first code of a host. It finds `holdfast.agents` in the folder that the worker names, and nothing else of it."""
-
-
-def package_folder() -> Path:
-    """The folder of the package `holdfast`, in a checkout and in an installation."""
-    root = Path(__file__).resolve().parents[2]
-    return root.parent if root.name == "product" else root / "holdfast"
-
-
-class HostedAgent(NamedTuple):
-    """An agent as its module describes it."""
-
-    name: str
-    description: str
-    on_change: str
-    framework: str
-    """`function` for a plain one."""
-    models: str
-    version: str
-    """Empty: its code declares none."""
-    shares: bool
-    """Whether its runs may share a process with others."""
-
-
-class HostPlan(NamedTuple):
-    """How a host is started."""
-
-    module: str
-    python: str
-    environment: Mapping[str, str]
-    keys: Mapping[str, str]
-    """The worker's variables for providers of models."""
-    max_mb: int
-    """MiB that a process of an agent may have for itself; 0: any number."""
-    has_keys: bool = True
-    """Whether the host gets `keys`, because one of its agents asks models by itself."""
-
-
-class UnfitModule(InvalidRequest):
-    """The module cannot be a host's."""
-
-    def __init__(self, said: Frame) -> None:
-        super().__init__("; ".join(said["reasons"]))
-        self.reasons: list[str] = said["reasons"]
-        self.warnings: list[str] = said["warnings"]
-        self.agents = [HostedAgent(**one) for one in said["agents"]]
-        """The agents that it has registered."""
-        self.trace: str = said["traceback"]
-        """The traceback of the error that it raised. Empty: none."""
 
 
 class HostGone(Unavailable):
@@ -119,182 +43,17 @@ class ProcessEnd(NamedTuple):
     """The limit for that; 0: none."""
 
 
-class AgentHost:
-    """One host process. `running` starts it, and ends it with everything that it has forked."""
-
-    def __init__(self, plan: HostPlan, control: socket.socket) -> None:
-        self.plan = plan
-        self.agents: list[HostedAgent] = []
-        self.warnings: list[str] = []
-        """Sentences about values of the module that work differently from their framework's documents."""
-        self.is_gone = False
-        self._control = control
-        self._asked: deque[asyncio.Future[Any]] = deque()
-        self.processes: set[BodyProcess] = set()
-        """The processes that have a run, once for each run."""
-        self._shared: list[ForkedProcess] = []
-        self._joining = asyncio.Lock()
-        loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[Frame] = loop.create_future()
-        loop.add_reader(control, self._readable)
-
-    @classmethod
-    @asynccontextmanager
-    async def running(cls, plan: HostPlan) -> AsyncGenerator[Self]:
-        """Starts a host for the block. Raises `InvalidRequest` with one sentence if the module cannot be used."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        try:
-            with theirs:
-                process = await _started(plan, theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        host = cls(plan, ours)
-        async with task_group() as group:
-            printed = [
-                group.create_task(_log_lines(stream, name), name=f"{name} of {plan.module}")
-                for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr"))
-                if stream is not None
-            ]
-            try:
-                await host.begin(process)
-                yield host
-            finally:
-                host.hang_up()
-                await process.wait()
-                # A process that something of it has started may hold its output open.
-                await asyncio.wait(printed, timeout=LAST_OUTPUT_S)
-                for one in printed:
-                    one.cancel()
-
-    async def fork(self, agent: str) -> "BodyProcess":
-        """Forks a process for one attempt of a run. Raises `HostGone`."""
-        process, ours = await self._forked(agent, socket.SOCK_STREAM)
-        process.runs = process.runs_begun = 1
-        return BodyProcess(self, process, *await asyncio.open_unix_connection(sock=ours))
-
-    async def join(self, agent: str, at_most: int) -> "BodyProcess":
-        """Begins one attempt of a run in a process that has fewer runs than `at_most`, and forks one if there is none.
-        Raises `HostGone`."""
-        async with self._joining:
-            while True:
-                self._shared = [one for one in self._shared if one.is_open]
-                process = next((one for one in self._shared if one.runs < at_most), None)
-                if process is None:
-                    process, control = await self._forked("", socket.SOCK_SEQPACKET)
-                    process.open_for(control)
-                    self._shared.append(process)
-                if (ours := process.begin(agent)) is not None:
-                    return BodyProcess(self, process, *await asyncio.open_unix_connection(sock=ours))
-
-    async def _forked(self, agent: str, kind: socket.SocketKind) -> "tuple[ForkedProcess, socket.socket]":
-        """A new process, and the other end of its socket."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        try:
-            with theirs:
-                asked = self._request({"t": "fork", "agent": agent}, [theirs.fileno()])
-        except HostGone:
-            ours.close()
-            raise
-        try:
-            return ForkedProcess(self, *await asyncio.shield(asked)), ours
-        except BaseException:
-            ours.close()
-            asked.add_done_callback(self._end_unwanted)
-            raise
-
-    def bury(self, pid: int) -> "asyncio.Future[ProcessEnd]":
-        """Kills the process with its whole group; the future has its end."""
-        return self._request({"t": "bury", "pid": pid})
-
-    async def begin(self, process: asyncio.subprocess.Process) -> None:
-        """Returns when the module is imported. Raises `InvalidRequest`."""
-        try:
-            async with asyncio.timeout(START_S):
-                said = await self._ready
-        except TimeoutError:
-            raise InvalidRequest(f"{self.plan.module} was not imported within {START_S:g} s") from None
-        except HostGone:
-            how = "signal {}" if (status := await process.wait()) < 0 else "exit code {}"
-            ended = f"{self.plan.python} ended with {how.format(abs(status))}"
-            raise InvalidRequest(f"{ended} before it had imported {self.plan.module}") from None
-        if said["t"] == "unfit":
-            if said["traceback"]:
-                log.warning("agents_unfit", module=self.plan.module, traceback=said["traceback"])
-            raise UnfitModule(said)
-        self.agents = [HostedAgent(**one) for one in said["agents"]]
-        self.warnings = said["warnings"]
-
-    def _request(self, message: Frame, descriptors: list[int] | None = None) -> "asyncio.Future[Any]":
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        try:
-            if self.is_gone:
-                raise BrokenPipeError
-            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors or [])
-        except BlockingIOError as error:
-            raise HostGone(f"the host of {self.plan.module} has more requests than its socket holds") from error
-        except OSError as error:
-            self._lose()
-            raise HostGone(f"the host of {self.plan.module} is gone") from error
-        self._asked.append(answer)
-        return answer
-
-    def _readable(self) -> None:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, LONGEST_MESSAGE, 1)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, descriptors = b"", []
-        if not data:
-            self._lose()
-            return
-        message = json.loads(data)
-        if not self._ready.done():
-            self._ready.set_result(message)
-            return
-        answer = self._asked.popleft()
-        if not answer.done():
-            is_new = message["t"] == "forked"
-            ending = None if is_new else ProcessEnd(message["status"], message["grown_mb"], self.plan.max_mb)
-            answer.set_result((message["pid"], descriptors[0]) if is_new else ending)
-
-    def _lose(self) -> None:
-        self.hang_up()
-        gone = HostGone(f"the host of {self.plan.module} is gone")
-        for waiting in (self._ready, *self._asked):
-            if not waiting.done():
-                waiting.set_exception(gone)
-                waiting.exception()  # its caller may be gone as well
-
-    def hang_up(self) -> None:
-        """Ends the host, and with it everything that it has forked."""
-        if not self.is_gone:
-            self.is_gone = True
-            asyncio.get_running_loop().remove_reader(self._control)
-            self._control.close()
-
-    def _end_unwanted(self, forked: "asyncio.Future[tuple[int, int]]") -> None:
-        """A process whose caller was cancelled before it existed."""
-        if not forked.cancelled() and forked.exception() is None:
-            pid, pidfd = forked.result()
-            os.close(pidfd)
-            with contextlib.suppress(HostGone):
-                self.bury(pid)
-
-
 class ForkedProcess:
     """A process with the body of a run, or with those of several."""
 
-    def __init__(self, host: AgentHost, pid: int, pidfd: int) -> None:
+    def __init__(self, bury: Callable[[int], "asyncio.Future[ProcessEnd]"], pid: int, pidfd: int) -> None:
         self.pid = pid
         self.runs = 0
         """The runs that it has now."""
         self.runs_begun = 0
         self.is_open = False
         """Whether further runs may join."""
-        self._host = host
+        self._bury_at_host = bury
         self._pidfd = pidfd
         self._control: socket.socket | None = None
         self._buried: asyncio.Future[ProcessEnd] | None = None
@@ -321,6 +80,14 @@ class ForkedProcess:
         self.runs, self.runs_begun = self.runs + 1, self.runs_begun + 1
         return ours
 
+    def lose_run(self) -> None:
+        """A run whose caller was cancelled has left. The process ends if it was the only one."""
+        self.runs, self.is_open = self.runs - 1, False
+        if not self.runs:
+            with contextlib.suppress(HostGone):
+                self._bury()
+            self._close()
+
     async def kill(self) -> ProcessEnd | None:
         """Ends the process with everything that it has started, and returns when it is gone. Returns how it has ended;
         None if its host is gone and cannot say it."""
@@ -338,7 +105,7 @@ class ForkedProcess:
 
     def _bury(self) -> "asyncio.Future[ProcessEnd]":
         if self._buried is None:
-            self._buried = self._host.bury(self.pid)
+            self._buried = self._bury_at_host(self.pid)
         return self._buried
 
     def _died(self) -> None:
@@ -364,9 +131,13 @@ class BodyProcess:
     """The process of one attempt of a run, as this run has it."""
 
     def __init__(
-        self, host: AgentHost, process: ForkedProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        of_host: "set[BodyProcess]",
+        process: ForkedProcess,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        self._host = host
+        self._of_host = of_host
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -378,7 +149,7 @@ class BodyProcess:
         """Whether the body has said its last."""
         self.goes_on = False
         """Whether something of it goes on behind that."""
-        host.processes.add(self)
+        of_host.add(self)
 
     @property
     def pid(self) -> int:
@@ -475,26 +246,4 @@ class BodyProcess:
 
     def _close(self) -> None:
         self._writer.close()
-        self._host.processes.discard(self)
-
-
-async def _started(plan: HostPlan, control: int) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *(plan.python, "-c", BOOTSTRAP, str(package_folder()), str(control), str(plan.max_mb), plan.module),
-            pass_fds=(control,),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**plan.environment, **(plan.keys if plan.has_keys else {})},
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise InvalidRequest(f"HOLDFAST_AGENTS_PYTHON (--agents-python) cannot be started: {error}") from error
-
-
-async def _log_lines(stream: asyncio.StreamReader, name: str) -> None:
-    """Logs what agents print, a line at a time."""
-    async for line in lines_of(stream):
-        if text := line.decode(errors="replace").rstrip():
-            log.info("agent_printed", stream=name, text=text[:LONGEST_LINE])
+        self._of_host.discard(self)

@@ -1,20 +1,52 @@
-"""The agents of a worker, over all modules that it was started with."""
+"""The hosts of agents, and the agents of a worker over all modules that it was started with. A host has imported a
+module, and forks the processes of its agents. Its program is `holdfast.agents.host`."""
 
 import asyncio
+import contextlib
+import json
 import os
+import socket
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import structlog
 
+from shared.concurrency import lines_of, task_group
 from shared.domain.code_agents import ShownAgent
 from shared.domain.errors import InvalidRequest
 from shared.domain.models import PROVIDERS
-from worker.agents.body_process import AgentHost, BodyProcess, HostedAgent, HostGone, HostPlan
+from worker.agents.body_process import BodyProcess, ForkedProcess, Frame, HostGone, ProcessEnd
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+START_S = 120.0
+"""Seconds for a module to be imported."""
+
+LAST_OUTPUT_S = 1.0
+
+LONGEST_MESSAGE = 1_000_000
+LONGEST_LINE = 2000
+"""Characters of a line of an agent's output that the log shows."""
+
+BOOTSTRAP = """
+import sys, types
+holdfast = types.ModuleType("holdfast")
+holdfast.__path__ = [sys.argv[1]]
+sys.modules["holdfast"] = holdfast
+from holdfast.agents.host import main
+main()
+"""
+"""The first code of a host. It finds `holdfast.agents` in the folder that the worker names, and nothing else of it."""
+
+
+def package_folder() -> Path:
+    """The folder of the package `holdfast`, in a checkout and in an installation."""
+    root = Path(__file__).resolve().parents[2]
+    return root.parent if root.name == "product" else root / "holdfast"
 
 
 OF_AGENTS = "HOLDFAST_AGENTS"
@@ -26,6 +58,48 @@ OF_PROVIDERS = frozenset(
     for name in (address.url_variable, *address.key_variables)
 )
 """Variables with keys, and with addresses, which may have some."""
+
+
+class HostedAgent(NamedTuple):
+    """An agent as its module describes it."""
+
+    name: str
+    description: str
+    on_change: str
+    framework: str
+    """`function` for a plain one."""
+    models: str
+    version: str
+    """Empty: its code declares none."""
+    shares: bool
+    """Whether its runs may share a process with others."""
+
+
+class HostPlan(NamedTuple):
+    """How a host is started."""
+
+    module: str
+    python: str
+    environment: Mapping[str, str]
+    keys: Mapping[str, str]
+    """The worker's variables for providers of models."""
+    max_mb: int
+    """MiB that a process of an agent may have for itself; 0: any number."""
+    has_keys: bool = True
+    """Whether the host gets `keys`, because one of its agents asks models by itself."""
+
+
+class UnfitModule(InvalidRequest):
+    """The module cannot be a host's."""
+
+    def __init__(self, said: Frame) -> None:
+        super().__init__("; ".join(said["reasons"]))
+        self.reasons: list[str] = said["reasons"]
+        self.warnings: list[str] = said["warnings"]
+        self.agents = [HostedAgent(**one) for one in said["agents"]]
+        """The agents that it has registered."""
+        self.trace: str = said["traceback"]
+        """The traceback of the error that it raised. Empty: none."""
 
 
 def environment_of_agents(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
@@ -65,6 +139,199 @@ def _added(env_file: str) -> dict[str, str]:
         raise InvalidRequest(f"HOLDFAST_AGENTS_ENV_FILE (--agents-env-file) cannot be read: {error}") from error
     pairs = [line.partition("=") for line in map(str.strip, lines) if line and not line.startswith("#")]
     return {name.strip(): value.strip() for name, sign, value in pairs if sign}
+
+
+class AgentHost:
+    """One host process. `running` starts it, and ends it with everything that it has forked."""
+
+    def __init__(self, plan: HostPlan, control: socket.socket) -> None:
+        self.plan = plan
+        self.agents: list[HostedAgent] = []
+        self.warnings: list[str] = []
+        """Sentences about values of the module that work differently from their framework's documents."""
+        self.is_gone = False
+        self._control = control
+        self._asked: deque[asyncio.Future[Any]] = deque()
+        self.processes: set[BodyProcess] = set()
+        """The processes that have a run, once for each run."""
+        self._shared: list[ForkedProcess] = []
+        self._joining = asyncio.Lock()
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[Frame] = loop.create_future()
+        loop.add_reader(control, self._readable)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, plan: HostPlan) -> AsyncGenerator[Self]:
+        """Starts a host for the block. Raises `InvalidRequest` with one sentence if the module cannot be used."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            with theirs:
+                process = await _started(plan, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        host = cls(plan, ours)
+        async with task_group() as group:
+            printed = [
+                group.create_task(_log_lines(stream, name), name=f"{name} of {plan.module}")
+                for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr"))
+                if stream is not None
+            ]
+            try:
+                await host.begin(process)
+                yield host
+            finally:
+                host.hang_up()
+                await process.wait()
+                # A process that something of it has started may hold its output open.
+                await asyncio.wait(printed, timeout=LAST_OUTPUT_S)
+                for one in printed:
+                    one.cancel()
+
+    async def fork(self, agent: str) -> BodyProcess:
+        """Forks a process for one attempt of a run. Raises `HostGone`."""
+        process, ours = await self._forked(agent, socket.SOCK_STREAM)
+        process.runs = process.runs_begun = 1
+        return await self._with_run(process, ours)
+
+    async def join(self, agent: str, at_most: int) -> BodyProcess:
+        """Begins one attempt of a run in a process that has fewer runs than `at_most`, and forks one if there is none.
+        Raises `HostGone`."""
+        async with self._joining:
+            while True:
+                self._shared = [one for one in self._shared if one.is_open]
+                process = next((one for one in self._shared if one.runs < at_most), None)
+                if process is None:
+                    process, control = await self._forked("", socket.SOCK_SEQPACKET)
+                    process.open_for(control)
+                    self._shared.append(process)
+                if (ours := process.begin(agent)) is not None:
+                    return await self._with_run(process, ours)
+
+    async def _with_run(self, process: ForkedProcess, ours: socket.socket) -> BodyProcess:
+        try:
+            return BodyProcess(self.processes, process, *await asyncio.open_unix_connection(sock=ours))
+        except BaseException:
+            ours.close()
+            process.lose_run()
+            raise
+
+    async def _forked(self, agent: str, kind: socket.SocketKind) -> tuple[ForkedProcess, socket.socket]:
+        """A new process, and the other end of its socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        try:
+            with theirs:
+                asked = self._request({"t": "fork", "agent": agent}, [theirs.fileno()])
+        except HostGone:
+            ours.close()
+            raise
+        try:
+            return ForkedProcess(self.bury, *await asyncio.shield(asked)), ours
+        except BaseException:
+            ours.close()
+            asked.add_done_callback(self._end_unwanted)
+            raise
+
+    def bury(self, pid: int) -> "asyncio.Future[ProcessEnd]":
+        """Kills the process with its whole group; the future has its end."""
+        return self._request({"t": "bury", "pid": pid})
+
+    async def begin(self, process: asyncio.subprocess.Process) -> None:
+        """Returns when the module is imported. Raises `InvalidRequest`."""
+        try:
+            async with asyncio.timeout(START_S):
+                said = await self._ready
+        except TimeoutError:
+            raise InvalidRequest(f"{self.plan.module} was not imported within {START_S:g} s") from None
+        except HostGone:
+            how = "signal {}" if (status := await process.wait()) < 0 else "exit code {}"
+            ended = f"{self.plan.python} ended with {how.format(abs(status))}"
+            raise InvalidRequest(f"{ended} before it had imported {self.plan.module}") from None
+        if said["t"] == "unfit":
+            if said["traceback"]:
+                log.warning("agents_unfit", module=self.plan.module, traceback=said["traceback"])
+            raise UnfitModule(said)
+        self.agents = [HostedAgent(**one) for one in said["agents"]]
+        self.warnings = said["warnings"]
+
+    def _request(self, message: Frame, descriptors: list[int] | None = None) -> "asyncio.Future[Any]":
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            if self.is_gone:
+                raise BrokenPipeError
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors or [])
+        except BlockingIOError as error:
+            raise HostGone(f"the host of {self.plan.module} has more requests than its socket holds") from error
+        except OSError as error:
+            self.hang_up()
+            raise HostGone(f"the host of {self.plan.module} is gone") from error
+        self._asked.append(answer)
+        return answer
+
+    def _readable(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, LONGEST_MESSAGE, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            self.hang_up()
+            return
+        message = json.loads(data)
+        if not self._ready.done():
+            self._ready.set_result(message)
+            return
+        answer = self._asked.popleft()
+        if not answer.done():
+            is_new = message["t"] == "forked"
+            ending = None if is_new else ProcessEnd(message["status"], message["grown_mb"], self.plan.max_mb)
+            answer.set_result((message["pid"], descriptors[0]) if is_new else ending)
+
+    def hang_up(self) -> None:
+        """Ends the host, and with it everything that it has forked. Its open requests raise `HostGone`."""
+        if self.is_gone:
+            return
+        self.is_gone = True
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        gone = HostGone(f"the host of {self.plan.module} is gone")
+        for waiting in (self._ready, *self._asked):
+            if not waiting.done():
+                waiting.set_exception(gone)
+                waiting.exception()  # its caller may be gone as well
+
+    def _end_unwanted(self, forked: "asyncio.Future[tuple[int, int]]") -> None:
+        """A process whose caller was cancelled before it existed."""
+        if not forked.cancelled() and forked.exception() is None:
+            pid, pidfd = forked.result()
+            os.close(pidfd)
+            with contextlib.suppress(HostGone):
+                self.bury(pid)
+
+
+async def _started(plan: HostPlan, control: int) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(plan.python, "-c", BOOTSTRAP, str(package_folder()), str(control), str(plan.max_mb), plan.module),
+            pass_fds=(control,),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**plan.environment, **(plan.keys if plan.has_keys else {})},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise InvalidRequest(f"HOLDFAST_AGENTS_PYTHON (--agents-python) cannot be started: {error}") from error
+
+
+async def _log_lines(stream: asyncio.StreamReader, name: str) -> None:
+    """Logs what agents print, a line at a time."""
+    async for line in lines_of(stream):
+        if text := line.decode(errors="replace").rstrip():
+            log.info("agent_printed", stream=name, text=text[:LONGEST_LINE])
 
 
 class CodeAgents:

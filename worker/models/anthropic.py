@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.models import DEFAULT_LIMIT, PROVIDERS, answer_limit_of, family_of
+from shared.domain.models import DEFAULT_LIMIT, PROVIDERS, answer_limit_of, claude_model, family_of
 from worker.models.answer_parts import (
     AnswerParts,
     CallIds,
@@ -22,7 +22,6 @@ from worker.models.answer_parts import (
     finalize,
     reason_in,
 )
-from worker.models.anthropic_models import claude_model
 from worker.models.history_mapping import (
     AnswerPart,
     AssistantTurn,

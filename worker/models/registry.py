@@ -28,11 +28,22 @@ from shared.domain.errors import InvalidRequest, ModelError, ModelErrorType
 from shared.domain.limits import NANO
 from shared.domain.messages import FILES
 from shared.domain.model_servers import Wire
-from shared.domain.models import BUILTIN_IS_OFF, CODE, MODELS, OPENAI_PROXY, PROVIDERS, family_of, offered, split_handle
+from shared.domain.models import (
+    BUILTIN_IS_OFF,
+    CODE,
+    MODELS,
+    OPENAI_PROXY,
+    PROVIDERS,
+    claude_model,
+    family_of,
+    offered,
+    split_handle,
+    takes_effort,
+    takes_format,
+)
 from shared.domain.runs import Usage
 from shared.network.checked_http import PUBLIC_ONLY, NetworkRules
 from worker.models.anthropic import AnthropicWire
-from worker.models.anthropic_models import claude_model, takes_effort, takes_format
 from worker.models.builtin import BuiltinModel
 from worker.models.chat import ChatWire
 from worker.models.connections import Connections

@@ -27,10 +27,10 @@ from api.errors import Refused
 from api.event_stream import json_answer
 from api.input_limits import InputLimits
 from api.letta.agents import SECRETS, AgentCreate, AgentUpdate, first_messages, new_agent
-from api.letta.blocks import BlockUpdate, new_block, wire_block
 from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
 from api.letta.groups import SleeperMaker
+from api.letta.memory import BlockUpdate, new_block, wire_block
 from api.letta.routes.models import with_served_model
 from api.letta.tools import ToolRunRequest, refuse_tool_of_clients, wire_tool, wire_tool_result, without_source
 from api.offered_models import OfferedModels

@@ -26,8 +26,7 @@ from api.runs.command import AgentThread
 from shared.concurrency import Clock
 from shared.domain.groups import SLEEPTIME
 from shared.domain.ids import UUID4_PATTERN, GroupId, IdMaker
-from shared.sql.definitions.agent_changes import AgentEditor
-from shared.sql.definitions.group_changes import GroupEditor
+from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
 from shared.sql.history.message_lists import MessageFilter
 
 AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]

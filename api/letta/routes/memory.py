@@ -22,17 +22,20 @@ from api.dependencies import (
     served,
 )
 from api.direct_route import LateRoute
-from api.letta.blocks import BlockCreate, BlockUpdate, new_block, wire_block
-from api.letta.passages import (
+from api.letta.memory import (
     ArchiveCreate,
     ArchiveUpdate,
+    BlockCreate,
+    BlockUpdate,
     PassageCreate,
     PassagesCreate,
     PassageSearch,
     aware,
     new_archive,
+    new_block,
     new_passages,
     wire_archive,
+    wire_block,
     wire_found,
     wire_memories,
     wire_passage,

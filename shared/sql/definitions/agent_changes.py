@@ -1,4 +1,6 @@
-"""Changes of agents, of their tools and blocks, and of the system message that heads their history."""
+"""Changes of agents, of their tools, blocks and sleep-time groups, and of the system message that heads their history.
+
+The transaction of each change records it in the audit log."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -18,7 +20,7 @@ from shared.domain.agents import (
 )
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.groups import ENABLED, SLEEPTIME_AGENT, Group, Sleeper, with_group_flag
-from shared.domain.ids import AgentId, BlockId, ConversationId, MessageId, ProjectId, ThreadId, ToolId
+from shared.domain.ids import AgentId, BlockId, ConversationId, GroupId, MessageId, ProjectId, ThreadId, ToolId
 from shared.domain.messages import NewMessage, SystemMessage
 from shared.domain.threads import Conversation
 from shared.domain.tools import refuse_foreign_rules
@@ -41,20 +43,25 @@ from shared.sql.definitions.agents import (
 )
 from shared.sql.definitions.groups import (
     delete_group,
+    groups_of,
     groups_of_member,
+    has_member,
     insert_group,
+    load_group,
     managed_groups,
     members_of_no_other,
     remove_member,
     share_blocks,
     turn_group,
+    write_group,
 )
 from shared.sql.engine import Database
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_of, insert_into_thread
-from shared.sql.paging import remember_place
+from shared.sql.paging import Page, count_rows, remember_place, rows_of_page
 from shared.sql.runs.listing import delete_histories
 from shared.sql.tables import (
     agent_blocks,
+    agent_groups,
     agent_tags,
     agent_tools,
     agents,
@@ -273,19 +280,19 @@ async def leave_groups(connection: Connection, agent_id: AgentId, secret_keys: S
         await delete_group(connection, group)
     for other in await groups_of_member(connection, agent_id):
         if other.agent_ids == [agent_id]:
-            await end_group(connection, other, secret_keys)
+            await _end_group(connection, other, secret_keys)
         else:
             await remove_member(connection, other, agent_id)
     return only_its
 
 
-async def end_group(connection: Connection, group: Group, secret_keys: SecretKeys) -> None:
+async def _end_group(connection: Connection, group: Group, secret_keys: SecretKeys) -> None:
     """Deletes a group whose manager stays, and clears the manager's `enable_sleeptime`."""
     await delete_group(connection, group)
-    await set_group_flag(connection, group, secret_keys, is_on=None)
+    await _set_group_flag(connection, group, secret_keys, is_on=None)
 
 
-async def set_group_flag(connection: Connection, group: Group, secret_keys: SecretKeys, *, is_on: bool | None) -> None:
+async def _set_group_flag(connection: Connection, group: Group, secret_keys: SecretKeys, *, is_on: bool | None) -> None:
     """Stores the value of `enable_sleeptime` that clients see in the manager of a group."""
     manager = await load_agent(connection, group.project_id, group.manager_agent_id)
     values = agent_values(with_group_flag(manager, is_on=is_on), secret_keys)
@@ -410,3 +417,70 @@ def system_message(
         if labels.count(label) > 1:
             raise Conflict(f"Agent {agent.id} would have two memory blocks labelled {label!r}: rename or detach one")
     return SystemMessage(render_system(agent, blocks, conversation_id))
+
+
+class GroupEditor:
+    """Reads and changes groups."""
+
+    def __init__(self, database: Database, secret_keys: SecretKeys = NO_KEYS) -> None:
+        self._database = database
+        self._secret_keys = secret_keys
+
+    async def get(self, project_id: ProjectId, group_id: GroupId) -> Group:
+        """Returns a group of this project. Raises `NotFound`."""
+        async with self._database.read() as connection:
+            return await load_group(connection, project_id, group_id)
+
+    async def list(
+        self, project_id: ProjectId, page: Page, *, agent_id: AgentId | None = None, show_hidden: bool = False
+    ) -> Sequence[Group]:
+        """Returns a page of the project's groups. With `agent_id`, only groups that have this agent, as their manager
+        or as a sleep-time agent."""
+        conditions = [] if agent_id is None else [has_member(agent_id)]
+        if not show_hidden:
+            conditions.append(agent_groups.c.hidden.is_not(True))
+        async with self._database.read() as connection:
+            owner = (agent_groups.c.project_id, project_id)
+            rows = await rows_of_page(connection, agent_groups, project_id, page, *conditions, owner=owner)
+            return await groups_of(connection, rows)
+
+    async def count(self, project_id: ProjectId) -> int:
+        """Returns the number of the project's groups, including hidden ones."""
+        async with self._database.read() as connection:
+            return await count_rows(connection, agent_groups, project_id)
+
+    async def create(self, group: Group) -> Group:
+        """Stores a group. From then on its manager's turns start its agents. Raises `NotFound`, `Conflict` or
+        `InvalidRequest`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, group.project_id)
+            stored = await insert_group(connection, group)
+            await _set_group_flag(connection, stored, self._secret_keys, is_on=True)
+            await record(connection, group.project_id, "group.created", group.id)
+            return stored
+
+    async def update(
+        self, project_id: ProjectId, group_id: GroupId, change: Callable[[Group], Group], now: datetime
+    ) -> Group:
+        """Changes a group. `change` must be quick and pure. Raises as `create`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            before = await load_group(connection, project_id, group_id, lock=True)
+            after = change(before)
+            if after == before:
+                return before
+            stored = await write_group(connection, before, after, now)
+            if after.manager_agent_id != before.manager_agent_id:
+                await _set_group_flag(connection, before, self._secret_keys, is_on=None)
+                await _set_group_flag(connection, after, self._secret_keys, is_on=after.is_on)
+            await record(connection, project_id, "group.changed", group_id)
+            return stored
+
+    async def delete(self, project_id: ProjectId, group_id: GroupId) -> None:
+        """Deletes a group. Its agents stay. Raises `NotFound`."""
+        async with self._database.write() as connection:
+            await lock_definitions(connection, project_id)
+            await _end_group(
+                connection, await load_group(connection, project_id, group_id, lock=True), self._secret_keys
+            )
+            await record(connection, project_id, "group.deleted", group_id)

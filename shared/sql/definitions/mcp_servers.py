@@ -15,6 +15,7 @@ from shared.domain.ids import McpServerId, McpSignInId, ProjectId
 from shared.domain.mcp_servers import MCP_TYPE, SOURCE, McpServer, SignInSession, reached
 from shared.domain.tools import Tool
 from shared.mcp_tools import MOST_SERVERS, TakeOver, ToolChanges, renamed
+from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agents import lock_definitions, tool_of, tool_values
@@ -224,34 +225,24 @@ def _values(server: McpServer) -> dict[str, Any]:
 # The stored secrets of servers, of all projects, for a change of the encryption key.
 
 
-class ServerSecrets(msgspec.Struct, frozen=True):
-    """The secrets of one server."""
-
-    number: int
-    owner_id: McpServerId
-    stored: str
-    """The encrypted texts in the row."""
-    secrets: dict[str, str]
-
-
 class ServerSecretStore:
     """Reads and replaces the stored secrets of servers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def some(self, after: int, limit: int) -> Sequence[ServerSecrets]:
+    async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
         """Returns servers in the order of their creation, after the number `after`."""
         columns = mcp_servers.c
         wanted = sa.select(columns.number, columns.id, columns.secrets).where(columns.number > after)
         async with self._database.read() as connection:
             found = await connection.execute(wanted.order_by(columns.number).limit(limit))
-            return [ServerSecrets(number, id_, text, from_json(text, dict[str, str])) for number, id_, text in found]
+            return [StoredSecrets(number, id_, from_json(text, dict[str, str]), text) for number, id_, text in found]
 
-    async def replace(self, before: ServerSecrets, secrets: dict[str, str]) -> bool:
+    async def replace(self, before: StoredSecrets, secrets: dict[str, str]) -> bool:
         """Stores other texts for the same secrets. Returns False and stores nothing if the secrets were changed since,
         or the server was deleted."""
-        is_as_before = (mcp_servers.c.id == before.owner_id, mcp_servers.c.secrets == before.stored)
+        is_as_before = (mcp_servers.c.id == before.owner_id, mcp_servers.c.secrets == before.text)
         async with self._database.write() as connection:
             done = await connection.execute(
                 sa.update(mcp_servers).where(*is_as_before).values(secrets=to_json(secrets))

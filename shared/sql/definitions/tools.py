@@ -13,6 +13,7 @@ from shared.domain.errors import Conflict, UnknownTools
 from shared.domain.ids import AgentId, IdMaker, ProjectId, ToolId
 from shared.domain.tool_catalog import BASE_TOOLS, BaseTool, is_base_tool, why_missing
 from shared.domain.tools import BASE_TYPES, Tool
+from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agents import (
@@ -227,23 +228,6 @@ def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
 _FIELD = "tool_environment"
 
 
-class StoredSecrets(msgspec.Struct, frozen=True):
-    """The secrets of one agent, and the document that they were read from."""
-
-    number: int
-    owner_id: AgentId
-    project_id: ProjectId
-    document: str
-    secrets: dict[str, str]
-
-    def with_secrets(self, secrets: dict[str, str]) -> str:
-        """Returns the document with these secrets. All other fields stay as written, also those that this release does
-        not know."""
-        fields = msgspec.json.decode(self.document, type=dict[str, msgspec.Raw])
-        fields[_FIELD] = msgspec.Raw(msgspec.json.encode(secrets))
-        return msgspec.json.encode(fields).decode()
-
-
 class StoredSecretStore:
     """Reads and replaces agents' stored secrets."""
 
@@ -274,18 +258,26 @@ class StoredSecretStore:
         async with self._database.write() as connection:
             # A change of an agent reads its document first and then writes all of it. This lock keeps the two writes
             # apart.
-            await lock_definitions(connection, before.project_id)
+            await lock_definitions(connection, ProjectId(before.project_id))
             done = await connection.execute(
                 sa.update(agents)
-                .where(agents.c.id == before.owner_id, agents.c.document == before.document)
-                .values(document=before.with_secrets(secrets))
+                .where(agents.c.id == before.owner_id, agents.c.document == before.text)
+                .values(document=_with_secrets(before.text, secrets))
             )
             return done.rowcount == 1
 
 
 def _stored(number: int, agent_id: str, project_id: str, document: str) -> StoredSecrets:
     fields: dict[str, Any] = msgspec.json.decode(document)
-    return StoredSecrets(number, AgentId(agent_id), ProjectId(project_id), document, fields.get(_FIELD, {}))
+    return StoredSecrets(number, agent_id, fields.get(_FIELD, {}), document, project_id)
+
+
+def _with_secrets(document: str, secrets: dict[str, str]) -> str:
+    """Returns an agent's document with these secrets. All other fields stay as written, also those that this release
+    does not know."""
+    fields = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+    fields[_FIELD] = msgspec.Raw(msgspec.json.encode(secrets))
+    return msgspec.json.encode(fields).decode()
 
 
 class BaseToolSeeder:

@@ -2,7 +2,7 @@
 each endpoint that subscribes to the event (see `settlement`), and the API delivers it."""
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from shared.domain.errors import Conflict, InvalidRequest, NotFound
 from shared.domain.ids import ProjectId, RunId, WebhookId
 from shared.domain.operations import OpenDelivery
 from shared.domain.settling import RunOutcome
-from shared.domain.webhooks import FORMER_SECRET, MOST_ENDPOINTS, SECRET, RunEvent, WebhookEndpoint
+from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection, Filled
 from shared.sql.engine import Database
@@ -23,6 +23,52 @@ from shared.sql.portable import AdvisoryLock
 from shared.sql.run_tables import webhook_deliveries
 from shared.sql.runs.callbacks import any_due, claim_rows, is_open
 from shared.sql.tables import fields_of, from_json, to_json, webhook_endpoints
+
+MOST_ENDPOINTS = 20
+"""The most endpoints of a project. The end of a run writes a row for each endpoint that receives it."""
+
+SECRET_OVERLAP = timedelta(hours=24)
+"""How long the former secret signs as well, if the caller of a rotation asks for that."""
+
+SECRET, FORMER_SECRET = "signing_secret", "former_signing_secret"
+"""The names of an endpoint's secrets: an encrypted one is bound to its own."""
+
+
+class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """An address, and the outcomes of which it receives events."""
+
+    id: WebhookId
+    project_id: ProjectId
+    dialect: str
+    """The dialect in which it was made. It receives events of runs that were submitted in the same dialect."""
+    name: str
+    url: str
+    outcomes: Sequence[RunOutcome]
+    secret: str
+    """Signs what is sent, in the form that libraries of Standard Webhooks take. As it is stored: encrypted where there
+    is a key (`SecretKeys`)."""
+    secret_hint: str
+    """The last characters of the secret."""
+    former_secret: str | None = None
+    former_until: datetime | None = None
+    """The time until which the former secret signs as well."""
+    created_at: datetime
+    updated_at: datetime
+
+    def secrets_at(self, now: datetime) -> dict[str, str]:
+        """The stored secrets that sign now, by the names to which they are bound, the newest first."""
+        if self.former_secret is None or self.former_until is None or self.former_until <= now:
+            return {SECRET: self.secret}
+        return {SECRET: self.secret, FORMER_SECRET: self.former_secret}
+
+
+class RunEvent(NamedTuple):
+    """An event for an endpoint: a run, its outcome, and the time of its end."""
+
+    run_id: RunId
+    outcome: RunOutcome
+    at: datetime
+
 
 _ANY_DUE = any_due(webhook_deliveries)
 
@@ -248,21 +294,13 @@ def _values(endpoint: WebhookEndpoint) -> dict[str, Any]:
 # The stored secrets of endpoints, of all projects, for a change of the encryption key.
 
 
-class EndpointSecrets(msgspec.Struct, frozen=True):
-    """The secrets of one endpoint."""
-
-    number: int
-    owner_id: WebhookId
-    secrets: dict[str, str]
-
-
 class EndpointSecretStore:
     """Reads and replaces the stored secrets of endpoints."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def some(self, after: int, limit: int) -> Sequence[EndpointSecrets]:
+    async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
         """Returns endpoints in the order of their creation, after the number `after`."""
         columns = webhook_endpoints.c
         wanted = sa.select(columns.number, columns.id, columns.secret, columns.former_secret)
@@ -270,11 +308,11 @@ class EndpointSecretStore:
         async with self._database.read() as connection:
             found = await connection.execute(query)
             return [
-                EndpointSecrets(number, endpoint_id, {SECRET: secret, **({FORMER_SECRET: former} if former else {})})
+                StoredSecrets(number, endpoint_id, {SECRET: secret, **({FORMER_SECRET: former} if former else {})})
                 for number, endpoint_id, secret, former in found
             ]
 
-    async def replace(self, before: EndpointSecrets, secrets: dict[str, str]) -> bool:
+    async def replace(self, before: StoredSecrets, secrets: dict[str, str]) -> bool:
         """Stores other texts for the same secrets. Returns False and stores nothing if the secrets were changed since,
         or the endpoint was deleted."""
         columns = webhook_endpoints.c

@@ -26,7 +26,6 @@ from shared.domain.messages import (
 from shared.domain.runs import CancelRequest, Run, SubmissionKeys, Usage
 from shared.domain.settling import RunEnd, RunOutcome
 from shared.domain.threads import Conversation
-from shared.domain.webhooks import WebhookEndpoint
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.engine import Database
@@ -43,6 +42,7 @@ from shared.sql.runs.retention import RetentionStore
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.settlement import Settled, Settlement, SettlementStore
 from shared.sql.runs.steps import EventStore, StepStore
+from shared.sql.runs.webhooks import WebhookEndpoint
 from tests.kit.runs.definitions import NOW, PROJECT, some_agent
 from tests.kit.services.databases import open_database, patient_database
 

@@ -14,20 +14,18 @@ from shared.domain.ids import ProjectId
 from shared.domain.searches import Archive
 from shared.domain.threads import Conversation
 from shared.domain.tools import ToolLimits, ToolPackages
-from shared.domain.webhooks import MOST_ENDPOINTS
 from shared.mcp_tools import MOST_SERVERS
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.archival.archives import ArchiveFilter, ArchiveStore
-from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
 from shared.sql.definitions.agents import AgentFilter
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
 from shared.sql.definitions.conversations import ConversationFilter, ConversationStore
-from shared.sql.definitions.group_changes import GroupEditor
 from shared.sql.definitions.mcp_servers import McpServerStore
 from shared.sql.definitions.tools import ToolFilter, ToolStore
 from shared.sql.paging import Page
 from shared.sql.run_tables import runs
-from shared.sql.runs.webhooks import WebhookEndpointStore
+from shared.sql.runs.webhooks import MOST_ENDPOINTS, WebhookEndpointStore
 from shared.sql.tables import (
     agent_groups,
     agents,
