@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
+from api.openai.response_items import SERVER_LABEL
 from api.openai.response_object import INCLUDE_ENCRYPTED
 from api.openai.responses_input import COMPACTION_TRIGGER, MOST_ITEMS
 from shared.domain.agents import ModelOptions
@@ -28,11 +29,6 @@ from shared.domain.tools import ClientTool, ToolChoice
 
 LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS = 64, 512, 16
 """OpenAI's limits for metadata."""
-
-_ABSENT_TOOLS = (
-    *("file_search", "web_search", "web_search_preview", "computer", "computer_use_preview", "image_generation"),
-    *("code_interpreter", "local_shell", "shell", "apply_patch", "custom", "mcp", "tool_search", "namespace"),
-)
 
 
 def _pairs(value: dict[str, str]) -> dict[str, str]:
@@ -209,11 +205,12 @@ class ResponseRequest(BaseModel):
     def _are_functions(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         for number, tool in enumerate(value or ()):
             kind = tool.get("type")
+            if kind == "mcp" and tool.get("server_label") == SERVER_LABEL:
+                continue  # the agent's own tools, which it has anyway: agents' frameworks look their calls up by this
             if kind != "function":
-                known = "is not there" if kind in _ABSENT_TOOLS else "is not known"
                 raise _unsupported(
-                    f"the tool type {str(kind)[:50]!r} {known}: tools of the type 'function' are yours to run, and an "
-                    "agent's own tools are attached to it"
+                    f"the tool type {str(kind)[:50]!r} is not there: tools of the type 'function' are yours to run, "
+                    "and an agent's own tools are attached to it"
                 )
             _refuse_wrong(tool, number)
         return value
@@ -260,7 +257,7 @@ class ResponseRequest(BaseModel):
 
     def functions(self) -> list[FunctionTool]:
         """The client's tools."""
-        return [FunctionTool.model_validate(tool) for tool in self.tools or ()]
+        return [FunctionTool.model_validate(tool) for tool in self.tools or () if tool["type"] == "function"]
 
     def asked_options(self) -> dict[str, Any]:
         """The options of `ModelOptions` that the request sets."""

@@ -9,6 +9,7 @@ import mimetypes
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -259,13 +260,10 @@ def image_at(url: str, *, field: str, named: object = None) -> ImageContent:
 
 def attached_image(encoded: str, media_type: str | None, *, field: str, named: object = None) -> ImageContent:
     """Returns the part for an image that a client sent as base64 in `field`. Raises `InvalidRequest` for other data."""
-    try:
-        is_there = bool(b64decode("".join(encoded.split()), validate=True))
-    except ValueError:
-        is_there = False
-    if not is_there:
-        raise InvalidRequest(f"{field} must be the base64 of an image", field=field)
-    return ImageContent(data=encoded, media_type=media_type, name=file_name(named) or msgspec.UNSET)
+    with suppress(ValueError):
+        if b64decode("".join(encoded.split()), validate=True):
+            return ImageContent(data=encoded, media_type=media_type, name=file_name(named) or msgspec.UNSET)
+    raise InvalidRequest(f"{field} must be the base64 of an image", field=field)
 
 
 def attached_file(named: object, media_type: str | None, encoded: str, *, field: str) -> TextContent:

@@ -88,7 +88,7 @@ def add(
     if as_json:
         return
     if made["problem"]:
-        hint(f"[it has no tools yet: {made['problem']}. Read them later with: holdfast mcp refresh {made['id']}]")
+        hint(f"[no tools yet; read them with holdfast mcp refresh {made['id']}: {made['problem']}]")
     else:
         hint(f"[its tools: {', '.join(str(tool['name']) for tool in tools) or 'none'}]")
 

@@ -164,7 +164,7 @@ async def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
     said = await refused(
         tmp_path, ["migrate"], {URL: f"{SECRET_URL}/db"}, start=lambda command: execute(command, program)
     )
-    assert "'asyncpg', which is not installed. In a checkout of Holdfast, `pip install '.[postgres]'" in said
+    assert "'asyncpg', which is not installed. In a checkout of Holdfast, `pip install -e '.[postgres]'" in said
 
 
 @pytest.mark.parametrize(
