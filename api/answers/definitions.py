@@ -4,7 +4,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from api.answers.messages import ApprovalRequestMessage, Fields, Nothing, Time
+from api.answers.messages import ApprovalRequestMessage, Fields, Nothing, Recorded, Time
 
 
 class Block(TypedDict):
@@ -86,11 +86,10 @@ class EmbeddingConfig(TypedDict):
     azure_deployment: Nothing
 
 
-class LLMConfig(TypedDict):
-    """The model of an agent, in Letta's older form."""
+class _ModelFields(TypedDict):
+    """The fields that both older forms of a model have."""
 
     model: str
-    display_name: str | None
     model_endpoint_type: str
     model_endpoint: str | None
     provider_name: str
@@ -99,23 +98,29 @@ class LLMConfig(TypedDict):
     context_window: int
     put_inner_thoughts_in_kwargs: bool
     handle: str
-    temperature: float | None
     max_tokens: int | None
     enable_reasoner: bool
-    reasoning_effort: str | None
     max_reasoning_tokens: int
-    effort: str | None
     frequency_penalty: Nothing
     compatibility_type: Nothing
-    verbosity: str | None
     tier: Nothing
     parallel_tool_calls: bool
-    response_format: Fields | None
     strict: bool
     return_logprobs: bool
     top_logprobs: Nothing
     return_token_ids: bool
     tool_call_parser: Nothing
+
+
+class LLMConfig(_ModelFields):
+    """The model of an agent, in Letta's older form."""
+
+    display_name: str | None
+    temperature: float | None
+    reasoning_effort: str | None
+    effort: str | None
+    verbosity: str | None
+    response_format: Fields | None
 
 
 class AgentCompactionSettings(TypedDict):
@@ -130,7 +135,7 @@ class AgentCompactionSettings(TypedDict):
     sliding_window_percentage: float
 
 
-class Secret(TypedDict):
+class Secret(Recorded):
     """A secret of an agent. Its value is empty for a caller who may not see it."""
 
     agent_id: str
@@ -139,10 +144,6 @@ class Secret(TypedDict):
     id: Nothing
     description: str | None
     value_enc: Nothing
-    created_at: Time
-    updated_at: Time
-    created_by_id: Nothing
-    last_updated_by_id: Nothing
 
 
 class Group(TypedDict):
@@ -168,13 +169,9 @@ class Group(TypedDict):
     hidden: bool | None
 
 
-class AgentState(TypedDict):
+class AgentState(Recorded):
     """An agent."""
 
-    created_by_id: Nothing
-    last_updated_by_id: Nothing
-    created_at: Time
-    updated_at: Time
     id: str
     name: str
     tool_rules: list[Fields]
@@ -249,60 +246,29 @@ class ContextOverview(TypedDict):
     num_tokens_messages: int
 
 
-class Model(TypedDict):
+class Model(_ModelFields):
     """A model that agents can use."""
 
-    handle: str
     name: str
     display_name: str
     provider_type: str
-    provider_name: str
     model_type: Literal["llm"]
-    model: str
-    model_endpoint_type: str
-    model_endpoint: str | None
-    provider_category: str
-    model_wrapper: Nothing
-    context_window: int
-    put_inner_thoughts_in_kwargs: bool
     temperature: Nothing
-    max_tokens: int | None
-    enable_reasoner: bool
     reasoning_effort: Nothing
-    max_reasoning_tokens: int
     effort: Nothing
-    frequency_penalty: Nothing
-    compatibility_type: Nothing
     verbosity: Nothing
-    tier: Nothing
-    parallel_tool_calls: bool
     response_format: Nothing
-    strict: bool
-    return_logprobs: bool
-    top_logprobs: Nothing
-    return_token_ids: bool
-    tool_call_parser: Nothing
     max_context_window: int
 
 
-class EmbeddingModel(TypedDict):
+class EmbeddingModel(EmbeddingConfig):
     """An embedding model that agents and archives can use."""
 
-    handle: str
     name: str
     display_name: str
     provider_type: str
     provider_name: str
     model_type: Literal["embedding"]
-    embedding_endpoint_type: str
-    embedding_endpoint: str | None
-    embedding_model: str
-    embedding_dim: int
-    embedding_chunk_size: int
-    batch_size: int
-    azure_endpoint: Nothing
-    azure_version: Nothing
-    azure_deployment: Nothing
 
 
 class ImportedAgents(TypedDict):
@@ -329,13 +295,9 @@ class AgentFileContent(TypedDict):
 # Archival memory.
 
 
-class Archive(TypedDict):
+class Archive(Recorded):
     """A collection of passages, which agents may share."""
 
-    created_by_id: Nothing
-    last_updated_by_id: Nothing
-    created_at: Time
-    updated_at: Time
     name: str
     description: str | None
     organization_id: Nothing
@@ -345,13 +307,9 @@ class Archive(TypedDict):
     id: str
 
 
-class Passage(TypedDict):
+class Passage(Recorded):
     """A text in archival memory."""
 
-    created_by_id: Nothing
-    last_updated_by_id: Nothing
-    created_at: Time
-    updated_at: Time
     is_deleted: bool
     organization_id: Nothing
     archive_id: str

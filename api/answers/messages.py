@@ -20,6 +20,15 @@ Nothing = Annotated[None, WithJsonSchema({"type": "null"})]
 """A field of Letta's wire that never has a value here."""
 
 
+class Recorded(TypedDict):
+    """When an object was made and changed. Its authors are not kept."""
+
+    created_by_id: Nothing
+    last_updated_by_id: Nothing
+    created_at: Time
+    updated_at: Time
+
+
 class MessageHead(TypedDict):
     """The fields of every message. In a list `seq_id` is null."""
 
@@ -360,15 +369,14 @@ class UsageFrame(UsageStatistics, Shown):
     seq_id: int
 
 
-class ErrorFrame(Shown):
-    """The run failed. The SSE event has the name `error`."""
+class Failure(TypedDict):
+    """Why a run or a step failed."""
 
     message_type: Literal["error_message"]
     run_id: str
     error_type: str
     message: str
     detail: str | None
-    seq_id: int | None
     code: str
     hint: str
     pending_request_id: NotRequired[str]
@@ -376,6 +384,12 @@ class ErrorFrame(Shown):
     approval_ids: NotRequired[list[str]]
     resolve: NotRequired[str]
     waiting_run_id: NotRequired[str]
+
+
+class ErrorFrame(Failure, Shown):
+    """The run failed. The SSE event has the name `error`."""
+
+    seq_id: int | None
 
 
 _AnyFrame = (

@@ -5,25 +5,13 @@ from typing import Literal, NotRequired
 from typing_extensions import TypeAliasType, TypedDict
 
 from api.answers.code_agents import CodeAgentOfRun
-from api.answers.messages import Anything, Fields, Nothing, Time
+from api.answers.messages import Anything, Failure, Fields, Nothing, Recorded, Time
 
 
-class RunFailure(TypedDict):
+class RunFailure(Failure):
     """Why a run or a step failed."""
 
-    message_type: Literal["error_message"]
-    run_id: str
-    error_type: str
-    message: str
-    detail: str | None
     seq_id: Nothing
-    code: str
-    hint: str
-    pending_request_id: NotRequired[str]
-    tool_call_ids: NotRequired[list[str]]
-    approval_ids: NotRequired[list[str]]
-    resolve: NotRequired[str]
-    waiting_run_id: NotRequired[str]
 
 
 class CancelOfRun(TypedDict):
@@ -344,13 +332,9 @@ class ToolRunResult(TypedDict):
     outcome: NotRequired[Literal["unknown"]]
 
 
-class Conversation(TypedDict):
+class Conversation(Recorded):
     """A conversation: a further history of an agent."""
 
-    created_by_id: Nothing
-    last_updated_by_id: Nothing
-    created_at: Time
-    updated_at: Time
     id: str
     agent_id: str
     summary: str | None

@@ -63,8 +63,6 @@ CallId = Annotated[str, Field(min_length=1)]
 class FilePart(BaseModel):
     """A part of a file. Texts, numbers and lists are not converted into one another."""
 
-    model_config = ConfigDict(extra="ignore")
-
 
 class FileFunction(FilePart):
     """The function of a model's call."""

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from api.input_limits import (
     MOST_ENTRIES,
@@ -91,8 +91,6 @@ _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "appr
 
 class AgentFields(BaseModel):
     """A client's fields of an agent."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: Name | None = Field(default=None, min_length=1)
     system: Instructions | None = None

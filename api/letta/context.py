@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, assert_never
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from api.letta.messages import wire_time
 from api.letta.model_settings import ModelSettingsFields, changed_options
@@ -212,8 +212,6 @@ SETTINGS = "compaction_settings"
 class CompactionSettings(BaseModel):
     """Settings of compaction."""
 
-    model_config = ConfigDict(extra="ignore")
-
     mode: WireMode = "sliding_window"
     model: str | None = None
     """Any handle: clients name models of Letta's own cloud in every agent. A model that cannot be used is ignored."""
@@ -271,8 +269,6 @@ def wire_settings(of_agent: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 class CompactRequest(BaseModel):
     """The body of a request to compact. It may be omitted."""
-
-    model_config = ConfigDict(extra="ignore")
 
     agent_id: Annotated[AgentId | None, Field(pattern=f"^agent-{UUID4_PATTERN}$")] = None
     compaction_settings: CompactionSettings | None = None

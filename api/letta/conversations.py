@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 from starlette.responses import Response
 
 from api.errors import model_error_answer, refused
@@ -44,8 +44,6 @@ def _known_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 class ConversationFields(BaseModel):
     """A client's fields of a conversation."""
-
-    model_config = ConfigDict(extra="ignore")
 
     summary: Description | None = None
     description: Description | None = None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from api.errors import Refused
 from api.input_limits import Description
@@ -50,8 +50,6 @@ GroupAgentId = Annotated[AgentId, Field(pattern=f"^agent-{UUID4_PATTERN}$")]
 class GroupManager(BaseModel):
     """What decides when the agents of a group work."""
 
-    model_config = ConfigDict(extra="ignore")
-
     manager_type: ManagerType
     manager_agent_id: GroupAgentId | None = None
     sleeptime_agent_frequency: Annotated[int, Field(ge=0, le=MOST_TURNS)] | None = None
@@ -67,8 +65,6 @@ class GroupManager(BaseModel):
 
 class GroupCreate(BaseModel):
     """A group to make."""
-
-    model_config = ConfigDict(extra="ignore")
 
     agent_ids: Annotated[list[GroupAgentId], Field(max_length=MOST_SLEEPERS)]
     description: Description
@@ -99,8 +95,6 @@ class GroupCreate(BaseModel):
 
 class GroupUpdate(BaseModel):
     """What to change of a group. A field that is left out, or null, stays."""
-
-    model_config = ConfigDict(extra="ignore")
 
     agent_ids: Annotated[list[GroupAgentId], Field(max_length=MOST_SLEEPERS)] | None = None
     description: Description | None = None

@@ -6,7 +6,7 @@ from html import escape
 from typing import Annotated, Any, assert_never
 
 from msgspec import UNSET
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 from pydantic_core import to_json
 
 from api.letta.messages import wire_time
@@ -32,8 +32,6 @@ Argument = Annotated[str, Field(max_length=4000)]
 
 class ServerFields(BaseModel):
     """Where a server is, and what it is sent. A field that is left out of a change stays."""
-
-    model_config = ConfigDict(extra="ignore")
 
     server_url: Annotated[str, Field(max_length=2000)] | None = None
     auth_header: Annotated[str, Field(max_length=200)] | None = None
@@ -70,8 +68,6 @@ class ServerConfig(ServerFields):
 class McpServerCreate(BaseModel):
     """The body of `POST /v1/mcp-servers`."""
 
-    model_config = ConfigDict(extra="ignore")
-
     server_name: ServerName
     config: ServerConfig
 
@@ -82,8 +78,6 @@ class McpServerCreate(BaseModel):
 
 class McpServerUpdate(BaseModel):
     """The body of a change: what is not in it stays."""
-
-    model_config = ConfigDict(extra="ignore")
 
     server_name: ServerName | None = None
     config: ServerConfig = Field(default_factory=ServerConfig)
@@ -122,8 +116,6 @@ class NamedServerUpdate(ServerFields):
 
 class McpToolRun(BaseModel):
     """What a tool is to be called with."""
-
-    model_config = ConfigDict(extra="ignore")
 
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
 

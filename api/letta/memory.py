@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from api.input_limits import Description, Metadata, Name, Tags
 from api.letta.messages import wire_time
@@ -33,8 +33,6 @@ _VARIABLE = re.compile(r"\{\{\s*(?P<name>\w+)\s*\}\}")
 
 class BlockCreate(BaseModel):
     """A block to create."""
-
-    model_config = ConfigDict(extra="ignore")
 
     label: Name = Field(min_length=1)
     value: str
@@ -66,8 +64,6 @@ def filled_in(block: BlockCreate, variables: Mapping[str, str]) -> BlockCreate:
 
 class BlockUpdate(BaseModel):
     """The changes to a block. A field that is omitted or null stays."""
-
-    model_config = ConfigDict(extra="ignore")
 
     label: Name | None = Field(default=None, min_length=1)
     value: str | None = None
@@ -138,8 +134,6 @@ PassageTags = Annotated[list[str], Field(max_length=MOST_TAGS)]
 class PassageCreate(BaseModel):
     """A passage to store."""
 
-    model_config = ConfigDict(extra="ignore")
-
     text: str
     tags: PassageTags | None = None
     metadata: Metadata | None = None
@@ -149,15 +143,11 @@ class PassageCreate(BaseModel):
 class PassagesCreate(BaseModel):
     """Passages to store, all or none."""
 
-    model_config = ConfigDict(extra="ignore")
-
     passages: Annotated[list[PassageCreate], Field(max_length=MOST_AT_ONCE)]
 
 
 class PassageSearch(BaseModel):
     """A search over the passages of a project."""
-
-    model_config = ConfigDict(extra="ignore")
 
     query: Annotated[str, Field(max_length=LONGEST_QUERY)] | None = None
     agent_id: Annotated[str, Field(pattern=f"^agent-{UUID4_PATTERN}$")] | None = None
@@ -266,8 +256,6 @@ LONGEST_NAME = 1000
 class ArchiveCreate(BaseModel):
     """An archive to create."""
 
-    model_config = ConfigDict(extra="ignore")
-
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     description: Description | None = None
     embedding: str | None = Field(default=None, min_length=1, max_length=LONGEST_HANDLE)
@@ -276,8 +264,6 @@ class ArchiveCreate(BaseModel):
 
 class ArchiveUpdate(BaseModel):
     """The changes to an archive. A field that is omitted or null stays."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: str | None = Field(default=None, min_length=1, max_length=LONGEST_NAME)
     description: Description | None = None

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, assert_never, cast
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validator, model_validator
 
 from api.input_limits import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
 from api.runs.command import BusyPolicy, Part, ReadDecisions, attached_image, image_at
@@ -98,8 +98,6 @@ Decisions = Annotated[list[dict[str, Any]], Field(max_length=1000)]
 class MessageIn(BaseModel):
     """One message of a request: a user's message, a decision, or results of tools that the client ran."""
 
-    model_config = ConfigDict(extra="ignore")
-
     type: Literal["message", "approval", "tool_return"] = "message"
     role: Literal["user", "system", "assistant"] = "user"
     content: str | Parts | None = None
@@ -152,8 +150,6 @@ Messages = Annotated[list[MessageIn], Field(max_length=10_000)]
 
 class MessagesRequest(BaseModel):
     """The body of a submission."""
-
-    model_config = ConfigDict(extra="ignore")
 
     messages: Messages | None = None
     input: str | Parts | None = None
@@ -399,8 +395,6 @@ Given = Annotated[list[dict[str, Any]], Field(max_length=1000)]
 
 class CaptureRequest(BaseModel):
     """The body of a capture."""
-
-    model_config = ConfigDict(extra="ignore")
 
     provider: Annotated[str, Field(min_length=1, max_length=100)]
     model: Annotated[str, Field(min_length=1, max_length=500)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, assert_never, get_args, overload
 from uuid import UUID
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from api.letta.message_input import wire_content
 from shared.domain.events import StopReason
@@ -372,8 +372,6 @@ SAID = frozenset({"user_message", "assistant_message"})
 
 class MessageSearch(BaseModel):
     """The query and the scope of a search. Every mode searches for words: Holdfast stores no vectors of messages."""
-
-    model_config = ConfigDict(extra="ignore")
 
     query: Annotated[str, Field(max_length=LONGEST_QUERY)]
     search_mode: Literal["vector", "fts", "hybrid"] = "hybrid"

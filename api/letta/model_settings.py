@@ -51,8 +51,6 @@ _TEMPERATURE_IS_ONE = frozenset({"openai", "anthropic", "google_ai", "gemini"})
 class LlmConfigFields(BaseModel):
     """The older `llm_config`."""
 
-    model_config = ConfigDict(extra="ignore")
-
     handle: Handle | None = None
     model: str | None = None
     model_endpoint_type: str | None = None
@@ -98,8 +96,6 @@ class LlmConfigFields(BaseModel):
 
 class EmbeddingConfigFields(BaseModel):
     """The older `embedding_config`. Only its handle is stored."""
-
-    model_config = ConfigDict(extra="ignore")
 
     handle: str | None = None
     embedding_model: str | None = None

@@ -410,8 +410,6 @@ def _no_boolean(value: object) -> object:
 class StreamRequest(BaseModel):
     """The body of a resumed stream; all of it may be left out."""
 
-    model_config = ConfigDict(extra="ignore")
-
     starting_after: Annotated[int, BeforeValidator(_no_boolean), Field(ge=0, le=MAX_SEQ)] | None = None
     include_pings: bool | None = True
     include_status_events: bool = False
@@ -438,8 +436,6 @@ class FeedbackRequest(BaseModel):
 
 class GenerateRequest(BaseModel):
     """What a model is to be asked, and which one."""
-
-    model_config = ConfigDict(extra="ignore")
 
     prompt: str = Field(min_length=1)
     system_prompt: str | None = None

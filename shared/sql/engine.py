@@ -278,6 +278,13 @@ class Database:
         await self._engine.dispose()
 
 
+class Store:
+    """Reads and writes the rows of one noun. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def _engine(url: URL, **given: Any) -> AsyncEngine:
     try:
         return create_async_engine(url, **given)

@@ -89,8 +89,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class ExportRequest(BaseModel):
     """Options in the body of the newer form of the export."""
 
-    model_config = ConfigDict(extra="ignore")
-
     skills: Annotated[list[FileSkill], Field(max_length=MOST_ENTRIES)] = []
     conversation_id: str | None = None
     scrub_messages: bool = False

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from api.access.callers import Caller
 from api.agent_answers import MessageAnswers
@@ -306,8 +306,6 @@ OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{U
 
 class RecompileRequest(BaseModel):
     """The body of a recompilation; all of it may be left out."""
-
-    model_config = ConfigDict(extra="ignore")
 
     agent_id: NamedAgent = None
 

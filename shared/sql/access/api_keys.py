@@ -13,7 +13,7 @@ from shared.domain.errors import Conflict, NotFound
 from shared.domain.ids import AgentId, KeyId, ProjectId, is_id
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs, steps
 from shared.sql.tables import agents, api_key_secrets, api_keys, conversations, fields_of, from_json, messages, to_json
@@ -32,11 +32,8 @@ class FoundKey(NamedTuple):
         return self.key.is_valid(now) and (self.valid_until is None or self.valid_until > now)
 
 
-class ApiKeyStore:
+class ApiKeyStore(Store):
     """Reads and writes keys."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, key: ApiKey, secret: Secret, *, token_secret: bytes) -> ApiKey:
         """Stores a key. Raises `NotFound` for an agent in its scopes that the project does not have."""
@@ -183,11 +180,8 @@ def _key_of(row: RowMapping) -> ApiKey:
 _TABLES = {"run": runs, "step": steps, "approval": approvals, "conv": conversations}
 
 
-class OwnerStore:
+class OwnerStore(Store):
     """Looks up owners by the ids of their objects."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def agents_of(self, project_id: ProjectId, object_id: str) -> frozenset[AgentId]:
         """Returns the agents that own the run, step, approval, conversation or message with this id. Empty if the

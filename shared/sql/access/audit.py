@@ -18,7 +18,7 @@ from sqlalchemy import RowMapping
 
 from shared.domain.ids import AuditEventId, IdMaker, ProjectId
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.tables import audit_events, fields_of
 
@@ -100,11 +100,8 @@ async def record(
     await connection.execute(sa.insert(audit_events), rows)
 
 
-class AuditLog:
+class AuditLog(Store):
     """Reads the log, and records acts that have no transaction of their own."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add(self, project_id: ProjectId, action: str, *object_ids: str, outcome: str = "done") -> None:
         """Records one event per object. Raises `Unavailable`."""

@@ -18,7 +18,7 @@ from shared.domain.models import can_embed
 from shared.domain.searches import AUTOMATIC_DESCRIPTION, MOST_WORDS, Archive, NewPassage, Passage, phrases_of, words_of
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, remember_place, rows_of_page
 from shared.sql.tables import (
     agent_archives,
@@ -265,11 +265,8 @@ class ArchiveFilter(msgspec.Struct, frozen=True):
     agent_id: AgentId | None = None
 
 
-class ArchiveStore:
+class ArchiveStore(Store):
     """Reads and writes archives."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, archive: Archive) -> Archive:
         """Stores an archive that no agent has yet."""

@@ -35,7 +35,7 @@ from shared.sql.archival.archives import (
     word_ranking,
 )
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import contains
 from shared.sql.tables import archives, made_of, passage_tags, passage_vectors, passages
 
@@ -79,11 +79,8 @@ async def insert_for_agent(
     return StoredPassages(archive, stored)
 
 
-class PassageStore:
+class PassageStore(Store):
     """Reads and writes passages."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def insert_for_agent(
         self, project_id: ProjectId, agent_id: AgentId, passage: NewPassage, *, new_archive_id: ArchiveId, now: datetime
@@ -180,11 +177,8 @@ class _PgVector(UserDefinedType[Any]):
         return f"vector({self.dimensions})"
 
 
-class PassageSearchStore:
+class PassageSearchStore(Store):
     """Finds passages. A ranking is a list of the passages' numbers, best first."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def models_of(self, project_id: ProjectId, query: PassageQuery) -> list[str]:
         """Returns the embedding models of the searched archives. Raises `NotFound` for an agent or an archive that the
@@ -310,11 +304,8 @@ class WaitingPassage(msgspec.Struct, frozen=True):
     model: str
 
 
-class VectorStore:
+class VectorStore(Store):
     """Writes vectors. Every passage of an archive with a model is due until it has its vector or is given up."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def claim_due(self, now: datetime, *, until: timedelta, limit: int) -> list[WaitingPassage]:
         """Claims due passages for the caller; other processes can claim them after `until`."""

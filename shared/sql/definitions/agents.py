@@ -19,7 +19,7 @@ from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId,
 from shared.domain.tools import Tool, ToolLimits, ToolPackages
 from shared.sql.connection import Connection
 from shared.sql.definitions.groups import managed_groups
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import ids_in_context
 from shared.sql.paging import Page, contains, count_rows, field_of_document, nulls_last, rows_of_page
 from shared.sql.portable import OwnedBy
@@ -367,11 +367,8 @@ class AgentDetails(msgspec.Struct, frozen=True):
     """The group that the agent manages."""
 
 
-class AgentStore:
+class AgentStore(Store):
     """Reads agents."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def get(self, project_id: ProjectId, agent_id: AgentId) -> Agent:
         """One agent of this project. Raises `NotFound`."""

@@ -29,7 +29,7 @@ from shared.sql.definitions.agents import (
     lock_definitions,
 )
 from shared.sql.definitions.groups import share_blocks
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.portable import PositionOf
 from shared.sql.runs.checkpoints import EditedBlock, FinishedEdit, finish_intent, finished_edit
@@ -55,11 +55,8 @@ class BlockFilter(msgspec.Struct, frozen=True):
     """The number of agents that have the block must be one of these."""
 
 
-class BlockStore:
+class BlockStore(Store):
     """Reads and writes memory blocks."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, block: Block) -> Block:
         """Stores a block that no agent has yet."""
@@ -171,11 +168,8 @@ def _by_number_of_agents(wanted: BlockFilter) -> Iterator[sa.ColumnElement[bool]
 Edit = Callable[[Sequence[Block]], EditedMemory]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Reads and edits the memory of running agents."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def edit(self, run: Run, call: ToolCall, edit: Edit, now: datetime) -> FinishedEdit:
         """Applies the edit of a call, or returns the stored result if it was applied before.
@@ -246,11 +240,8 @@ async def _store(connection: Connection, agent_id: AgentId, edited: EditedMemory
 # The tags of a project: those of its agents and of its blocks.
 
 
-class TagStore:
+class TagStore(Store):
     """Reads tags."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def list(self, project_id: ProjectId, page: Page, text: str | None = None) -> list[str]:
         """A page of the tags by name, each once; its cursors are tags. With `text`, only tags that contain it."""

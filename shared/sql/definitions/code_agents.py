@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from shared.domain.code_agents import KnownVersion, ShownAgent
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.run_tables import code_agent_versions, code_agents
 
 VERSIONS_KEPT = timedelta(days=30)
@@ -39,11 +39,8 @@ def _upsert_version_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
     return stored.on_conflict_do_update(index_elements=key, set_={"seen_at": stored.excluded["seen_at"]})
 
 
-class CodeAgentStore:
+class CodeAgentStore(Store):
     """Workers show their agents here, and the API lists them: a run may be submitted while no worker is alive."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def show(self, agents: Sequence[ShownAgent], now: datetime) -> Mapping[str, datetime]:
         """Records that a worker has these agents now, and forgets versions that none has had for a month. Returns for

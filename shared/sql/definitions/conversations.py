@@ -27,7 +27,7 @@ from shared.sql.definitions.agents import (
     load_agent,
     unlinked_agent,
 )
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, append_turn, ids_in_context, insert_into_thread
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.paging import Page, contains, field_of_document, remember_place, rows_of_page
@@ -56,11 +56,8 @@ class ConversationDetails(msgspec.Struct, frozen=True):
     last_request_at: datetime | None = None
 
 
-class ConversationStore:
+class ConversationStore(Store):
     """Reads and writes conversations. Their messages are written by runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(
         self,

@@ -20,7 +20,7 @@ from shared.domain.ids import AgentId, GroupId, ProjectId, ThreadId
 from shared.domain.messages import Message, NewMessage
 from shared.sql.connection import Connection
 from shared.sql.definitions.groups import groups_of, lock_group, managed_groups
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import append_turn, is_listed, is_of, message_of
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.runs.settlement import enqueue_turn
@@ -33,11 +33,8 @@ AT_ONCE = 500
 _NOW_DUE = group_turns.alias("now_due")
 
 
-class GroupTurnStore:
+class GroupTurnStore(Store):
     """Counts turns, and finds the due ones."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def to_look_at(self, now: datetime, limit: int) -> Sequence[GroupId]:
         """Returns groups with turns that are uncounted or due. Those that have waited longest come first."""

@@ -19,7 +19,7 @@ from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agents import lock_definitions, tool_of, tool_values
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import count_rows, field_of_document, remember_place
 from shared.sql.tables import agent_tools, document_of, fields_of, from_json, mcp_servers, mcp_sign_ins, to_json, tools
 
@@ -30,11 +30,8 @@ _AT_ONCE = 1000
 """The limit for the names in one query."""
 
 
-class McpServerStore:
+class McpServerStore(Store):
     """Reads and writes servers and their tools."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, server: McpServer) -> McpServer:
         """Stores a server. Raises `InvalidRequest` if its project has reached the limit, and `Conflict` if the name is
@@ -225,11 +222,8 @@ def _values(server: McpServer) -> dict[str, Any]:
 # The stored secrets of servers, of all projects, for a change of the encryption key.
 
 
-class ServerSecretStore:
+class ServerSecretStore(Store):
     """Reads and replaces the stored secrets of servers."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
         """Returns servers in the order of their creation, after the number `after`."""
@@ -259,11 +253,8 @@ KEPT = timedelta(days=1)
 """How long the outcome of a sign-in is stored."""
 
 
-class McpSignInStore:
+class McpSignInStore(Store):
     """Reads and writes sign-ins."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, session: SignInSession) -> None:
         """Stores a sign-in, and deletes the project's old ones. Raises `InvalidRequest` if too many wait."""

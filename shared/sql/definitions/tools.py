@@ -24,7 +24,7 @@ from shared.sql.definitions.agents import (
     tool_values,
     tools_of_agents,
 )
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, contains, count_rows, field_of_document, remember_place, rows_of_page
 from shared.sql.tables import agent_tools, agents, made_of, tools
 
@@ -48,11 +48,8 @@ def _as_it_is(tool: Tool) -> Tool:
     return tool
 
 
-class ToolStore:
+class ToolStore(Store):
     """Reads and writes tools."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def upsert(self, tool: Tool, change: Callable[[Tool], Tool] = _as_it_is) -> Tool:
         """Stores a new tool, or changes the project's tool of this name. Returns the stored tool.
@@ -228,11 +225,8 @@ def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:
 _FIELD = "tool_environment"
 
 
-class StoredSecretStore:
+class StoredSecretStore(Store):
     """Reads and replaces agents' stored secrets."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
         """Returns agents with secrets in the order of their creation, after the number `after`."""

@@ -12,7 +12,7 @@ from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, Run
 from shared.domain.messages import Message
 from shared.domain.searches import MOST_WORDS, Role, has_words, kind_of_role, plain_parts
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import is_listed, is_of, message_of
 from shared.sql.paging import contains
 from shared.sql.tables import agents, conversations, from_json, made_of, messages
@@ -82,11 +82,8 @@ def _name_of(row: RowMapping) -> tuple[str, RunId | None]:
     return from_json(row["body"], _Named).otid or row["id"], row["run_id"]
 
 
-class MessageLists:
+class MessageLists(Store):
     """Lists and searches messages. Lists leave out messages that were rolled back."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def page(
         self,

@@ -16,7 +16,7 @@ from shared.domain.messages import AssistantMessage, ImportedMessage, Message, M
 from shared.domain.runs import Compaction, Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.thread_queue import next_turn, oldest_in_progress, thread_lock
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.tables import agents, from_json, made_of, messages, to_json
@@ -181,11 +181,8 @@ class ContextOfRun(NamedTuple):
     """Whether messages wait for their delivery to the run. Not checked if there are no messages."""
 
 
-class MessageStore:
+class MessageStore(Store):
     """Reads the messages of contexts and runs, and empties contexts."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def context(self, project_id: ProjectId, thread_id: ThreadId) -> list[Message]:
         """The messages in the context of one of the project's threads, in order."""

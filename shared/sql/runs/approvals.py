@@ -15,7 +15,7 @@ from shared.domain.messages import Decision
 from shared.domain.runs import Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import fields_of, from_json, made_of
@@ -81,11 +81,8 @@ async def record_decision(
     await record(connection, project_id, f"approval.{done}", approval_id)
 
 
-class ApprovalStore:
+class ApprovalStore(Store):
     """Reads approval requests."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def get(self, project_id: ProjectId, approval_id: ApprovalId) -> Approval:
         """One request of this project. Raises `NotFound`."""

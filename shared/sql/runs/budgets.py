@@ -16,7 +16,7 @@ from shared.domain.ids import ProjectId, RunId
 from shared.domain.limits import NOTHING, ONE_TOKEN, Account, Amount, Reservation, amount_of, day_of, next_day
 from shared.domain.runs import Run, Usage
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.run_tables import budget_totals, runs
 from shared.sql.runs.rows import LockedRun, lock_owned, update_owned
 from shared.sql.tables import from_json, to_json
@@ -34,11 +34,8 @@ class AccountTotal(NamedTuple):
 _IS_IDLE = (budget_totals.c.reserved_tokens == 0, budget_totals.c.reserved_nano_usd == 0)
 
 
-class BudgetStore:
+class BudgetStore(Store):
     """The accounts that pay for model calls."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def reserve(
         self, run: Run, accounts: Sequence[Account], amount: Amount, now: datetime, *, prompt: Amount = NOTHING

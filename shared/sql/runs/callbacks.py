@@ -12,7 +12,7 @@ from shared.domain.ids import ProjectId, RunId
 from shared.domain.operations import OpenCallback
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import callbacks, runs
 
@@ -80,11 +80,8 @@ class Callback(NamedTuple):
     project_id: ProjectId
 
 
-class CallbackStore:
+class CallbackStore(Store):
     """Reads the outbox and records the outcomes."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def claim_due(
         self, now: datetime, limit: int = 20, *, but_not_of: Collection[ProjectId] = ()

@@ -26,7 +26,7 @@ from shared.domain.messages import AssistantMessage, NewMessage, ToolCall, ToolR
 from shared.domain.runs import Compaction, Run, Step, Usage, WaitsFor, asked_call
 from shared.domain.settling import RunEnd, unfinished_return
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Database, Store
 from shared.sql.group_commit import GroupCommit
 from shared.sql.history.messages import insert_messages, replace_by_summary
 from shared.sql.run_tables import runs, tool_intents
@@ -405,11 +405,8 @@ def _called_in(messages: Sequence[NewMessage]) -> list[str]:
 # A run that only calls one tool has its result in the row of the call's intent.
 
 
-class ToolRunStore:
+class ToolRunStore(Store):
     """Reads the results of such runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def result(self, run: Run) -> ToolReturn | None:
         """Returns the result of an ended run's call; None if retention has deleted it."""

@@ -19,7 +19,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.run_trees import SeenChild
 from shared.domain.runs import Dispatch, Run
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.thread_queue import next_dispatches
 from shared.sql.run_tables import has_one_of, runs
 from shared.sql.runs.checkpoints import lock_and_store
@@ -37,11 +37,8 @@ AT_ONCE = 100
 """The limit for one round of the sweeper, in runs."""
 
 
-class ChildStore:
+class ChildStore(Store):
     """Reads and writes trees of runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def of_call(self, parent: Run, call_id: str) -> list[Run]:
         """Returns the runs that a call has started, in their order. The last run of a turn stands for the runs that it

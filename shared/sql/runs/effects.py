@@ -15,7 +15,7 @@ from shared.domain.messages import Message, ToolCall, ToolReturn
 from shared.domain.runs import Run
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.run_tables import settled_effects, tool_intents
 from shared.sql.runs.journal import entries_of
 from shared.sql.tables import from_json, to_json
@@ -63,11 +63,8 @@ async def _settlements(connection: Connection, keys: Sequence[str]) -> dict[str,
     }
 
 
-class EffectStore:
+class EffectStore(Store):
     """Reads the effects of runs, and stores what a person has found out about one."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def of_run(self, run: Run, turn: Sequence[Message]) -> list[Effect]:
         """Returns the run's tool calls in order. `turn` are the messages of its turn; a run with a journal needs none.

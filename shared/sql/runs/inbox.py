@@ -15,7 +15,7 @@ from shared.domain.log_writer import LogTail
 from shared.domain.messages import NewMessage
 from shared.domain.runs import NO_KEYS, Run, SubmissionKeys
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import has_undelivered, insert_messages
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
@@ -36,11 +36,8 @@ class WaitingMessages(NamedTuple):
     """Number of the last one, in the order of their arrival; 0 when there is none."""
 
 
-class InboxStore:
+class InboxStore(Store):
     """Takes in and delivers injected messages."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def inject(
         self, run: Run, messages: Sequence[NewMessage], if_ended: IfEnded, *, keys: SubmissionKeys = NO_KEYS

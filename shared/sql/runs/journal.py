@@ -15,7 +15,7 @@ from shared.domain.journal import JournalEntry
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.run_tables import run_steps, runs
 from shared.sql.tables import microseconds
 
@@ -39,11 +39,8 @@ _THREAD_STATE = (
 )
 
 
-class JournalStore:
+class JournalStore(Store):
     """Reads journals. Workers write them with their checkpoints."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def of_run(self, run: Run) -> list[JournalEntry]:
         """The journal of the run's turn, in order. Raises `Unavailable`."""

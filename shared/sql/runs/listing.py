@@ -14,7 +14,7 @@ from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.runs import MAX_OTIDS_CHARS, OTIDS, Run, has_otid, quoted_otid
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, remember_place, rows_of_page
 from shared.sql.portable import OwnedBy
 from shared.sql.run_tables import OF_A_RUN, has_one_of, runs, submission_keys
@@ -68,11 +68,8 @@ class QuietRun(NamedTuple):
     """The run waits for room in a budget, or has waited and may be dispatched again."""
 
 
-class RunListing:
+class RunListing(Store):
     """Finds runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def page(self, project_id: ProjectId, wanted: RunFilter, page: Page) -> list[Run]:
         """Returns a page in the requested order; its cursors are run ids. With filters by agent, conversation, status,

@@ -17,7 +17,7 @@ from shared.concurrency import Clock
 from shared.domain.lifecycle import TERMINAL
 from shared.domain.settling import PARKED
 from shared.sql.access.audit import AuditLog
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.run_tables import RETAINED_FOR_A_WHILE, callbacks, injected_messages, runs, webhook_deliveries
 from shared.sql.runs.budgets import BudgetStore
 
@@ -33,11 +33,8 @@ RUNS_AT_ONCE = 100
 """The limit for one transaction, in runs. On SQLite, all other writers wait for it."""
 
 
-class RetentionStore:
+class RetentionStore(Store):
     """Finds and prunes runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def prune(self, before: datetime, now: datetime, limit: int = RUNS_AT_ONCE) -> Counter[str]:
         """Prunes the first runs of those that ended before a moment. Returns the number of deleted rows by table, and

@@ -13,7 +13,7 @@ from shared.domain.ids import ProjectId, RunId
 from shared.domain.lifecycle import ACTIVE, TERMINAL, RunStatus
 from shared.domain.operations import MINUTE, CallbackStats, Minute, RunStats, minutes_until, percentiles
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.run_tables import callbacks, has_one_of, runs, webhook_deliveries
 from shared.sql.runs.callbacks import IS_OPEN
 from shared.sql.tables import EPOCH
@@ -27,11 +27,8 @@ Waits = Mapping[int, list[float]]
 """The waits of runs in milliseconds, by the minute of their submission."""
 
 
-class RunStatStore:
+class RunStatStore(Store):
     """Counts a project's runs and callbacks."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def of_runs(self, project_id: ProjectId, now: datetime) -> RunStats:
         """The project's active runs, and its last sixty minutes."""

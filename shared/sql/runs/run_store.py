@@ -20,7 +20,7 @@ from shared.domain.messages import Message, NewMessage
 from shared.domain.runs import NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import (
     FIRST_TURN,
     SYSTEM_POSITION,
@@ -240,11 +240,8 @@ class EndOfLog(NamedTuple):
     last_seq: Seq
 
 
-class RunStore:
+class RunStore(Store):
     """Reads and writes runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def submit(
         self,

@@ -20,7 +20,7 @@ from shared.domain.ids import AgentId, ProjectId, RunId, Seq, StepId
 from shared.domain.log_writer import Entries, LogTail, consecutive
 from shared.domain.runs import Feedback, Run, Step
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, field_of_document, rows_of_page
 from shared.sql.portable import PositionOf
 from shared.sql.run_tables import event_blocks, steps
@@ -71,11 +71,8 @@ def upsert_step(connection: Connection, run: Run, step: Step) -> None:
     )
 
 
-class StepStore:
+class StepStore(Store):
     """Reads steps, and stores people's feedback on them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def get(self, project_id: ProjectId, step_id: StepId) -> Step:
         """One step of this project. Raises `NotFound`."""
@@ -329,11 +326,8 @@ def _unpacked(first: int, data: bytes) -> Entries:
     return [(Seq(seq), entry) for seq, entry in enumerate(zlib.decompress(data).split(b"\n"), start=first)]
 
 
-class EventStore:
+class EventStore(Store):
     """Reads logs from SQL."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def read(self, run_id: RunId, after: Seq, limit: int | None = BLOCK_ENTRIES) -> Entries:
         """Returns the first `limit` entries after a cursor (None: all of them), in order; empty if SQL has none. A page

@@ -11,7 +11,7 @@ from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.runs import Run
 from shared.domain.threads import Leg, RunGlance, RunScope, has_begun, legs_of
 from shared.sql.connection import Connection
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.history.messages import message_of
 from shared.sql.run_tables import approvals, has_one_of, runs
 from shared.sql.runs.rows import RUN_COLUMNS, input_of, run_of, status_of
@@ -26,11 +26,8 @@ ThreadState = tuple[int | None, tuple[tuple[RunId, RunStatus], ...]]
 thread has not changed."""
 
 
-class TurnStore:
+class TurnStore(Store):
     """Reads the turns of threads."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def first_from(self, project_id: ProjectId, thread_id: ThreadId, turn: int) -> list[Leg]:
         """Returns the legs of the first turn that has this number or a higher one; empty if the thread has none."""
@@ -151,11 +148,8 @@ _GLANCE = sa.select(
 )
 
 
-class RunChangeStore:
+class RunChangeStore(Store):
     """Reads the states of many runs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def newest_number(self, scope: RunScope) -> int:
         """Returns the number of the scope's newest run; 0 if it has none."""

@@ -17,7 +17,7 @@ from shared.domain.settling import RunOutcome
 from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection, Filled
-from shared.sql.engine import Database
+from shared.sql.engine import Store
 from shared.sql.paging import Page, count_rows, remember_place, rows_of_page
 from shared.sql.portable import AdvisoryLock
 from shared.sql.run_tables import webhook_deliveries
@@ -90,11 +90,8 @@ class WebhookDelivery(NamedTuple):
     """The present state of the endpoint. None: it was deleted since."""
 
 
-class WebhookDeliveryStore:
+class WebhookDeliveryStore(Store):
     """Reads the outbox and records the outcomes."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def claim_due(
         self, now: datetime, limit: int = 20, *, but_not_of: Collection[ProjectId] = ()
@@ -212,11 +209,8 @@ _LOCK = sa.select(AdvisoryLock(sa.func.hashtextextended(sa.bindparam("of_project
 Change = Callable[[WebhookEndpoint], WebhookEndpoint]
 
 
-class WebhookEndpointStore:
+class WebhookEndpointStore(Store):
     """Reads and writes endpoints."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def create(self, endpoint: WebhookEndpoint) -> WebhookEndpoint:
         """Stores an endpoint. Raises `InvalidRequest` if its project has reached the limit."""
@@ -294,11 +288,8 @@ def _values(endpoint: WebhookEndpoint) -> dict[str, Any]:
 # The stored secrets of endpoints, of all projects, for a change of the encryption key.
 
 
-class EndpointSecretStore:
+class EndpointSecretStore(Store):
     """Reads and replaces the stored secrets of endpoints."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def some(self, after: int, limit: int) -> Sequence[StoredSecrets]:
         """Returns endpoints in the order of their creation, after the number `after`."""
