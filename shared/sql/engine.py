@@ -255,14 +255,6 @@ class Database:
                 await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
             yield connection
 
-    async def is_reachable(self) -> bool:
-        """Whether the database answers."""
-        try:
-            await self.greet()
-        except Unavailable:
-            return False
-        return True
-
     async def greet(self) -> None:
         """Returns when the database has answered. Raises `Unavailable`."""
         async with self.read() as connection:
