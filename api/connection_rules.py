@@ -119,7 +119,7 @@ NO_HTTP = HeadRefusal("400 Bad Request", ErrorCode.INVALID_HTTP, "Invalid HTTP r
 TOO_MANY = HeadRefusal(
     "503 Service Unavailable",
     ErrorCode.TOO_MANY_CONNECTIONS,
-    "This process has as many connections as HOLDFAST_MAX_CONNECTIONS allows",
+    "This process has as many connections as HOLDFAST_MAX_CONNECTIONS and its limit of open files allow",
     "retry-after: 2\r\n",
 )
 

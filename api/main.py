@@ -50,6 +50,7 @@ from shared.process.importing import VERSION
 from shared.process.service_answers import Readiness, ServiceAnswers
 from shared.process.telemetry import measured, traced
 from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import try_writing
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
@@ -471,11 +472,11 @@ def _event_log(process: ProcessContext) -> EventLog:
 
 
 def _readiness(process: ProcessContext) -> Readiness:
-    database = process.database
+    database, writes = process.database, partial(try_writing, process.redis)
     return Readiness(
-        itself=ServiceAnswers({"database": database.is_reachable}, clock=process.clock),
+        itself=ServiceAnswers({"database": database.greet}, clock=process.clock),
         everything=ServiceAnswers(
-            {"database": database.is_reachable, "redis": process.has_redis},
+            {"database": database.greet, "redis": process.has_redis, "redis_writes": writes},
             {"migrations": partial(is_current, database), "worker": WorkerPresence(process.redis).is_any_alive},
             clock=process.clock,
         ),

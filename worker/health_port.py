@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from shared.domain.errors import ErrorCode, Unavailable, error_fields
 from shared.process.context import ProcessContext
 from shared.process.service_answers import ServiceAnswers, bound_sockets, ends, not_ready, what_is_missing
 from shared.process.settings import Settings
+from shared.redis.connection import try_writing
 from shared.redis.process_presence import ProcessPresence
 from shared.secret_keys import SecretKeys, can_read
 from shared.sql.definitions.tools import StoredSecretStore
@@ -244,9 +246,9 @@ async def health_port(
     process: ProcessContext, queue_worker: QueueWorker, secrets: ReadableSecrets, sockets: Sequence[socket.socket]
 ) -> AsyncGenerator[None]:
     """Answers on the sockets for as long as the block lasts."""
-    services = ServiceAnswers(
-        {"database": process.database.is_reachable, "redis": process.has_redis}, clock=process.clock
-    )
+    writes = partial(try_writing, process.redis)
+    asked = {"database": process.database.greet, "redis": process.has_redis, "redis_writes": writes}
+    services = ServiceAnswers(asked, clock=process.clock)
     readiness = Readiness(services=services, queue_worker=queue_worker, secrets=secrets)
     port = HealthPort(readiness, process.metrics.exposition)
     async with AsyncExitStack() as stack:

@@ -115,6 +115,10 @@ class Operation(NamedTuple):
     frame: Any = None
 
 
+_BLOCKS = "/v1/agents/{agent_id}/core-memory/blocks"
+_CONVERSATION = "/openai/v1/conversations/{conversation_id}"
+_ENDPOINT = "/openai/v1/webhook_endpoints/{webhook_id}"
+
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/"): Operation("index_retrieve", Index),
     ("get", "/v1/health"): Operation("health_check", Health),
@@ -139,12 +143,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/v1/agents/{agent_id}/tools/{tool_name}/run"): Operation("agents_tools_run", ToolRunResult),
     ("patch", "/v1/agents/{agent_id}/tools/approval/{tool_name}"): Operation("agents_tools_set_approval", Nothing),
     ("get", "/v1/agents/{agent_id}/core-memory/blocks"): Operation("agents_blocks_list", list[Block]),
-    ("patch", "/v1/agents/{agent_id}/core-memory/blocks/attach/{block_id}"): Operation(
-        "agents_blocks_attach", AgentState
-    ),
-    ("patch", "/v1/agents/{agent_id}/core-memory/blocks/detach/{block_id}"): Operation(
-        "agents_blocks_detach", AgentState
-    ),
+    ("patch", _BLOCKS + "/attach/{block_id}"): Operation("agents_blocks_attach", AgentState),
+    ("patch", _BLOCKS + "/detach/{block_id}"): Operation("agents_blocks_detach", AgentState),
     ("get", "/v1/agents/{agent_id}/core-memory/blocks/{block_label}"): Operation("agents_blocks_retrieve", Block),
     ("patch", "/v1/agents/{agent_id}/core-memory/blocks/{block_label}"): Operation("agents_blocks_update", Block),
     ("get", "/v1/agents/{agent_id}/archival-memory"): Operation("agents_passages_list", list[Passage]),
@@ -241,40 +241,22 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/openai/v1/responses/input_tokens"): Operation("responses_input_tokens_count", TokenCount),
     ("post", "/v1/responses/input_tokens"): Operation("responses_input_tokens_count_short", TokenCount),
     ("post", "/openai/v1/conversations"): Operation("openai_conversations_create", OpenAIConversation),
-    ("get", "/openai/v1/conversations/{conversation_id}"): Operation(
-        "openai_conversations_retrieve", OpenAIConversation
-    ),
-    ("post", "/openai/v1/conversations/{conversation_id}"): Operation(
-        "openai_conversations_update", OpenAIConversation
-    ),
-    ("delete", "/openai/v1/conversations/{conversation_id}"): Operation(
-        "openai_conversations_delete", DeletedConversation
-    ),
-    ("get", "/openai/v1/conversations/{conversation_id}/items"): Operation("openai_conversations_items_list", ItemList),
-    ("post", "/openai/v1/conversations/{conversation_id}/items"): Operation(
-        "openai_conversations_items_create", ItemList
-    ),
-    ("get", "/openai/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
-        "openai_conversations_items_retrieve", Item
-    ),
-    ("delete", "/openai/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
-        "openai_conversations_items_delete", OpenAIConversation
-    ),
+    ("get", _CONVERSATION): Operation("openai_conversations_retrieve", OpenAIConversation),
+    ("post", _CONVERSATION): Operation("openai_conversations_update", OpenAIConversation),
+    ("delete", _CONVERSATION): Operation("openai_conversations_delete", DeletedConversation),
+    ("get", _CONVERSATION + "/items"): Operation("openai_conversations_items_list", ItemList),
+    ("post", _CONVERSATION + "/items"): Operation("openai_conversations_items_create", ItemList),
+    ("get", _CONVERSATION + "/items/{item_id}"): Operation("openai_conversations_items_retrieve", Item),
+    ("delete", _CONVERSATION + "/items/{item_id}"): Operation("openai_conversations_items_delete", OpenAIConversation),
     ("get", "/openai/v1/models"): Operation("openai_models_list", OpenAIModels),
     ("get", "/openai/v1/models/{model}"): Operation("openai_models_retrieve", OpenAIModel),
     ("post", "/openai/v1/webhook_endpoints"): Operation("webhook_endpoints_create", WebhookEndpointWithSecret),
     ("get", "/openai/v1/webhook_endpoints"): Operation("webhook_endpoints_list", WebhookEndpointList),
-    ("get", "/openai/v1/webhook_endpoints/{webhook_id}"): Operation("webhook_endpoints_retrieve", WebhookEndpoint),
-    ("post", "/openai/v1/webhook_endpoints/{webhook_id}"): Operation("webhook_endpoints_update", WebhookEndpoint),
-    ("delete", "/openai/v1/webhook_endpoints/{webhook_id}"): Operation(
-        "webhook_endpoints_delete", DeletedWebhookEndpoint
-    ),
-    ("post", "/openai/v1/webhook_endpoints/{webhook_id}/rotate_secret"): Operation(
-        "webhook_endpoints_rotate_secret", WebhookEndpointWithSecret
-    ),
-    ("post", "/openai/v1/webhook_endpoints/{webhook_id}/test"): Operation(
-        "webhook_endpoints_test", TestedWebhookEndpoint
-    ),
+    ("get", _ENDPOINT): Operation("webhook_endpoints_retrieve", WebhookEndpoint),
+    ("post", _ENDPOINT): Operation("webhook_endpoints_update", WebhookEndpoint),
+    ("delete", _ENDPOINT): Operation("webhook_endpoints_delete", DeletedWebhookEndpoint),
+    ("post", _ENDPOINT + "/rotate_secret"): Operation("webhook_endpoints_rotate_secret", WebhookEndpointWithSecret),
+    ("post", _ENDPOINT + "/test"): Operation("webhook_endpoints_test", TestedWebhookEndpoint),
     ("get", "/openai/v1/webhook_event_types"): Operation("webhook_event_types_list", WebhookEventTypes),
     ("get", "/v1/runs"): Operation("runs_list", list[Run]),
     ("get", "/v1/runs/active"): Operation("runs_list_active", list[Run]),

@@ -11,7 +11,7 @@ import typer
 from msgspec import to_builtins
 
 from cli.client.server import DEFAULT_URL, ConnectionLost, Record, Server, UrlOption, segment, server_at
-from cli.client.terminal import hint, is_interactive, print_all, print_fields, print_json
+from cli.client.terminal import confirm, hint, print_all, print_deleted, print_fields, print_json
 from cli.command_table import load
 from cli.printable import FAILURE, INTERRUPTED, JsonOption, positive, printable
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
@@ -153,18 +153,10 @@ def delete(
     """Delete an agent, with its conversations and their messages."""
     with server_at(url) as server:
         found = agent_of(server, agent)
-        name = printable(found["name"])
-        if not yes and not is_interactive():
-            raise InvalidRequest("this is no terminal, so the command cannot ask whether to delete it: give --yes")
-        if not yes and not typer.confirm(
-            f"Delete {printable(found['name'])} ({found['id']}) with all of its messages?"
-        ):
-            raise typer.Exit(2)
+        if not yes:
+            confirm(f"Delete {found['name']} ({found['id']}) with all of its messages?")
         server.delete(f"/v1/agents/{found['id']}")
-    if as_json:
-        print_json({"id": found["id"], "deleted": True})
-    else:
-        print(printable(f"holdfast agents: {found['id']} ({name}) is deleted"))
+    print_deleted("agents", found, found["name"], as_json=as_json)
 
 
 ModuleOption = Annotated[

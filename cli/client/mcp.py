@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, segment, server_at
-from cli.client.terminal import hint, is_interactive, print_all, print_fields, print_json
+from cli.client.terminal import confirm, hint, print_all, print_deleted, print_fields, print_json
 from cli.printable import JsonOption, printable
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import is_id
@@ -177,13 +177,7 @@ def delete(
     """Delete an MCP server with its tools, and take them from all agents."""
     with server_at(url) as asked:
         found = mcp_server_of(asked, server)
-        name = printable(found["server_name"])
-        if not yes and not is_interactive():
-            raise InvalidRequest("this is no terminal, so the command cannot ask whether to delete it: give --yes")
-        if not yes and not typer.confirm(f"Delete {name} ({found['id']}), and take its tools from all agents?"):
-            raise typer.Exit(2)
+        if not yes:
+            confirm(f"Delete {found['server_name']} ({found['id']}), and take its tools from all agents?")
         asked.delete(f"/v1/mcp-servers/{segment(str(found['id']))}")
-    if as_json:
-        print_json({"id": found["id"], "deleted": True})
-    else:
-        print(printable(f"holdfast mcp: {found['id']} ({name}) is deleted"))
+    print_deleted("mcp", found, found["server_name"], as_json=as_json)

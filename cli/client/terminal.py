@@ -6,12 +6,14 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cli.client.server import Record
 from cli.printable import printable, printable_json
+from shared.domain.errors import InvalidRequest
 
 COLOURS = {
     "running": "cyan",
@@ -44,6 +46,22 @@ def hint(text: str) -> None:
 def is_interactive() -> bool:
     """Returns whether a person can answer questions."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirm(question: str) -> None:
+    """Returns if a person agrees. Raises `typer.Exit` if not, and `InvalidRequest` where no person can answer."""
+    if not is_interactive():
+        raise InvalidRequest("this is no terminal, so the command cannot ask whether to delete it: give --yes")
+    if not typer.confirm(printable(question)):
+        raise typer.Exit(2)
+
+
+def print_deleted(kind: str, found: Record, name: object, *, as_json: bool) -> None:
+    """Says that a record is deleted."""
+    if as_json:
+        print_json({"id": found["id"], "deleted": True})
+    else:
+        print(printable(f"holdfast {kind}: {found['id']} ({name}) is deleted"))
 
 
 def print_json(record: object) -> None:

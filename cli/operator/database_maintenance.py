@@ -264,7 +264,7 @@ class _Status:
     database: bool
     redis: bool
     workers: bool | None
-    """Whether at least one worker is alive. None: unknown, because Redis does not answer."""
+    """Whether at least one worker is alive. None: unknown, because Redis does not answer or refuses writes."""
     worker_count: int | None
     """How many workers report themselves. A live one that has just started, or hangs, may be missing."""
     sandboxes: list[SandboxTier]
@@ -304,16 +304,8 @@ async def _ask(redis: Redis, *, has_database: bool) -> _Status:
         return _Status(VERSION, has_database, redis=False, workers=None, worker_count=None, sandboxes=[], node=None)
     tools = ToolPresence(redis)
     lives, sandboxes = await WorkerPresence(redis).is_any_alive(), await tools.sandboxes()
-    shown = await ProcessPresence(redis).workers()
-    return _Status(
-        VERSION,
-        has_database,
-        redis=True,
-        workers=lives,
-        worker_count=len(shown),
-        sandboxes=sandboxes,
-        node=await tools.runs_javascript(),
-    )
+    count, node = len(await ProcessPresence(redis).workers()), await tools.runs_javascript()
+    return _Status(VERSION, has_database, redis=True, workers=lives, worker_count=count, sandboxes=sandboxes, node=node)
 
 
 def _lines(found: _Status, problem: str) -> list[str]:
@@ -330,6 +322,8 @@ def _lines(found: _Status, problem: str) -> list[str]:
 
 
 def _workers(found: _Status) -> str:
+    if found.workers is None:
+        return "unknown: Redis refuses writes, so no worker can show itself; `holdfast doctor` says why"
     if not found.workers:
         return "none is alive: start one with `holdfast worker`"
     return f"{found.worker_count} live" if found.worker_count else "at least one is alive"

@@ -33,7 +33,7 @@ from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unu
 from shared.domain.operations import ServerMemory
 from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.redis.connection import Redis, connect
+from shared.redis.connection import Redis, connect, try_writing
 from shared.redis.log_servers import LogServers, log_servers
 from shared.redis.process_presence import ServerSettings, memory_of, settings_of
 from shared.sql.engine import Database
@@ -123,12 +123,21 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         for finding in _redis_settings(subject, found):
             yield finding
         yield _redis_memory(subject, await memory_of(redis))
+        yield await _redis_writes(redis)
         for finding in (*await shared_key_findings(settings, redis), *await _event_log(settings, redis)):
             yield finding
     except Unavailable as error:
         yield wrong(subject, error.message, "HOLDFAST_REDIS_URL says where it is; docs/operations/redis.md")
     finally:
         await redis.aclose(close_connection_pool=True)
+
+
+async def _redis_writes(redis: Redis) -> Finding:
+    try:
+        await try_writing(redis)
+    except Unavailable as error:
+        return wrong("redis writes", error.message, "docs/operations/redis.md")
+    return good("redis writes", "it takes writes and messages")
 
 
 async def _event_log(settings: Settings, redis: Redis) -> list[Finding]:
@@ -143,10 +152,8 @@ async def _event_log(settings: Settings, redis: Redis) -> list[Finding]:
 
 
 async def _log_servers(subject: str, servers: LogServers) -> list[Finding]:
-    if await servers.are_reachable():
-        findings = [good(subject, "every server answers")]
-    else:
-        findings = [wrong(subject, "not every server answers", LOGS_FIX)]
+    well = await servers.are_reachable()
+    findings = [good(subject, "every server answers") if well else wrong(subject, "not every server answers", LOGS_FIX)]
     for netloc, server in servers.by_netloc().items():
         findings += await _log_server(f"{subject} {netloc}", server)
     return findings

@@ -16,7 +16,7 @@ from shared.domain.ids import IdMaker
 from shared.process.context import ProcessContext
 from shared.process.data_directory import keys_of
 from shared.process.settings import Settings
-from shared.redis.connection import Redis, connect, greet
+from shared.redis.connection import Redis, connect, try_writing
 from shared.redis.log_servers import log_servers
 from shared.secret_keys import SecretKeys
 from shared.sql.engine import ANSWER_S, WAIT_S, Database, database_url, shown
@@ -143,7 +143,7 @@ async def production_redis(settings: Settings) -> Redis:
     require_redis(settings)
     redis = connect(settings.redis_url)
     try:
-        await greet(redis)
+        await try_writing(redis)
     except Unusable as error:
         await redis.aclose(close_connection_pool=True)
         raise Unusable(f"HOLDFAST_REDIS_URL: {error}") from error

@@ -28,7 +28,7 @@ Question = Callable[[], Awaitable[bool | None]]
 
 
 class ServiceAnswers:
-    """Checks each service at most once per second. `services` return whether they answer; no answer counts as False.
+    """Checks each service at most once per second. It is away if its check returns False or raises `Unavailable`.
     `facts` are true or false and come from a service: while it does not answer they are None."""
 
     def __init__(
@@ -52,19 +52,19 @@ class ServiceAnswers:
     async def _ask(self) -> dict[str, bool | None]:
         async with asyncio.TaskGroup() as group:
             asked = {
-                name: group.create_task(_in_time(question), name=f"ask for {name}")
+                name: group.create_task(_in_time(question, name in self._services), name=f"ask for {name}")
                 for name, question in (self._services | self._facts).items()
             }
-        answers = {name: task.result() for name, task in asked.items()}
-        return {name: answer is True if name in self._services else answer for name, answer in answers.items()}
+        return {name: task.result() for name, task in asked.items()}
 
 
-async def _in_time(question: Question) -> bool | None:
+async def _in_time(question: Question, is_service: bool) -> bool | None:
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await question()
+            answer = await question()
     except (TimeoutError, Unavailable):
-        return None
+        return False if is_service else None
+    return answer is not False if is_service else answer
 
 
 # The reasons why a process is not ready, in the fields that every error has. A probe reads only the status. A monitor,
@@ -79,6 +79,7 @@ HINT = "Bring back what is false in `services`, and ask again: `holdfast doctor`
 _MISSING = {
     "database": "the database does not answer",
     "redis": "Redis does not answer",
+    "redis_writes": "Redis refuses writes or messages",
     "migrations": "the database lacks migrations of this version",
     "worker": "no worker lives",
     "queue": "the worker does not look at its queue",
@@ -91,7 +92,9 @@ _UNKNOWN = {
 
 def what_is_missing(services: Mapping[str, bool | None]) -> list[str]:
     """A clause for each service that is missing or whose state is unknown."""
-    false = [_MISSING[name] for name, answer in services.items() if answer is False]
+    # A Redis that does not answer takes no writes either: one clause is enough.
+    shown = {name: answer for name, answer in services.items() if name != "redis_writes" or services["redis"]}
+    false = [_MISSING[name] for name, answer in shown.items() if answer is False]
     return false + [_UNKNOWN[name] for name, answer in services.items() if answer is None]
 
 

@@ -23,6 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.concurrency import AnswerTimeout
 from shared.domain.errors import InvalidRequest, Unavailable, Unusable
+from shared.redis import keys
 
 Redis = ArqRedis
 """The client that the rest of the product uses. Only this module knows its library."""
@@ -124,9 +125,11 @@ def as_unavailable(error: RedisError | OSError) -> Unavailable:
             return Unusable(f"Redis refuses this process: {error}")
         case ResponseError() if str(error).startswith("DB index"):
             return Unusable(f"Redis does not answer: {error}")
+        case ResponseError():
+            # Temporary: the server is full, loads its data, or became a replica.
+            return Unavailable(f"Redis refuses a command: {error}")
         case _:
-            # Other errors are temporary, also those of a Redis that is full, loads its data, or became a replica.
-            return Unavailable(f"Redis does not answer: {error or type(error).__name__}")
+            return Unavailable(f"Redis does not answer: {str(error) or type(error).__name__}")
 
 
 def client_of(pool: ConnectionPool) -> Redis:
@@ -146,6 +149,13 @@ async def greet(redis: Redis) -> None:
     """Returns when Redis has answered. Raises `Unavailable`."""
     async with redis_answers():
         await cast("Any", redis).ping()
+
+
+async def try_writing(redis: Redis) -> None:
+    """Returns when Redis has taken a write and a message. Raises `Unavailable`, also if it refuses them."""
+    async with redis_answers():
+        await cast("Any", redis).set(keys.TRIAL, b"", px=1000)
+        await cast("Any", redis).publish(keys.TRIAL, b"")
 
 
 async def is_reachable(redis: Redis) -> bool:

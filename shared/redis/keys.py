@@ -58,6 +58,9 @@ CANCELS_CHANNEL = "holdfast:cancels"
 WORKER_ALIVE = "holdfast:worker-alive"
 """String, the name of the worker that wrote it last. Written by every worker with its renewals. Lives for a lease."""
 
+TRIAL = "holdfast:trial"
+"""String, empty, and a channel: shows whether Redis takes writes. Written by readiness checks. Lives for a second."""
+
 LEASE_PREFIX = in_progress_key_prefix
 JOB_PREFIX = job_key_prefix
 """arq's own prefixes, see `lease` and `job`. Scripts complete them with the ids of jobs."""

@@ -3,7 +3,7 @@ entry expires when it stops, so a hanging process is not shown. Only displays fo
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -173,7 +173,7 @@ def _milliseconds(moment: datetime) -> int:
 async def memory_of(redis: Redis, *, within_s: float = ANSWER_S) -> ServerMemory:
     """The memory of one server. Raises `Unavailable`."""
     async with redis_answers(within_s):
-        said: Any = await cast("Any", redis).info("memory")
+        said = await _allowed(cast("Any", redis).info("memory"))
     return ServerMemory(server=netloc_of(redis), used=said.get("used_memory"), limit=said.get("maxmemory") or None)
 
 
@@ -221,7 +221,7 @@ async def settings_of(redis: Redis) -> ServerSettings:
     """The settings of a server. Raises `Unavailable`."""
     client = cast("Any", redis)
     async with redis_answers():
-        info: dict[str, Any] = await client.info("server")
+        info = await _allowed(client.info("server"))
         seconds, microseconds = await client.time()
         configured = await _configuration(client)
     return ServerSettings(
@@ -233,12 +233,15 @@ async def settings_of(redis: Redis) -> ServerSettings:
     )
 
 
-async def _configuration(client: Any) -> dict[str, str]:
-    names = ("maxmemory-policy", "appendonly", "save")
+async def _allowed(asked: Awaitable[dict[Any, Any]]) -> dict[Any, Any]:
     try:
-        found: list[dict[Any, Any]] = [await client.config_get(name) for name in names]
-    except ResponseError:  # the server has no `CONFIG`, or refuses it to this user
+        return await asked
+    except ResponseError:  # the server does not have the command, or refuses it to this user
         return {}
+
+
+async def _configuration(client: Any) -> dict[str, str]:
+    found = [await _allowed(client.config_get(name)) for name in ("maxmemory-policy", "appendonly", "save")]
     return {_text(name): _text(value) for one in found for name, value in one.items()}
 
 

@@ -26,7 +26,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.operations import QueueState
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
-from shared.redis.connection import LuaScript, Redis, redis_answers
+from shared.redis.connection import LuaScript, Redis, redis_answers, try_writing
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -279,12 +279,15 @@ class WorkerPresence:
             await cast("Any", self._redis).set(keys.WORKER_ALIVE, worker, px=round(for_s * 1000))
 
     async def is_any_alive(self) -> bool | None:
-        """Whether a worker has refreshed the key within a lease. None if Redis does not answer: workers may live."""
+        """Whether a worker has refreshed the key within a lease. None if Redis does not answer, or refuses writes."""
         try:
             async with redis_answers():
-                return bool(await self._redis.exists(keys.WORKER_ALIVE))
+                if await self._redis.exists(keys.WORKER_ALIVE):
+                    return True
+            await try_writing(self._redis)
         except Unavailable:
             return None
+        return False
 
 
 class IntervalLock:

@@ -255,14 +255,6 @@ class Database:
                 await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
             yield connection
 
-    async def is_reachable(self) -> bool:
-        """Whether the database answers."""
-        try:
-            await self.greet()
-        except Unavailable:
-            return False
-        return True
-
     async def greet(self) -> None:
         """Returns when the database has answered. Raises `Unavailable`."""
         async with self.read() as connection:
@@ -371,7 +363,10 @@ _SQLSTATES: Mapping[str, Unavailable] = {
     "28": Unusable("the database refuses the role or its password"),
     "3D": Unusable("the server of the database has no database of this name; `createdb` makes one"),
     READ_ONLY: Unavailable("the database refuses writes: its server is a standby, or is set to be read-only"),
+    "40P01": Unavailable("the database ended a deadlock; try again"),
     "53100": Unavailable(_FULL),
+    "55P03": Unavailable("the database waited for a lock for longer than its `lock_timeout` allows"),
+    "57014": Unavailable("the database stopped a statement, after its `statement_timeout` if one is set; try again"),
     "53300": Unavailable(
         "the database has no connection left: give it a larger `max_connections`, or every process a smaller "
         "HOLDFAST_DATABASE_CONNECTIONS"
@@ -471,6 +466,5 @@ def _known(said: BaseException | None) -> Unavailable | None:
     if isinstance(said, sqlite3.Error):
         name = str(getattr(said, "sqlite_errorname", ""))
         return _SQLITE.get("_".join(name.split("_")[:2]))
-    # asyncpg's errors have their SQLSTATE, and SQLAlchemy has its own classes for few of them.
     state = str(getattr(said, "sqlstate", None))
     return _SQLSTATES.get(state) or _SQLSTATES.get(state[:2])

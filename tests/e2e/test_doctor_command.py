@@ -71,6 +71,38 @@ async def test_every_server_of_the_logs_was_left_out(
         assert "maxmemory is not set" in found[f"event log 127.0.0.1:{port} memory"]["said"]
 
 
+async def test_a_redis_that_took_no_writes_was_said_to_be_well(tmp_path: Path, private_redis: PrivateRedis) -> None:
+    client = cast("Any", private_redis.client())
+    await client.config_set("maxmemory", "1")
+    _, found = await _findings(tmp_path, HOLDFAST_REDIS_URL=private_redis.url)
+    assert (found["redis writes"]["verdict"], "maxmemory" in found["redis writes"]["said"]) == ("wrong", True)
+    await client.config_set("maxmemory", "0")
+    _, found = await _findings(tmp_path, HOLDFAST_REDIS_URL=private_redis.url)
+    assert found["redis writes"]["verdict"] == "ok"
+
+
+async def test_a_redis_user_without_channels_was_found_by_nothing(
+    tmp_path: Path, postgres_url: str, private_redis: PrivateRedis
+) -> None:
+    await cast("Any", private_redis.client()).execute_command("ACL", "SETUSER", "hf", "on", ">pw", "~*", "+@all")
+    settings = {"HOLDFAST_REDIS_URL": private_redis.url.replace("redis://", "redis://hf:pw@")}
+    _, found = await _findings(tmp_path, **settings)
+    assert (found["redis writes"]["verdict"], "channel" in found["redis writes"]["said"]) == ("wrong", True)
+    started = await said(tmp_path, ["worker"], clean_environment(HOLDFAST_DATABASE_URL=postgres_url, **settings))
+    assert (started.status != 0, "Redis refuses this process" in started.errors) == (True, True), started
+
+
+async def test_a_redis_user_who_may_not_ask_for_its_state_was_said_to_be_refused(
+    tmp_path: Path, private_redis: PrivateRedis
+) -> None:
+    rights = ("~*", "&*", "+@all", "-@dangerous")
+    await cast("Any", private_redis.client()).execute_command("ACL", "SETUSER", "hf", "on", ">pw", *rights)
+    url = private_redis.url.replace("redis://", "redis://hf:pw@")
+    _, found = await _findings(tmp_path, HOLDFAST_REDIS_URL=url)
+    verdicts = {name: found[name]["verdict"] for name in ("redis", "redis settings", "redis memory", "redis writes")}
+    assert verdicts == {"redis": "ok", "redis settings": "warn", "redis memory": "warn", "redis writes": "ok"}
+
+
 async def test_a_second_redis_that_is_nearly_full_is_named(tmp_path: Path, private_redis: PrivateRedis) -> None:
     client = cast("Any", private_redis.client())
     where = f"event log 127.0.0.1:{private_redis.port}"

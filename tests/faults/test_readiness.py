@@ -16,8 +16,8 @@ from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import TcpProxy
 from tests.kit.wait_until import wait_until
 
-WHOLE = {"database": True, "redis": True, "migrations": True, "worker": True}
-WITHOUT_REDIS = {"database": True, "redis": False, "migrations": True, "worker": None}
+WHOLE = {"database": True, "redis": True, "redis_writes": True, "migrations": True, "worker": True}
+WITHOUT_REDIS = {"database": True, "redis": False, "redis_writes": False, "migrations": True, "worker": None}
 
 
 @pytest.fixture
@@ -106,5 +106,11 @@ async def test_an_api_without_its_database_is_not_ready_and_says_so_in_time(
             assert refused.json()["message"] == "Not ready: the database does not answer"
             full = (await http.get("/readyz?full")).json()
             assert full["message"].endswith("; whether the database has all migrations cannot be known")
-            assert full["services"] == {"database": False, "redis": True, "migrations": None, "worker": False}
+            assert full["services"] == {
+                "database": False,
+                "redis": True,
+                "redis_writes": True,
+                "migrations": None,
+                "worker": False,
+            }
             assert (await http.get("/healthz")).status_code == 200, "a restart would not mend the database"

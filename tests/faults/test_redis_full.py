@@ -1,17 +1,18 @@
 """Redis has no room left and refuses writes: runs end all the same, and what they leave there goes in time."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from shared.redis import keys
 from shared.sql.engine import Database
+from tests.kit.log_events import log_events
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product, running_product
 from tests.kit.product.frame_reader import reading
-from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.redis_servers import PrivateRedis, read_only
 from tests.kit.wait_until import wait_until
 
 KEPT_S = 60
@@ -65,3 +66,43 @@ async def test_the_log_of_a_run_that_ended_while_redis_was_full_stayed_for_a_day
             await reader.end()
         reader.assert_complete()
         assert max(await seconds_left(private_redis, run_id), default=0) <= KEPT_S
+
+
+@pytest.mark.parametrize("refusing", [full, read_only])
+async def test_a_redis_that_refused_writes_was_said_to_be_well_and_its_workers_to_be_gone(
+    database: Database,
+    private_redis: PrivateRedis,
+    models: ModelServer,
+    refusing: Callable[[PrivateRedis], AbstractAsyncContextManager[None]],
+) -> None:
+    settings = SETTINGS | {"lease_s": 2.0}
+    async with running_product(database, private_redis.client(), models, settings=settings) as product:
+
+        async def says(*, writes: bool, worker: bool | None) -> None:
+            async def is_said() -> bool:
+                said = (await product.http.get("/readyz?full")).json()
+                assert ("refuses writes" in said.get("message", "")) is not said["services"]["redis_writes"]
+                return said["services"] | {"redis_writes": writes, "worker": worker} == said["services"]
+
+            await wait_until(is_said, description=f"/readyz to say {writes=}, {worker=}")
+
+        await says(writes=True, worker=True)
+        async with refusing(private_redis):
+            # The sign of a worker's life ends after a lease, and the worker cannot renew it.
+            await says(writes=False, worker=None)
+        await says(writes=True, worker=True)
+
+
+async def test_a_run_logged_every_try_while_redis_was_full(
+    database: Database, private_redis: PrivateRedis, models: ModelServer
+) -> None:
+    turn = Turn(text="word " * 100, pace=0.01)
+    async with running_product(database, private_redis.client(), models, settings=SETTINGS) as product:
+        run_id = await begun(product, models, turn)
+        async with reading(product.http, run_id) as reader:
+            await reader.reach(20)
+            with log_events() as events:
+                async with full(private_redis):
+                    await product.ended(run_id)
+                await reader.end()
+        assert len(events.all("events_wait_for_redis")) == 1

@@ -258,21 +258,6 @@ async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> Pla
     return answer
 
 
-def question(context: AgentContext, body: MessageBody) -> Message:
-    """A message that only the model sees."""
-    run = context.run
-    return Message(
-        id=context.handle.ids.message(),
-        agent_id=run.agent_id,
-        thread_id=run.thread_id,
-        conversation_id=run.conversation_id,
-        run_id=run.id,
-        step_id=None,
-        created_at=context.handle.clock.now(),
-        body=body,
-    )
-
-
 # The number of tokens in a request, before it is sent. No I/O.
 #
 # The provider has counted the last request of a history with its answer, instructions and tools: that count is exact.

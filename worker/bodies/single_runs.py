@@ -15,7 +15,7 @@ from shared.domain.settling import RunEnd
 from shared.domain.tools import Tool
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.bodies.agent_context import AgentContext
-from worker.bodies.answer import PlainAnswer, ask_as_step, question
+from worker.bodies.answer import PlainAnswer, ask_as_step
 from worker.bodies.answer_draft import CUT_OFF
 from worker.bodies.probes import result_of_lost_call
 from worker.bodies.step_loop import STOP_REASONS
@@ -104,7 +104,7 @@ async def _call(context: AgentContext, schema: dict[str, Any] | None) -> ModelCa
     return ModelCall(
         handle=context.model,
         system=context.system,
-        history=[question(context, message.body) for message in given],
+        history=[context.handle.unstored(message.body) for message in given],
         tools=() if schema is None else [ToolSpec(ANSWER_TOOL, DESCRIPTION, schema)],
         must_call=schema is not None,
         options=options,

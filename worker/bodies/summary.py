@@ -39,7 +39,6 @@ from worker.bodies.answer import (
     body_tokens,
     excerpt,
     history_tokens,
-    question,
     transcript,
     without_middle,
 )
@@ -187,7 +186,7 @@ async def _ask(context: AgentContext, call: ModelCall, *, is_step: bool) -> str:
 
 def _question(context: AgentContext, text: str, *, acknowledged: bool) -> list[Message]:
     before = (UserMessage(ANNOUNCEMENT), AssistantMessage(text=AGREEMENT)) if acknowledged else ()
-    return [question(context, body) for body in (*before, UserMessage(text))]
+    return [context.handle.unstored(body) for body in (*before, UserMessage(text))]
 
 
 # Selects the messages to remove from a full context, and truncates long texts for the model. No I/O. Calls are never

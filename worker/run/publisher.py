@@ -195,7 +195,7 @@ class Publisher:
         self._writes = asyncio.Lock()
         self._awake = asyncio.Event()
         self._idle = asyncio.Event()
-        self._is_lost = False
+        self._is_lost = self._waits_for_redis = self._waits_for_sql = False
         self._unstored_bytes = 0
         self._unsent_since: float | None = None  # when the oldest unsent event was emitted
         self._trimmed = self._to_trim = Seq(0)
@@ -363,6 +363,7 @@ class Publisher:
             needs = self._writer.needed_before(tail)
             await self._event_log.append(self.run.id, self.run.fence, tail, needs=needs)
             self._writer.was_sent(tail.last)
+            self._waits_for_redis = False
             delay_s = None if since is None else self._clock.monotonic() - since
             self.observation.shown(sum(map(len, tail.entries)), delay_s)
         except RedisLostData:
@@ -372,8 +373,7 @@ class Publisher:
             self._stop(error)
         except Unavailable as error:
             self._unsent_since = since
-            log.warning("events_wait_for_redis", entries=len(tail.entries), error=str(error))
-            await asyncio.sleep(RETRY_S)
+            await self._wait_for_redis(error)
 
     async def _open_again(self) -> None:
         """Opens the log again after Redis lost data, and sends again what SQL lacks, so that live readers continue. SQL
@@ -387,8 +387,14 @@ class Publisher:
         except LeaseLost as error:
             self._stop(error)
         except Unavailable as error:
-            log.warning("events_wait_for_redis", error=str(error))
-            await asyncio.sleep(RETRY_S)
+            await self._wait_for_redis(error)
+
+    async def _wait_for_redis(self, error: Unavailable) -> None:
+        """Waits before the next try. Logs the first failure of an outage: each run tries ten times a second."""
+        if not self._waits_for_redis:
+            log.warning("events_wait_for_redis", entries=len(self._writer.to_send().entries), error=str(error))
+        self._waits_for_redis = True
+        await asyncio.sleep(RETRY_S)
 
     async def _store(self) -> None:
         """Stores the events that SQL lacks, unless the log is closed: then the write that ends it stores them."""
@@ -402,9 +408,12 @@ class Publisher:
             except LifecycleError as error:
                 self._stop(LeaseLost(str(error)))
             except Unavailable as error:
-                log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
+                if not self._waits_for_sql:
+                    log.warning("events_wait_for_sql", entries=len(tail.entries), error=str(error))
+                self._waits_for_sql = True
 
     def _was_stored(self, tail: LogTail) -> None:
+        self._waits_for_sql = False
         self._writer.was_stored(tail.last)
         self._unstored_bytes = sum(map(len, self._writer.to_store().entries))
 

@@ -20,7 +20,7 @@ from shared.domain.events import Event, InputDelivered
 from shared.domain.ids import IdMaker
 from shared.domain.journal import JournalEntry
 from shared.domain.log_writer import LogTail
-from shared.domain.messages import NewMessage, ToolCall, ToolReturn, UserMessage, text_of
+from shared.domain.messages import Message, MessageBody, NewMessage, ToolCall, ToolReturn, UserMessage, text_of
 from shared.domain.run_trees import CallWaits, SeenChild
 from shared.domain.runs import Compaction, Dispatch, Run, RunKind, Step, Usage
 from shared.domain.settling import RunEnd, ShownStep, unknown_return
@@ -152,6 +152,20 @@ class RunHandle:
     async def input(self) -> list[NewMessage]:
         """Returns the messages of the run's submission. Raises `Unavailable`."""
         return await self.whole(lambda: self.services.runs.input_of(self.run.id))
+
+    def unstored(self, body: MessageBody) -> Message:
+        """A message of the run that only the model sees."""
+        run = self.run
+        return Message(
+            id=self.ids.message(),
+            agent_id=run.agent_id,
+            thread_id=run.thread_id,
+            conversation_id=run.conversation_id,
+            run_id=run.id,
+            step_id=None,
+            created_at=self.clock.now(),
+            body=body,
+        )
 
     async def history(self) -> ContextOfRun:
         """Returns the stored history up to this run's turn. Every call in it has its result, except those of the last

@@ -30,6 +30,7 @@ from worker.tools.outcomes import (
     PayloadPipe,
     ToolInvocation,
     ToolOutcome,
+    child_ends,
     how_it_ended,
     not_started,
     payload,
@@ -309,16 +310,8 @@ class WalledProcess:
 
     async def start(self) -> None:
         """Foreign code runs only once this has returned, for the payload is sent last."""
-        channels = (self._payload, self.result, self.stdout, self.stderr)
-        ends: list[int] = []
-        try:
-            for channel in channels:
-                self._pipes.enter_context(channel)
-                ends.append(channel.child_end)
+        with child_ends(self._pipes, (self._payload, self.result, self.stdout, self.stderr)) as ends:
             self._call = await self._forked(ends)
-        finally:
-            for end in ends:
-                os.close(end)
         if self._proxy is not None and (listening := self._call.take_listening()) is not None:
             self._proxy.listen(listening)
         self._payload.send()

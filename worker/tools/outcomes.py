@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, Self
 
@@ -242,6 +242,20 @@ class CappedPipe:
             self._loop.remove_reader(self._read_end)
             os.close(self._read_end)
             self._read_end = -1
+
+
+@contextlib.contextmanager
+def child_ends(pipes: contextlib.ExitStack, channels: Sequence["PayloadPipe | CappedPipe"]) -> Generator[list[int]]:
+    """Opens the channels until `pipes` closes. Yields the child's ends, which this process closes after the block."""
+    ends: list[int] = []
+    try:
+        for channel in channels:
+            pipes.enter_context(channel)
+            ends.append(channel.child_end)
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 class PayloadPipe:

@@ -21,6 +21,7 @@ from worker.tools.outcomes import (
     PayloadPipe,
     ToolInvocation,
     ToolOutcome,
+    child_ends,
     how_it_ended,
     not_started,
     outcome,
@@ -83,12 +84,7 @@ class ToolProcess(asyncio.SubprocessProtocol):
 
     async def start(self) -> None:
         """Starts the process. Foreign code runs only once this has returned, for the payload is sent last."""
-        channels = (self._payload, self.result, self.stdout, self.stderr)
-        child_ends: list[int] = []
-        try:
-            for channel in channels:
-                self._pipes.enter_context(channel)
-                child_ends.append(channel.child_end)
+        with child_ends(self._pipes, (self._payload, self.result, self.stdout, self.stderr)):
             command = [CHILD, str(self.result.child_end), str(os.getpid()), str(self._grace_s)]
             command.append("" if self._user is None else f"{self._user[0]}:{self._user[1]}")
             if self._program is not None:
@@ -104,9 +100,6 @@ class ToolProcess(asyncio.SubprocessProtocol):
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": self._directory, "TMPDIR": self._directory},
                 start_new_session=True,
             )
-        finally:
-            for end in child_ends:
-                os.close(end)
         self._payload.send()
         if self._stopping and self._last_resort is None:
             self._terminate()

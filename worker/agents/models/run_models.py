@@ -17,7 +17,7 @@ from shared.domain.errors import BudgetExceeded, ModelError, ModelErrorType, Run
 from shared.domain.events import StopReason
 from shared.domain.ids import StepId
 from shared.domain.journal import JournalEntry, Replay
-from shared.domain.messages import AssistantMessage, Message, MessageBody, estimate_tokens
+from shared.domain.messages import AssistantMessage, MessageBody, estimate_tokens
 from shared.domain.runs import Step, Usage
 from worker.agents.models.answers import RecordedAnswer, recorded
 from worker.agents.models.requests import OF_WORKER, ModelRequest
@@ -315,7 +315,7 @@ class RunModels:
         return ModelCall(
             handle=asked.handle,
             system=asked.system,
-            history=[self._message(_as_given(body, known)) for body in asked.history],
+            history=[self._handle.unstored(_as_given(body, known)) for body in asked.history],
             tools=asked.tools,
             options=asked.model_options(),
             must_call=asked.choice not in ("auto", "none"),
@@ -324,19 +324,6 @@ class RunModels:
             demanded=asked.demanded,
             thread_id=self._handle.run.thread_id,
             taken_call_ids=frozenset(known),
-        )
-
-    def _message(self, body: MessageBody) -> Message:
-        run = self._handle.run
-        return Message(
-            id=self._handle.ids.message(),
-            agent_id=run.agent_id,
-            thread_id=run.thread_id,
-            conversation_id=run.conversation_id,
-            run_id=run.id,
-            step_id=None,
-            created_at=self._handle.clock.now(),
-            body=body,
         )
 
 

@@ -18,7 +18,8 @@ import { usePolled } from "../lib/polling.js";
  * @typedef {{at: string, submitted: number, completed: number, failed: number, cancelled: number,
  *   queue_wait_p50_ms: number | null, first_token_p50_ms: number | null}} Minute
  * @typedef {{
- *   at: string, version: string, services: Record<"database" | "migrations" | "redis" | "worker", boolean | null>,
+ *   at: string, version: string,
+ *   services: Record<"database" | "migrations" | "redis" | "redis_writes" | "worker", boolean | null>,
  *   database: {kind: string, answers_ms: number | null},
  *   redis: {embedded: boolean, answers_ms: number | null, used_memory_bytes: number | null,
  *     max_memory_bytes: number | null},
@@ -84,7 +85,8 @@ function Services({ now }) {
         ${services.migrations === true && "the database has this release's shape"}
         ${services.migrations === false && "run holdfast migrate"}
       <//>
-      <${Service} name="Redis" works=${services.redis}>
+      <${Service} name="Redis" works=${services.redis && services.redis_writes !== false}>
+        ${services.redis && services.redis_writes === false && "refuses writes; "}
         ${redis.embedded ? "in this process" : `answers in ${duration(redis.answers_ms)}, memory ${memoryOf(redis)}`}
       <//>
       <${Service} name="Worker" works=${services.worker}>
