@@ -137,8 +137,6 @@ class ConversationService:
 
     async def _read(self, project_id: ProjectId, items: Sequence[Mapping[str, Any]]) -> ResponseInput:
         given = read_input(await self.threads.with_items(project_id, items), leaves_calls_open=True)
-        if given.verdicts:
-            raise InvalidRequest("items: send decisions on calls in the next response", field="items")
         if given.compacts:
             raise InvalidRequest(
                 "items: send the compaction_trigger to a response: only a response compacts", field="items"

@@ -249,8 +249,7 @@ class _Story:
         self._end_answer()
         last = max((n for n, body in enumerate(self.bodies) if not isinstance(body, UserMessage)), default=-1)
         said = [body for body in self.bodies[last + 1 :] if isinstance(body, UserMessage)]
-        known = self.earlier if self.leaves_calls_open else self.asked  # a conversation may have the request already
-        earlier = {asked: verdict for asked, verdict in self.earlier.items() if asked not in known}
+        earlier = {asked: verdict for asked, verdict in self.earlier.items() if asked not in self.asked}
         read = ResponseInput(self.bodies[: last + 1], said, self.outputs, earlier | self.verdicts)
         after = self.bodies[max(self.asked.values()) :] if self.asked and self.verdicts else None
         since = None if after is None else [body for body in after if isinstance(body, UserMessage)]
