@@ -55,7 +55,7 @@ from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence
 from shared.runs.orphans import ApprovalService, OrphanedRuns
-from shared.runs.run_trees import RunTrees
+from shared.runs.started_runs import RunTrees
 from shared.sql.access.api_keys import ApiKeyStore, OwnerStore
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import PassageSearchStore, PassageStore, VectorStore

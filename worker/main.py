@@ -37,7 +37,7 @@ from shared.redis.keys import parse_job_id
 from shared.redis.process_presence import ProcessPresence, ToolPresence, VersionPresence
 from shared.redis.queue import InFlightLimits, RunQueue
 from shared.runs.orphans import OrphanedRuns
-from shared.runs.run_trees import RunTrees
+from shared.runs.started_runs import RunTrees
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.code_agents import CodeAgentStore
 from shared.sql.group_commit import GroupCommit

@@ -21,8 +21,7 @@ from shared.process.context import ProcessContext
 from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import IntervalLock, RunQueue
 from shared.runs.orphans import ApprovalService, OrphanedRuns
-from shared.runs.run_trees import RunTrees
-from shared.runs.started_runs import LOOK_EVERY_S, SleeptimeRuns, StartedRuns
+from shared.runs.started_runs import LOOK_EVERY_S, RunTrees, SleeptimeRuns, StartedRuns
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.passages import VectorStore
 from shared.sql.definitions.agents import AgentStore

@@ -6,7 +6,6 @@ A name does not change: programs are written with it.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from api.answers.code_agents import CodeAgent, JournalEntry, Replay
 from api.answers.definitions import (
     AgentFileContent,
     AgentState,
@@ -27,11 +26,13 @@ from api.answers.definitions import (
 from api.answers.deployment import (
     ApiKey,
     AuditEvent,
+    CodeAgent,
     Deleted,
     DeploymentStatus,
     Health,
     Index,
     IssuedKey,
+    JournalEntry,
     Liveness,
     NoFiles,
     NoRepositories,
@@ -40,6 +41,32 @@ from api.answers.deployment import (
     OpenDelivery,
     OperationsView,
     Readiness,
+    Replay,
+)
+from api.answers.dialects import (
+    AgUiEvent,
+    AgUiStop,
+    CompactedResponse,
+    DeletedConversation,
+    DeletedResponse,
+    DeletedWebhookEndpoint,
+    Item,
+    ItemList,
+    OpenAIConversation,
+    OpenAIModel,
+    OpenAIModels,
+    OpenAIResponse,
+    ResponseEvent,
+    RuntimeInfo,
+    StoppedChat,
+    TestedWebhookEndpoint,
+    TokenCount,
+    UiChat,
+    UiMessageChunk,
+    WebhookEndpoint,
+    WebhookEndpointList,
+    WebhookEndpointWithSecret,
+    WebhookEventTypes,
 )
 from api.answers.mcp_servers import (
     FinishedMcpSignIn,
@@ -64,26 +91,6 @@ from api.answers.messages import (
     McpMessage,
     Message,
     Nothing,
-)
-from api.answers.pages import AgUiEvent, AgUiStop, RuntimeInfo, StoppedChat, UiChat, UiMessageChunk
-from api.answers.responses import (
-    CompactedResponse,
-    DeletedConversation,
-    DeletedResponse,
-    DeletedWebhookEndpoint,
-    Item,
-    ItemList,
-    OpenAIConversation,
-    OpenAIModel,
-    OpenAIModels,
-    OpenAIResponse,
-    ResponseEvent,
-    TestedWebhookEndpoint,
-    TokenCount,
-    WebhookEndpoint,
-    WebhookEndpointList,
-    WebhookEndpointWithSecret,
-    WebhookEventTypes,
 )
 from api.answers.runs import (
     Approval,

@@ -4,7 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypeAliasType, TypedDict
 
-from api.answers.code_agents import CodeAgentOfRun
+from api.answers.deployment import CodeAgentOfRun
 from api.answers.messages import Anything, Failure, Fields, Nothing, Recorded, Time
 
 

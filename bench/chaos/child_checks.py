@@ -17,7 +17,7 @@ from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import AssistantMessage, Message, ToolCall, ToolReturn, ToolReturns
 from shared.domain.runs import RunOptions
 from shared.domain.tool_catalog import RUNS_AGENT, TELLS_AGENT
-from shared.runs.run_trees import ACTOR
+from shared.runs.started_runs import ACTOR
 from shared.sql.engine import Database
 from shared.sql.history.messages import message_of
 from shared.sql.run_tables import runs

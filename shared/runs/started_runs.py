@@ -1,5 +1,5 @@
 """Starts runs without a client's request: a run that another run's tool call starts, or one that the server starts, as
-those of sleep-time agents."""
+those of sleep-time agents. Also keeps the trees of such runs consistent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,27 @@ import structlog
 
 from shared.concurrency import Clock
 from shared.domain.agents import Agent
-from shared.domain.errors import HoldfastError, NotFound, PendingApproval, Unavailable
+from shared.domain.errors import CancelMode, HoldfastError, NotFound, PendingApproval, Unavailable
 from shared.domain.groups import RUN_TYPE, DueTurns, start_key, transcript
-from shared.domain.ids import AgentId, ConversationId, GroupId, IdMaker, MessageId, ProjectId, RunId, ThreadId, is_id
+from shared.domain.ids import AgentId, GroupId, IdMaker, MessageId, ProjectId, RunId, ThreadId, is_id
+from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.models import code_agent_of
-from shared.domain.runs import Run, RunOptions, SubmissionKeys
+from shared.domain.runs import CancelRequest, Run, RunOptions, SubmissionKeys
+from shared.redis.channel_listener import CancelSignal
 from shared.redis.queue import RunQueue
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.due_turns import GroupTurnStore
+from shared.sql.runs.children import ChildStore
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore, Submitted
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 STARTED = "started:"
 """The prefix of submission keys that the server makes."""
+
+ACTOR = "parent"
+"""The actor of a cancel that follows the end of a run's parent."""
 
 
 def started_run(
@@ -34,7 +40,6 @@ def started_run(
     run_id: RunId,
     thread_id: ThreadId,
     now: datetime,
-    conversation_id: ConversationId | None = None,
 ) -> Run:
     """Returns a background run of this agent, with the agent's own rules for its context."""
     window = agent.window
@@ -50,7 +55,6 @@ def started_run(
         project_id=agent.project_id,
         agent_id=agent.id,
         thread_id=thread_id,
-        conversation_id=conversation_id,
         options=msgspec.structs.replace(options, **changes),
         created_at=now,
     )
@@ -170,3 +174,57 @@ class SleeptimeRuns:
             return (await self.runs.look_up(RunId(cause_id))).options.traceparent
         except NotFound:
             return None
+
+
+# Trees of runs: the end of a run wakes the parent that waits for it. If the run was cancelled or has failed, its end
+# also ends its children.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTrees:
+    """Passes a run's change on to its parent and its children."""
+
+    children: ChildStore
+    runs: RunStore
+    queue: RunQueue
+    signal: CancelSignal
+    clock: Clock
+
+    async def changed(self, run: Run) -> None:
+        """The caller calls this after a run has ended, or was parked; a parked run still has the status of its claim.
+        Raises nothing: the sweeper repeats what fails here."""
+        try:
+            if run.options.parent is not None:
+                await self._wake_parent(run)
+            if run.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+                mode = CancelMode.INTERRUPT if run.cancel is None else run.cancel.mode
+                for child in await self.children.active_of(run):
+                    await self.end_child(child, mode)
+        except Unavailable as error:
+            log.warning("run_tree_left_to_sweeper", run_id=run.id, reason=str(error))
+
+    async def _wake_parent(self, run: Run) -> None:
+        is_parked = run.status not in TERMINAL
+        dispatch = await self.children.wake(run, self.clock.now(), is_parked=is_parked)
+        if dispatch is not None:
+            await self.queue.dispatch(dispatch)
+
+    async def end_child(self, child: Run, mode: CancelMode) -> None:
+        """Records a cancel of a child, in the mode of its parent's, and announces it to the child's worker. The sweeper
+        settles a child that no worker has. Raises `Unavailable`."""
+        reason = "the run that started it has ended"
+        request = CancelRequest(requested_at=self.clock.now(), actor=ACTOR, reason=reason, mode=mode)
+        try:
+            await self.runs.request_cancel(child, request)
+        except NotFound:
+            return  # it was deleted meanwhile, with its agent
+        await self.signal.announce(child.id, mode)
+        log.info("child_run_cancelled", child_run_id=child.id)
+
+    async def repair(self) -> None:
+        """Wakes the parents and ends the children that a dead process has not. Raises `Unavailable`."""
+        woken = await self.children.wake_forgotten(self.clock.now())
+        if woken:
+            await self.queue.dispatch(*woken)
+        for child, mode in await self.children.left_behind():
+            await self.end_child(child, mode)

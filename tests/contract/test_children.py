@@ -4,13 +4,20 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
+from arq.connections import ArqRedis
 
+from shared.concurrency import SystemClock
+from shared.domain.errors import CancelMode
 from shared.domain.ids import Seq
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.run_trees import ParentCall, SeenChild
 from shared.domain.runs import Run, RunOptions
-from tests.kit.runs.definitions import NOW
+from shared.redis.channel_listener import CancelSignal
+from shared.redis.queue import RunQueue
+from shared.runs.started_runs import RunTrees
+from shared.sql.runs.listing import RunListing
+from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import IDS, Stores, stored_runs
 
 NOTHING_NEW = LogTail(Seq(2), ())
@@ -82,3 +89,15 @@ async def test_a_run_whose_waker_died_is_found(stores: Stores) -> None:
     await stores.settle(child)
     assert [dispatch.run_id for dispatch in await stores.children.wake_forgotten(NOW)] == [run.id]
     assert await stores.children.wake_forgotten(NOW) == []
+
+
+async def test_the_end_of_a_run_raised_because_a_child_was_deleted_meanwhile(stores: Stores, redis: ArqRedis) -> None:
+    """A client that had cancelled the run was told that there is no such run."""
+    run = await stores.claimed()
+    deleted, child = [await child_of(stores, run, f"call-{number}") for number in (1, 2)]
+    queue, signal = RunQueue(redis), CancelSignal(redis)
+    trees = RunTrees(children=stores.children, runs=stores.runs, queue=queue, signal=signal, clock=SystemClock())
+    await RunListing(stores.database).delete(PROJECT, deleted.id)
+    for one in (deleted, child):
+        await trees.end_child(one, CancelMode.INTERRUPT)
+    assert await stores.runs.cancels_among([deleted.id, child.id]) == {child.id: CancelMode.INTERRUPT}

@@ -1,6 +1,6 @@
 """One isolated process of one tool call, seen from the worker: started, waited for, stopped, and surely dead.
 
-What the call means is `process_sandbox.py`; what happens on the other side is `child_watcher.py`. The end of a call is
+What the call means is `sandbox_choice.py`; what happens on the other side is `child_watcher.py`. The end of a call is
 the end of its process, never an end of file. Waiting is by callback, so that nothing is left to cancel or to forget.
 """
 
