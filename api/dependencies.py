@@ -155,9 +155,11 @@ Limit = Annotated[int, Query(ge=1, le=MOST_MESSAGES)]
 Order = Literal["asc", "desc"]
 
 
-def _page_of(default_limit: int, default_order: Order, most: int = MOST_ROWS) -> Callable[..., Awaitable[Page]]:
+def _page_of(
+    default_limit: int, default_order: Order, most: int = MOST_ROWS, *, greatest: int = MOST_MESSAGES
+) -> Callable[..., Awaitable[Page]]:
     async def page(
-        limit: Limit = default_limit,
+        limit: Annotated[int, Query(ge=1, le=greatest)] = default_limit,
         after: str | None = None,
         before: str | None = None,
         order: Order = default_order,
@@ -174,6 +176,8 @@ TenNewestMessages = Annotated[Page, Depends(_page_of(10, "desc", MOST_MESSAGES))
 NewestFirst = Annotated[Page, Depends(_page_of(50, "desc"))]
 OldestFirst = Annotated[Page, Depends(_page_of(50, "asc"))]
 HundredNewestFirst = Annotated[Page, Depends(_page_of(100, "desc"))]
+NewestRuns = Annotated[Page, Depends(_page_of(100, "desc", greatest=MOST_ROWS))]
+"""Letta's server refuses a greater limit for this list alone."""
 OldestMessages = Annotated[Page, Depends(_page_of(100, "asc", MOST_MESSAGES))]
 NewestMessages = Annotated[Page, Depends(_page_of(100, "desc", MOST_MESSAGES))]
 

@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api.access.callers import Caller, Credential
 from api.request_log import StreamStats
 from shared.concurrency import LONG_DATA
 from shared.sql.paging import Page, refuse_part
@@ -54,7 +55,14 @@ class ServerEnd(asyncio.Event):
         """See `asyncio.Event`."""
         super().set()
         for stream in list(self.streams):
-            stream.server_ends()
+            stream.stop("server_ending")
+
+    async def of_ended_keys(self, still_hold: Callable[[Credential], Awaitable[bool]]) -> None:
+        """Breaks off the streams whose callers would not be let in any more. They may be open for days."""
+        for credential in {stream.credential for stream in self.streams} - {None}:
+            if credential is not None and not await still_hold(credential):
+                for stream in [stream for stream in self.streams if stream.credential == credential]:
+                    stream.stop("key_ended")
 
 
 class Connection(Protocol):
@@ -84,6 +92,8 @@ class Connection(Protocol):
 
 
 CONNECTION = "connection"
+
+StopReason = Literal["client_left", "server_ending", "key_ended"]
 
 Failure = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 """As `sys.exc_info` returns it."""
@@ -129,8 +139,10 @@ class EventStream(Response):
         state[KEEP_ALIVE_BYTES] = KEEP_ALIVE
         entered = self._entrance(scope)
         await entered.__aenter__()
+        caller: Caller | None = state.get("caller")
         rest = OpenStream(
             pieces=self._batches(),
+            credential=None if caller is None else caller.credential,
             ending=self._ending,
             cut=self._cut,
             on_leave=self._on_leave,
@@ -155,6 +167,8 @@ class OpenStream:
     """The rest of a stream after its head. Only the server's own layer around the application calls it, once."""
 
     pieces: AsyncGenerator[bytes]
+    credential: Credential | None
+    """What its caller was found by. None where requests need no caller."""
     ending: ServerEnd
     cut: bytes | None
     on_leave: Callable[[], Awaitable[None]] | None
@@ -166,7 +180,7 @@ class OpenStream:
     """The request, for the log."""
     variables: Context | None
     """The request's context variables. The middlewares reset them when they return."""
-    stopped: Literal["client_left", "server_ending"] | None = None
+    stopped: StopReason | None = None
     """Why the stream ends before its last event."""
     is_broken: bool = False
     """What was sent is no longer valid."""
@@ -208,10 +222,10 @@ class OpenStream:
         self.stats.frames += body.count(FRAME_END)
         await self.connection.send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
         if self.stopped is not None:
-            raise asyncio.CancelledError  # something in between has caught the one of `_stop`
+            raise asyncio.CancelledError  # something in between has caught the one of `stop`
 
     def _is_stop(self) -> bool:
-        """Whether the task's cancellation is that of `_stop`, and no other. It cuts no frame: what was sent is in the
+        """Whether the task's cancellation is that of `stop`, and no other. It cuts no frame: what was sent is in the
         transport already."""
         task, self.task = self.task, None
         return self.stopped is not None and not (task is not None and task.uncancel())
@@ -248,21 +262,18 @@ class OpenStream:
         self.stats.end = self.stopped
         if self.stopped == "client_left" and self.on_leave is not None:
             await self.on_leave()
+        if self.stopped == "key_ended" or (self.stopped == "server_ending" and self.cut is None):
+            return False
         if self.stopped == "server_ending":
-            if self.cut is None:
-                return False
             await self.connection.send({"type": "http.response.body", "body": self.cut, "more_body": False})
         return True
 
     def client_leaves(self) -> None:
         """The connection calls this when the client leaves."""
-        self._stop("client_left")
+        self.stop("client_left")
 
-    def server_ends(self) -> None:
-        """Ends the stream, because this process ends."""
-        self._stop("server_ending")
-
-    def _stop(self, why: Literal["client_left", "server_ending"]) -> None:
+    def stop(self, why: StopReason) -> None:
+        """Ends the stream before its last event."""
         if self.stopped is None and self.task is not None:
             self.stopped = why
             self.task.cancel()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 from fastapi import FastAPI
 
-from api.access.accepted_keys import AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
+from api.access.accepted_keys import FRESH_S, AcceptedKeys, FailedKeys, KeyIssuer, StreamTokens
 from api.access.authentication import Access, PageTokens, project_of_request
 from api.access.callers import ConfiguredKeys
 from api.access.route_rules import AgentReach
@@ -40,6 +40,7 @@ from api.runs.streaming import StreamService
 from api.runs.submission import QueuedRuns, SubmissionService, SubmissionTraces
 from api.services import McpParts, Services, mcp_parts, mcp_services, plain_stores
 from shared.archival.archival_memory import ArchivalMemory, EmbeddingClient
+from shared.concurrency import repeating
 from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
@@ -280,6 +281,9 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         await stack.enter_async_context(services.thread_streams.watches.watching())
         await stack.enter_async_context(services.run_changes.watching())
         await stack.enter_async_context(services.code_agents.watching())
+        keys, ending = services.access.keys, services.streaming.ending
+        of_ended_keys = partial(ending.of_ended_keys, keys.still_hold)
+        await stack.enter_async_context(repeating(of_ended_keys, every_s=FRESH_S, name="streams of ended keys"))
         log.info("api_started", version=VERSION)
         has_keys = await _is_true(services.access.keys.are_required(), unless_away=True)
         yield create_app(services, admission=_admission(process), has_keys=has_keys)

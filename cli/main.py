@@ -16,7 +16,7 @@ from shared.process.importing import VERSION
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 """The values that pydantic reads as true in a setting."""
 
-_OF_ARGUMENT = re.compile(r"Invalid value for '(?P<name>[^' ]+)[^']*': ")
+_OF_ARGUMENT = re.compile(r"Invalid value for '(?P<name>[^' ]+)[^']*': (?:Value error, )?")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -157,9 +157,8 @@ async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: 
         loop, task = began.result()
         with contextlib.suppress(RuntimeError):  # the work has ended by itself, and its loop with it
             loop.call_soon_threadsafe(task.cancel)
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # noted only: this task was cancelled, which matters more
+        # It may be cancelled again meanwhile. A failure of the work matters less than the cancellation.
+        await whole(asyncio.gather(running, return_exceptions=True))
         raise
     finally:
         executor.shutdown(wait=False)

@@ -11,14 +11,14 @@ import hmac
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple, TypeVar
 
 import structlog
 
-from api.access.callers import EVERYBODY, Caller, ConfiguredKeys
+from api.access.callers import EVERYBODY, Caller, ConfiguredKeys, Credential
 from api.errors import Refused
 from shared.concurrency import Clock
 from shared.domain.api_keys import (
@@ -104,12 +104,25 @@ class AcceptedKeys:
             return Found(configured.caller, configured.is_guessable)
         if not is_well_formed(secret):
             return None
-        found, is_news = await self._by_digest.get(digest_of(secret))
+        digest = digest_of(secret)
+        found, is_news = await self._by_digest.get(digest)
         if found is None or not found.is_valid(self._clock.now()):
             return None
         if is_news:
             await self._note_use(found)
-        return Found(_caller_of(found), is_guessable=False)
+        return Found(_caller_of(found, digest), is_guessable=False)
+
+    async def still_hold(self, credential: Credential) -> bool:
+        """Returns whether a caller would still be found by this. For those who have a stream open."""
+        key_id, proof = credential
+        if key_id == EVERYBODY.key_id:
+            return not await self.are_required()
+        if self._configured.of_id(key_id) is not None:
+            return True
+        found, _ = await (self._by_digest.get(proof) if isinstance(proof, str) else self._by_id.get(key_id))
+        if found is None or not found.is_valid(self._clock.now()):
+            return False
+        return isinstance(proof, str) or found.token_secret == proof
 
     async def signer(self, key_id: str) -> TokenSigner | None:
         """Returns the signer of the stream tokens made with this key; None if the key is no longer valid."""
@@ -121,7 +134,7 @@ class AcceptedKeys:
         found, _ = await self._by_id.get(key_id)
         if found is None or not found.is_valid(self._clock.now()):
             return None
-        return TokenSigner(_caller_of(found), found.token_secret, is_guessable=False)
+        return TokenSigner(_caller_of(found, found.token_secret), found.token_secret, is_guessable=False)
 
     def forget(self) -> None:
         """Drops the cache, because this process has changed a key."""
@@ -140,9 +153,9 @@ class AcceptedKeys:
             log.warning("use_of_key_not_noted", key_id=found.key.id, error=str(error))
 
 
-def _caller_of(found: FoundKey) -> Caller:
+def _caller_of(found: FoundKey, proof: str | bytes) -> Caller:
     key = found.key
-    return Caller(key.project_id, key.id, Scopes.parse(key.scopes), key.name)
+    return Caller(key.project_id, key.id, Scopes.parse(key.scopes), key.name, proof=proof)
 
 
 class _Known:
@@ -385,7 +398,7 @@ class StreamTokens:
         caller = signer.caller
         if not hmac.compare_digest(self._signature(signer, caller.project_id, run_id, int(expires)), signature):
             raise _refusal("The stream token is not valid for this run")
-        return Caller(caller.project_id, caller.key_id, Scopes(Level.READ), caller.key_name)
+        return replace(caller, scopes=Scopes(Level.READ))
 
     def _signature(self, signer: TokenSigner, project_id: ProjectId, run_id: RunId, expires: int) -> str:
         return self._signatures.of(signer, f"{run_id} {expires} {project_id}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
@@ -109,7 +109,7 @@ class PageTokens:
         if not _permits(key.scopes, reach):
             raise _refusal("The page token is not valid: its key does not permit this any more")
         scopes = Scopes(LEVELS[may], frozenset([reach.agent_id]))
-        return Caller(key.project_id, key.key_id, scopes, key.key_name, reach.thread_id)
+        return replace(key, scopes=scopes, thread_id=reach.thread_id)
 
 
 def page_token_of(scope: Scope) -> str | None:

@@ -7,8 +7,9 @@ the database.
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from shared.domain.api_keys import EVERYTHING, Level, Scopes
 from shared.domain.errors import InvalidRequest
@@ -26,6 +27,14 @@ ENOUGH = 20
 """Characters from which a configured key cannot be guessed. Shorter ones are accepted with a warning."""
 
 
+class Credential(NamedTuple):
+    """What a caller was found by, from which `AcceptedKeys` learns whether it is still valid."""
+
+    key_id: str
+    proof: str | bytes
+    """Of a stored key the digest of its secret; of a token the secret that has signed it. Empty for configured keys."""
+
+
 @dataclass(frozen=True)
 class Caller:
     """The sender of a request: a project, and one of its keys. The key's id is not secret, and is the same in every
@@ -37,6 +46,13 @@ class Caller:
     key_name: str = ""
     thread_id: ThreadId | None = None
     """The only thread that the caller may see, which is then a page with a token of this key."""
+    proof: str | bytes = field(default="", repr=False)
+    """See `Credential`."""
+
+    @property
+    def credential(self) -> Credential:
+        """What this caller was found by."""
+        return Credential(self.key_id, self.proof)
 
 
 def may_see_secrets(caller: Caller) -> bool:

@@ -126,10 +126,10 @@ def _wire_part(part: ContentPart) -> dict[str, Any]:
         case TextContent(text=text):
             return {"type": "text", "text": text}
         case ImageContent(url=str() as url):
-            return {"type": "image", "source": {"type": "url", "value": url}}
+            source = {"type": "url", "value": url}
         case ImageContent(data=data, media_type=media_type):
             source = {"type": "data", "value": data or "", "mimeType": media_type or "image/png"}
-            return {"type": "image", "source": source}
+    return {"type": "image", "source": source} | ({"metadata": {"filename": part.name}} if part.name else {})
 
 
 def newest_within(messages: Sequence[WireMessage | msgspec.Raw], most: int = MOST_BYTES) -> list[msgspec.Raw]:
@@ -162,14 +162,15 @@ def _read_part(part: dict[str, Any], place: str) -> ContentPart:
     if kind == _LEGACY:
         kind, source = _of_legacy_part(part)
     value, media_type = source.get("value"), source.get("mimeType")
+    named = part.get("filename") or (as_object(part.get("metadata")) or {}).get("filename")
     if kind == "image" and isinstance(value, str):
         if source.get("type") == "url":
-            return image_at(value, field=f"{place}.source.value")
+            return image_at(value, field=f"{place}.source.value", named=named)
         if source.get("type") == "data" and isinstance(media_type, str):
-            return attached_image(value, media_type, field=f"{place}.source.value")
+            return attached_image(value, media_type, field=f"{place}.source.value", named=named)
     if kind == "document" and isinstance(value, str) and source.get("type") == "data":
         media_type = media_type if isinstance(media_type, str) else None
-        return attached_file(_name_of(part), media_type, value, field=f"{place}.source.value")
+        return attached_file(named, media_type, value, field=f"{place}.source.value")
     raise InvalidRequest(f"{place} is not understood: {_why_not(kind, source)}", field=place)
 
 
@@ -179,11 +180,6 @@ def _of_legacy_part(part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(part.get("data"), str):
         return kind, {"type": "data", "value": part["data"], "mimeType": media_type}
     return kind, {"type": "url", "value": part.get("url"), "mimeType": media_type}
-
-
-def _name_of(part: dict[str, Any]) -> str:
-    named = part.get("filename") or (as_object(part.get("metadata")) or {}).get("filename")
-    return " ".join(named.split())[:200] or "file" if isinstance(named, str) else "file"
 
 
 def _why_not(kind: Any, source: dict[str, Any]) -> str:

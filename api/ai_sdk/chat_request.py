@@ -176,13 +176,12 @@ def _content(parts: Sequence[dict[str, Any]], place: str) -> Iterator[ContentPar
 
 
 def _file(part: dict[str, Any], where: str) -> ContentPart:
-    url, media_type, named = part.get("url"), part.get("mediaType"), part.get("filename")
+    url, media_type = part.get("url"), part.get("mediaType")
     if not isinstance(url, str) or not isinstance(media_type, str):
         raise InvalidRequest(f"{where} needs a url and a mediaType", field=where)
     if media_type.startswith("image/"):
-        return image_at(url, field=f"{where}.url")
+        return image_at(url, field=f"{where}.url", named=part.get("filename"))
     data = DATA_URL.fullmatch(url)
     if data is None:
         raise InvalidRequest(f"{where}.url must be data:…;base64,…", field=f"{where}.url")
-    name = " ".join(named.split())[:LONGEST_NAME] if isinstance(named, str) and named.strip() else "file"
-    return attached_file(name, data["media_type"], data["data"], field=f"{where}.url")
+    return attached_file(part.get("filename"), data["media_type"], data["data"], field=f"{where}.url")

@@ -246,7 +246,8 @@ def _user_part(part: ContentPart) -> UiPart:
         case ImageContent():
             media_type = part.media_type or "image/*"
             url = part.url or f"data:{media_type};base64,{part.data or ''}"
-            return {"type": "file", "mediaType": media_type, "url": url}
+            named = {"filename": part.name} if part.name else {}
+            return {"type": "file", "mediaType": media_type, "url": url, **named}
 
 
 def asked_about(history: Sequence[Message]) -> set[str]:

@@ -156,6 +156,9 @@ class AgentFields(BaseModel):
             "reasoning": self.reasoning if self.reasoning is not None else self.enable_reasoner,
             "response_format": self.response_format,
         }
+        limits = ((self, "max_tokens"), (self.llm_config, "max_tokens"), (self.model_settings, "max_output_tokens"))
+        if any(said and name in said.model_fields_set and getattr(said, name) is None for said, name in limits):
+            before = replace(before, max_output_tokens=None)
         config = without_shown_limit(self.llm_config, before, shown_for) if self.llm_config else {}
         settings = self.model_settings.options() if self.model_settings else {}
         return changed_options(before, config, without_defaults(settings, before, shown_for, self.handle()), single)

@@ -181,10 +181,8 @@ class Frames:
             case events.InputDelivered(role="system"):
                 return self._ping(seq, event.at)
             case events.InputDelivered():
-                return {
-                    **self._added("user_message", seq, event, otid_of(event.message_id, event.otid)),
-                    "content": event.text,
-                }
+                head = self._head("user_message", seq, event, otid=otid_of(event.message_id, event.otid))
+                return {**head, "content": event.text}
             case events.CompactionBegan():
                 if self.options.compaction_messages:
                     return self._compaction_began(seq, event)
@@ -193,24 +191,11 @@ class Frames:
             case events.Compacted(text=text, stats=stats):
                 otid = part_otid(event.message_id, 0)
                 if self.options.compaction_messages:
-                    return {**self._added("summary_message", seq, event, otid), **summary_fields(text, stats)}
+                    return {**self._head("summary_message", seq, event, otid=otid), **summary_fields(text, stats)}
                 content = summary_as_content(text, stats, _moment(event.at))
-                return {**self._added("user_message", seq, event, otid), "content": content}
+                return {**self._head("user_message", seq, event, otid=otid), "content": content}
             case _:
                 assert_never(event)
-
-    def _added(
-        self, message_type: str, seq: Seq, event: events.InputDelivered | events.Compacted, otid: str | None
-    ) -> dict[str, Any]:
-        """The head of a message that is not part of the run's answers."""
-        return envelope(
-            message_type,
-            message_id=event.message_id,
-            date=date_of(event.at // 1000),
-            otid=otid,
-            run_id=self._run_id,
-            seq_id=seq,
-        )
 
     def _compaction_began(self, seq: Seq, event: events.CompactionBegan) -> dict[str, Any]:
         data = {
@@ -265,16 +250,18 @@ class Frames:
         | events.TextChunk
         | events.ToolCallChunk
         | events.ToolCalls
-        | events.ToolsReturned,
+        | events.ToolsReturned
+        | events.InputDelivered
+        | events.Compacted,
         *,
-        otid: str,
+        otid: str | None,
     ) -> dict[str, Any]:
         return envelope(
             message_type,
             message_id=event.message_id,
             date=date_of(event.at // 1000),
             otid=otid,
-            step_id=event.step_id,
+            step_id=getattr(event, "step_id", None),
             run_id=self._run_id,
             seq_id=seq,
         )

@@ -117,7 +117,7 @@ class McpService:
             # with the same key.
             return answer(asked.id, result, {SESSION_HEADER: self.ids.mcp_session()})
         plain: Mapping[str, Callable[[], Awaitable[dict[str, Any]]]] = {
-            "ping": _nothing,
+            "ping": lambda: _nothing(asked),
             "server/discover": lambda: _discovered(rules.versions()),
             "tools/list": lambda: self._list(caller, asked),
             "tasks/get": lambda: self._get(caller, asked),
@@ -303,8 +303,9 @@ def _refusal(rules: Rules, error: RpcError, request_id: RequestId | None, *, is_
     return Response(error_bytes(request_id, error.code, error.message, error.data), status, media_type=JSON)
 
 
-async def _nothing() -> dict[str, Any]:
-    return {"resultType": "complete"}
+async def _nothing(asked: ClientRequest) -> dict[str, Any]:
+    # Official clients of the older versions take no other field in an empty result.
+    return {"resultType": "complete"} if asked.is_modern else {}
 
 
 async def _discovered(versions: list[str]) -> dict[str, Any]:

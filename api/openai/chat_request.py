@@ -250,10 +250,12 @@ def openai_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
     return status, error_body(_kind(status), message, code=refusal.code, param=refusal.field, hint=hint, **more)
 
 
-def error_body(kind: str, message: str, *, code: str | None, param: str | None = None, **more: Any) -> dict[str, Any]:
+def error_body(
+    kind: str, message: str, *, code: str | None, hint: str, param: str | None = None, **more: Any
+) -> dict[str, Any]:
     """The body of an error, which a stream sends in place of a chunk."""
     shown = {"message": message, "type": kind, "param": param, "code": _CODES.get(code or "", code)}
-    return {"error": {**shown, **more}}
+    return {"error": {**shown, "hint": hint.replace("`field`", "`param`"), **more}}
 
 
 def model_error(error_type: str, message: str, detail: str | None) -> dict[str, Any]:

@@ -211,7 +211,7 @@ async def retrieve_openai_model(
     try:
         provider, _ = split_handle(service.threads.handle(model))
     except InvalidRequest as error:
-        raise UnknownModel(model) from error
+        raise UnknownModel(model, error.message) from error
     return _model(model, provider)
 
 

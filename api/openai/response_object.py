@@ -197,6 +197,9 @@ _PARAMS = {
     ErrorCode.MODEL_NOT_FOUND: "model",
 }
 
+_OF_OPENAI = ("unsupported_parameter", "mutually_exclusive_parameters")
+"""Flaws of a body that have OpenAI's code for their type."""
+
 _HELPED_BY_A_REPETITION = (ErrorCode.RUN_CHANGED,)
 
 
@@ -208,7 +211,13 @@ def responses_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
         status, error["type"] = 400, "invalid_request_error"
     if refusal.code is ErrorCode.MODEL_NOT_FOUND:
         status = 400
-    if not refusal.flaws:
-        error["code"] = _CODES.get(refusal.code, error["code"])
+    error["code"] = _CODES.get(refusal.code, error["code"])
     error["param"] = error["param"] or _PARAMS.get(refusal.code)
+    if refusal.flaws and refusal.code is ErrorCode.INVALID_ARGUMENT:
+        first = refusal.flaws[0]
+        is_of_type = first["type"].endswith(("_type", "_parsing"))
+        error["code"] = (
+            first["type"] if first["type"] in _OF_OPENAI else "invalid_type" if is_of_type else "invalid_value"
+        )
+        error["param"] = error["param"] or first.get("ctx", {}).get("param") or None
     return status, body

@@ -1,5 +1,6 @@
 """Finds where a response continues: in a new thread, where the previous response ended, or in a conversation."""
 
+import dataclasses
 import hashlib
 import re
 from collections import defaultdict
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
 from api.openai.response_items import approval_item_id, call_item_id, conversation_items, first_open_call, items_of
-from api.openai.response_object import conversation_id_of, message_id_of, run_id_of
+from api.openai.response_object import conversation_id_of, message_id_of, response_id, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on, no_request, reference_of
 from api.openai.responses_request import ResponseRequest
 from api.runs.command import AgentThreads, ReadDecisions
@@ -40,6 +41,7 @@ from shared.domain.settling import PARKED, open_calls
 from shared.domain.threads import copy_of
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.messages import MessageStore
+from shared.sql.paging import Page
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 
@@ -53,6 +55,8 @@ UNASKED_MODEL = "openai/gpt-5-mini"
 """The hidden agent's own model. It is never used: each response names its own."""
 
 HIDDEN_NAME = "Responses of plain models"
+
+_NAMES = "name an agent (agent-…) or <provider>/<model>"
 
 
 class ResponseThread(NamedTuple):
@@ -100,6 +104,21 @@ class ResponseThreads:
         found = await self.of_model(project_id, request.model)
         return found._replace(place=Place(begins=True, history=self._new(given.story)))
 
+    async def at_question(
+        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput
+    ) -> tuple[ResponseRequest, ResponseInput]:
+        """The request behind the response whose approval request it repeats and decides, and its input after that
+        request. Unchanged if it names its place, and if none of the agent's newest calls waits for these decisions."""
+        named, agent_id = request.previous_response_id or request.conversation_name, request.model or ""
+        if named or given.since_asked is None or not is_id(agent_id, "agent"):
+            return request, given
+        waiting = await self.approvals.of_project(project_id, Page(limit=100), agent_id=AgentId(agent_id))
+        asking = [one.run_id for one in waiting if approval_item_id(one.run_id, one.tool_call_id) in given.verdicts]
+        if not asking:
+            return request, given
+        behind = request.model_copy(update={"previous_response_id": response_id(asking[0])})
+        return behind, dataclasses.replace(given, story=[], said=given.since_asked)
+
     async def history_of(self, project_id: ProjectId, thread: ResponseThread) -> list[Message]:
         """The messages in the context of an existing thread; empty for a new one."""
         name = thread.thread or thread.conversation_id
@@ -143,7 +162,10 @@ class ResponseThreads:
         call_ids = [item["call_id"] for item in given if isinstance(item.get("call_id"), str)]
         asked = await self.approvals.of_calls(project_id, call_ids) if call_ids else []
         wanted = {one for one in (*named_by, *(one.message_id for one in asked)) if one is not None}
-        items: dict[str, Mapping[str, Any]] = {}
+        # An approval request is passed over, wherever it is.
+        items: dict[str, Mapping[str, Any]] = {
+            one: {"type": "mcp_approval_request", "id": one} for one in named if one.startswith("mcpr_")
+        }
         found = await self.messages.find(project_id, wanted) if wanted else []
         for message in found:
             own = {item["id"]: item for item in items_of(message.run_id or RunId(message.thread_id), message)}
@@ -162,7 +184,7 @@ class ResponseThreads:
             try:
                 agent = await self.agents.without_links(project_id, AgentId(model))
             except NotFound as error:
-                raise UnknownModel(model) from error
+                raise UnknownModel(model, _NAMES) from error
             return ResponseThread(agent, None, is_plain=False, options=agent.options)
         handle = self.handle(model)
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
@@ -178,21 +200,15 @@ class ResponseThreads:
         return (await self.of_model(project_id, agent_id)).agent
 
     def handle(self, model: str) -> str:
-        """The full name of a model that a request names without an agent. Raises `InvalidRequest`."""
+        """The full name of a model that a request names without an agent. Raises `UnknownModel`, `InvalidRequest`."""
         if "/" not in model and not _OF_OPENAI.match(model):
-            raise InvalidRequest(
-                f"The model {model[:100]!r} does not exist: name an agent (agent-…) or <provider>/<model>",
-                field="model",
-            )
+            raise UnknownModel(model, _NAMES)
         named = model if "/" in model else f"{USUAL_PROVIDER}/{model}"
         handle = self.models.served(named) or named
         try:
             split_handle(handle)
         except ValueError as error:
-            raise InvalidRequest(
-                f"The model {model[:100]!r} does not exist: {error}. Name an agent (agent-…) or <provider>/<model>",
-                field="model",
-            ) from error
+            raise UnknownModel(model, f"{error}; {_NAMES}") from error
         return handle
 
     async def _hidden(self, project_id: ProjectId, handle: str) -> Agent:
@@ -338,9 +354,8 @@ def _named_items(history: Sequence[Message]) -> dict[str, dict[str, Any]]:
         match message.body:
             case AssistantMessage(tool_calls=made):
                 for call in made:
-                    calls[call.id], owner = (message, call), _owner(message)
-                    asked, own = approval_item_id(owner, call.id), call_item_id("mcp", owner, message.step_id, call.id)
-                    found[asked] = {"type": "mcp_approval_request", "id": asked}
+                    calls[call.id] = (message, call)
+                    own = call_item_id("mcp", _owner(message), message.step_id, call.id)
                     found[own] = {"type": "mcp_call", "id": own, "name": call.name, "arguments": call.arguments}
             case ApprovalResponse(decisions=decisions):
                 edited |= {one.tool_call_id: one.edited_arguments for one in decisions if one.edited_arguments}

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from msgspec import structs
+
 from api.input_limits import as_object
 from api.openai.response_fold import AGAIN
-from api.openai.response_items import approval_item_id, summary_in
+from api.openai.response_items import approval_item_id, call_item_id, summary_in
 from api.runs.command import DATA_URL, attached_file, image_at
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidRequest
+from shared.domain.ids import RunId
 from shared.domain.messages import (
     AssistantMessage,
     ContentPart,
@@ -53,6 +56,8 @@ class ResponseInput:
     """A person's decisions, by the ids of the items that ask for them."""
     compacts: bool = False
     """The answer is to be a summary of the whole history."""
+    since_asked: list[UserMessage] | None = None
+    """The messages after the last approval request. None: the input does not repeat a request and decide one."""
 
     @property
     def answers_calls(self) -> bool:
@@ -71,16 +76,14 @@ class ResponseInput:
 
 def _texts_of(body: MessageBody) -> object:
     match body:
-        case UserMessage(content=content):
-            return (
-                content if isinstance(content, str) else [one.text for one in content if isinstance(one, TextContent)]
-            )
+        case UserMessage(content=str() as text) | Summary(text=text):
+            return text
+        case UserMessage(content=list() as parts):
+            return [one.text for one in parts if isinstance(one, TextContent)]
         case AssistantMessage(text=text, tool_calls=calls):
             return [text, *(call.arguments for call in calls)]
         case ToolReturns(returns=returns):
             return [one.text for one in returns]
-        case Summary(text=text):
-            return text
         case _:
             return ""
 
@@ -130,8 +133,8 @@ class _Story:
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
     earlier: dict[str, Decision] = field(default_factory=dict[str, Decision])
     """Verdicts that more of an answer follows."""
-    asked: set[str] = field(default_factory=set[str])
-    """The approval requests among the items, by their ids."""
+    asked: dict[str, int] = field(default_factory=dict[str, int])
+    """The approval requests among the items, by their ids, with the number of bodies before each."""
     held: list[MessageBody] = field(default_factory=list[MessageBody])
     """Messages between a call and its output: models accept them only after the output."""
 
@@ -152,7 +155,7 @@ class _Story:
                 self._end_answer()
                 self.bodies.append(_summary(item, place))
             case "mcp_approval_request":
-                self.asked.add(str(item.get("id")))
+                self.asked[str(item.get("id"))] = len(self.bodies)
             case "reasoning" | "mcp_list_tools":
                 return  # reasoning is its model's own
             case _:
@@ -202,7 +205,8 @@ class _Story:
         self.results[call_id] = ToolReturn(call_id, called, "success", text, parts=parts, is_plain=True)
 
     def _take_mcp_call(self, item: Mapping[str, Any], place: str) -> None:
-        call = _call(item, "id", place)
+        # Agents' frameworks drop the ids of items that they keep.
+        call = _call({"id": call_item_id("mcp", RunId(place), None, repr(item)), **item}, "id", place)
         self._pass_over_verdicts()
         self._take_call(call)
         error = item.get("error")
@@ -245,8 +249,12 @@ class _Story:
         self._end_answer()
         last = max((n for n, body in enumerate(self.bodies) if not isinstance(body, UserMessage)), default=-1)
         said = [body for body in self.bodies[last + 1 :] if isinstance(body, UserMessage)]
-        earlier = {asked: verdict for asked, verdict in self.earlier.items() if asked not in self.asked}
-        return ResponseInput(self.bodies[: last + 1], said, self.outputs, earlier | self.verdicts)
+        known = self.earlier if self.leaves_calls_open else self.asked  # a conversation may have the request already
+        earlier = {asked: verdict for asked, verdict in self.earlier.items() if asked not in known}
+        read = ResponseInput(self.bodies[: last + 1], said, self.outputs, earlier | self.verdicts)
+        after = self.bodies[max(self.asked.values()) :] if self.asked and self.verdicts else None
+        since = None if after is None else [body for body in after if isinstance(body, UserMessage)]
+        return replace(read, since_asked=since)
 
 
 def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Decision]:
@@ -261,7 +269,7 @@ def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Deci
         found = _taken(verdicts, item_id) or _taken(outputs, asked.tool_call_id)
         if found is None:
             raise InvalidRequest(_unanswered(asked, item_id), field="input")
-        decided.append(_for_call(found, asked.tool_call_id))
+        decided.append(structs.replace(found, tool_call_id=asked.tool_call_id))
     for call_id in outputs:
         raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", field="input")
     for item_id in verdicts:
@@ -278,18 +286,6 @@ def _taken(answers: dict[str, Decision], name: str) -> Decision | None:
     """Removes the answer with this id, or with the id of a call that the response contained twice."""
     found = next((one for one in answers if one == name or one.rstrip(AGAIN) == name), None)
     return None if found is None else answers.pop(found)
-
-
-def _for_call(decision: Decision, call_id: str) -> Decision:
-    return Decision(
-        tool_call_id=call_id,
-        kind=decision.kind,
-        approve=decision.approve,
-        reason=decision.reason,
-        tool_return=decision.tool_return,
-        parts=decision.parts,
-        is_plain=decision.is_plain,
-    )
 
 
 def _unanswered(asked: Approval, item_id: str) -> str:
@@ -366,9 +362,6 @@ def _wrong_part(kind: object) -> str:
     return "use {'type': 'input_text', 'text': …} or {'type': 'input_image', 'image_url': …}"
 
 
-_LONGEST_NAME = 200
-
-
 _NO_FILE = {
     "file_id": "this server has no store of files",
     "file_url": "this server fetches no files",
@@ -381,8 +374,6 @@ def _file(part: dict[str, Any], place: str) -> TextContent:
         named = next((name for name in _NO_FILE if part.get(name)), "file_data")
         fix = "Send the file itself in file_data (data:…;base64,…), with a filename"
         raise InvalidRequest(f"{place}.{named}: {_NO_FILE[named]}. {fix}", field=f"{place}.{named}")
-    given = part.get("filename")
-    name = " ".join(given.split())[:_LONGEST_NAME] if isinstance(given, str) and given.strip() else "file"
     field, found = f"{place}.file_data", DATA_URL.fullmatch(part["file_data"])
     media_type, data = (None, part["file_data"]) if found is None else (found["media_type"], found["data"])
-    return attached_file(name, media_type, data, field=field)
+    return attached_file(part.get("filename"), media_type, data, field=field)

@@ -1,7 +1,7 @@
 """A request for a response: its fields, the supported values, and refusals that name unsupported ones."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, LiteralString, cast
 
 from fastapi.exceptions import RequestValidationError
 from msgspec.structs import replace
@@ -15,10 +15,12 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
+from api.openai.response_items import SERVER_LABEL
 from api.openai.response_object import INCLUDE_ENCRYPTED
 from api.openai.responses_input import COMPACTION_TRIGGER, MOST_ITEMS
 from shared.domain.agents import ModelOptions
@@ -27,11 +29,6 @@ from shared.domain.tools import ClientTool, ToolChoice
 
 LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS = 64, 512, 16
 """OpenAI's limits for metadata."""
-
-_ABSENT_TOOLS = (
-    *("file_search", "web_search", "web_search_preview", "computer", "computer_use_preview", "image_generation"),
-    *("code_interpreter", "local_shell", "shell", "apply_patch", "custom", "mcp", "tool_search", "namespace"),
-)
 
 
 def _pairs(value: dict[str, str]) -> dict[str, str]:
@@ -148,11 +145,16 @@ def _names_one(value: Any) -> Any:
     raise ValueError("must be the id of a conversation, conv_…, or an object that has it as its id")
 
 
+def _unsupported(said: str, param: str = "", *, code: LiteralString = "unsupported_parameter") -> PydanticCustomError:
+    """A refusal with OpenAI's code for it. `param` is for a check of several fields."""
+    return PydanticCustomError(code, "{said}", {"said": said, "param": param})
+
+
 def _refused(said: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not value:
             return value
-        raise ValueError(said)
+        raise _unsupported(said)
 
     return check
 
@@ -203,11 +205,12 @@ class ResponseRequest(BaseModel):
     def _are_functions(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         for number, tool in enumerate(value or ()):
             kind = tool.get("type")
+            if kind == "mcp" and tool.get("server_label") == SERVER_LABEL:
+                continue  # the agent's own tools, which it has anyway: agents' frameworks look their calls up by this
             if kind != "function":
-                known = "is not there" if kind in _ABSENT_TOOLS else "is not known"
-                raise ValueError(
-                    f"the tool type {str(kind)[:50]!r} {known}: tools of the type 'function' are yours to run, and an "
-                    "agent's own tools are attached to it"
+                raise _unsupported(
+                    f"the tool type {str(kind)[:50]!r} is not there: tools of the type 'function' are yours to run, "
+                    "and an agent's own tools are attached to it"
                 )
             _refuse_wrong(tool, number)
         return value
@@ -217,7 +220,7 @@ class ResponseRequest(BaseModel):
     def _is_given(cls, value: list[str] | None) -> list[str] | None:
         for one in value or ():
             if one == "message.output_text.logprobs":
-                raise ValueError("probabilities of tokens are not supported")
+                raise _unsupported("probabilities of tokens are not supported")
         return value
 
     @field_validator("service_tier")
@@ -225,14 +228,16 @@ class ResponseRequest(BaseModel):
     def _is_usual(cls, value: str | None) -> str | None:
         if value in (None, "auto", "default"):
             return value
-        raise ValueError("service tiers are not supported: leave it out")
+        raise _unsupported("service tiers are not supported: leave it out")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ResponseRequest":
         if self.previous_response_id is not None and self.conversation is not None:
-            raise ValueError("previous_response_id and conversation exclude each other")
+            why, code = "previous_response_id and conversation exclude each other", "mutually_exclusive_parameters"
+            raise _unsupported(why, "conversation", code=code)
         if self.background and self.store is False:
-            raise ValueError("background needs store: a response that is not kept cannot be read later")
+            why = "background needs store: a response that is not kept cannot be read later"
+            raise _unsupported(why, "background")
         return self
 
     @property
@@ -252,7 +257,7 @@ class ResponseRequest(BaseModel):
 
     def functions(self) -> list[FunctionTool]:
         """The client's tools."""
-        return [FunctionTool.model_validate(tool) for tool in self.tools or ()]
+        return [FunctionTool.model_validate(tool) for tool in self.tools or () if tool["type"] == "function"]
 
     def asked_options(self) -> dict[str, Any]:
         """The options of `ModelOptions` that the request sets."""

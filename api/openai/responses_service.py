@@ -235,12 +235,14 @@ class ResponseService:
             if seen is not None:
                 # The first attempt ended with its connection. A client that retries wants an answer.
                 keys, scope = NO_KEYS, None
+        is_named = request.previous_response_id is not None
+        request, given = await self.threads.at_question(project_id, request, given)
         try:
             # A response that is not stored must not stay in a thread that other responses continue.
             thread = await self.threads.find(project_id, request, given, forks=forks)
             return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
         except WENT_ON:
-            if request.previous_response_id is None:
+            if not is_named:
                 raise
         thread = await self.threads.find(project_id, request, given, forks=True)
         return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))

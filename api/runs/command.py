@@ -9,6 +9,7 @@ import mimetypes
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -242,32 +243,35 @@ DATA_URL = re.compile(
 )
 
 
-def image_at(url: str, *, field: str) -> ImageContent:
+def file_name(given: object) -> str:
+    """The name that a client gives a file, in one line; empty if it gives none."""
+    return " ".join(given.split())[:200] if isinstance(given, str) else ""
+
+
+def image_at(url: str, *, field: str, named: object = None) -> ImageContent:
     """Returns the part for the image at a URL, which may have the image in it. Raises `InvalidRequest`."""
     if url.startswith(("http://", "https://")):
-        return ImageContent(url=url)
+        return ImageContent(url=url, name=file_name(named) or msgspec.UNSET)
     data = DATA_URL.fullmatch(url)
     if data is None:
         raise InvalidRequest(f"{field} must be http://…, https://… or data:image/…;base64,…", field=field)
-    return attached_image(data["data"], data["media_type"], field=field)
+    return attached_image(data["data"], data["media_type"], field=field, named=named)
 
 
-def attached_image(encoded: str, media_type: str | None, *, field: str) -> ImageContent:
+def attached_image(encoded: str, media_type: str | None, *, field: str, named: object = None) -> ImageContent:
     """Returns the part for an image that a client sent as base64 in `field`. Raises `InvalidRequest` for other data."""
-    try:
-        is_there = bool(b64decode("".join(encoded.split()), validate=True))
-    except ValueError:
-        is_there = False
-    if not is_there:
-        raise InvalidRequest(f"{field} must be the base64 of an image", field=field)
-    return ImageContent(data=encoded, media_type=media_type)
+    with suppress(ValueError):
+        if b64decode("".join(encoded.split()), validate=True):
+            return ImageContent(data=encoded, media_type=media_type, name=file_name(named) or msgspec.UNSET)
+    raise InvalidRequest(f"{field} must be the base64 of an image", field=field)
 
 
-def attached_file(name: str, media_type: str | None, encoded: str, *, field: str) -> TextContent:
+def attached_file(named: object, media_type: str | None, encoded: str, *, field: str) -> TextContent:
     """Returns the part for a file that a client sent as base64 in `field`. Without a media type, the name decides.
 
     Raises `InvalidRequest` for data that is no base64, and for files that are neither PDF nor UTF-8 text.
     """
+    name = file_name(named) or "file"
     kind = (media_type or _SAYS_NOTHING).lower()
     if kind == _SAYS_NOTHING:
         kind = mimetypes.guess_type(name)[0] or _SAYS_NOTHING

@@ -17,7 +17,7 @@ from cli.printable import FAILURE, INTERRUPTED, JsonOption, positive, printable
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import is_id
 
-commands = typer.Typer(help="List, show, make and delete agents; check and replay agents of your own code.")
+commands = typer.Typer(add_completion=False, help="List, show, make and delete agents; check and replay your own code.")
 
 OF_OWN_CODE = "cli.operator.code_agents"
 """Imports the worker's modules, which take a second."""

@@ -109,7 +109,7 @@ def _edited(ask: Ask) -> Record | None:
         return None
 
 
-commands = typer.Typer(help="List and decide tool calls that wait for approval.")
+commands = typer.Typer(add_completion=False, help="List and decide tool calls that wait for approval.")
 
 FIELDS = ("id", "status", "tool_name", "arguments", "decided_by", "decided_at", "continued_by")
 
@@ -149,6 +149,6 @@ def decide_one(
     body |= {} if arguments is None else {"arguments": arguments_of(arguments)}
     with server_at(url) as server:
         decided = decide(server, server.get(f"/v1/approvals/{segment(approval)}"), body)
-    print_json(decided) if as_json else print_fields(decided, FIELDS)
+    print_json(decided) if as_json else print_fields(decided | body, FIELDS)  # with the arguments that will run
     if not as_json and decided.get("continued_by"):
         hint(f"[the run goes on: holdfast runs watch {decided['continued_by']}]")

@@ -272,7 +272,7 @@ def _text(message: Record) -> str:
     return "".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
 
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 HELP = "[/cancel cancels all unfinished runs, /approvals asks for decisions again, /history shows more, /quit leaves]"
 LONG_HISTORY = 200

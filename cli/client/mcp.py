@@ -12,7 +12,7 @@ from cli.printable import JsonOption, printable
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import is_id
 
-commands = typer.Typer(help="List, show, add, refresh and delete MCP servers, and sign in at them.")
+commands = typer.Typer(add_completion=False, help="List, show, add, refresh, delete MCP servers, and sign in at them.")
 
 ServerArgument = Annotated[str, typer.Argument(metavar="SERVER", help="The server's id, or its name.")]
 
@@ -88,7 +88,7 @@ def add(
     if as_json:
         return
     if made["problem"]:
-        hint(f"[it has no tools yet: {made['problem']}. Read them later with: holdfast mcp refresh {made['id']}]")
+        hint(f"[no tools yet; read them with holdfast mcp refresh {made['id']}: {made['problem']}]")
     else:
         hint(f"[its tools: {', '.join(str(tool['name']) for tool in tools) or 'none'}]")
 

@@ -13,7 +13,7 @@ from cli.client.terminal import print_all, print_fields, print_json
 from cli.printable import JsonOption
 from shared.domain.errors import InvalidRequest
 
-commands = typer.Typer(help="List, show, watch, cancel and steer runs.")
+commands = typer.Typer(add_completion=False, help="List, show, watch, cancel and steer runs.")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: run-…")]
 AfterOption = Annotated[

@@ -15,7 +15,7 @@ from cli.client.terminal import console, print_json, second
 from cli.printable import JsonOption, printable
 from shared.domain.errors import Unavailable
 
-commands = typer.Typer()
+commands = typer.Typer(add_completion=False)
 
 PATH = "/v1/admin/operations"
 UNKNOWN = "unknown"

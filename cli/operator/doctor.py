@@ -74,7 +74,7 @@ async def _database(settings: Settings) -> AsyncGenerator[Finding]:
     try:
         database = Database(settings.database_url)
     except HoldfastError as error:
-        yield wrong(subject, error.message, "set HOLDFAST_DATABASE_URL")
+        yield wrong(subject, error.message, "docs/operations/postgres.md")
         return
     try:
         # The database returns whole seconds.

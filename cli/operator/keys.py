@@ -14,7 +14,7 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import KeyId, ProjectId
 from shared.process.importing import without_collections
 
-commands = typer.Typer(help="Make, list, rotate and revoke API keys. Needs HOLDFAST_DATABASE_URL.")
+commands = typer.Typer(add_completion=False, help="Make, list, rotate, revoke API keys. Needs HOLDFAST_DATABASE_URL.")
 
 KeyArgument = Annotated[str, typer.Argument(help="The id of the key: key-…")]
 

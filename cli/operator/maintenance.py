@@ -118,7 +118,7 @@ def audit(
     execute(show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json))
 
 
-secret_commands = typer.Typer(help="Make a key for agents' secrets, or re-encrypt them with the newest one.")
+secret_commands = typer.Typer(add_completion=False, help="Make a key for agents' secrets, or re-encrypt all of them.")
 commands.add_typer(secret_commands, name="secrets")
 
 

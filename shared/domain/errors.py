@@ -169,15 +169,13 @@ class NotFound(HoldfastError):
 
 
 class UnknownModel(NotFound):
-    """The `model` of a request in OpenAI's dialect is neither an agent nor a conversation of the project."""
+    """The `model` of a request in OpenAI's dialect names nothing that answers."""
 
     field = "model"
 
-    def __init__(self, model: str) -> None:
-        super().__init__(
-            f"The model {model[:100]!r} does not exist: give the id of an agent (agent-…; GET /v1/agents lists them) "
-            "or of a conversation (conv-…)"
-        )
+    def __init__(self, model: str, reason: str = "") -> None:
+        known = "give the id of an agent (agent-…; GET /v1/agents lists them) or of a conversation (conv-…)"
+        super().__init__(f"The model {model[:100]!r} does not exist: {reason or known}")
 
 
 class UnknownHandle(NotFound):

@@ -37,6 +37,8 @@ class ImageContent(msgspec.Struct, frozen=True, tag="image"):
     url: str | None = None
     data: str | None = None
     media_type: str | None = None
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    """For pages that show it."""
 
 
 ContentPart = TextContent | ImageContent

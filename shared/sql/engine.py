@@ -291,7 +291,7 @@ def _engine(url: URL, **given: Any) -> AsyncEngine:
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"HOLDFAST_DATABASE_URL asks for the Python package {error.name!r}, which is not installed. In "
-            "a checkout of Holdfast, `pip install '.[postgres]' -c constraints.txt` adds it"
+            "a checkout of Holdfast, `pip install -e '.[postgres]' -c constraints.txt` adds it"
         ) from error
 
 

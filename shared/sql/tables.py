@@ -232,8 +232,9 @@ messages = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("uq_messages_thread_turn_position", "thread_id", "turn", "position", unique=True),
-    # For lists of all histories of an agent: a turn's first message says when the turn began.
+    # For lists of all histories of an agent, and of a project: a turn's first message says when the turn began.
     sa.Index("ix_messages_begins", "agent_id", "created_at", "thread_id", "turn", **where("position = 1")),
+    sa.Index("ix_messages_begun", "created_at", "thread_id", "turn", **where("position = 1")),
     sa.Index(
         "ix_messages_in_context",
         *("thread_id", "turn", "position"),

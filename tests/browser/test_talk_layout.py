@@ -101,6 +101,30 @@ async def test_a_reader_who_had_scrolled_up_a_little_was_taken_to_the_end(viewer
     await expect_the_end_to_be_seen(page)
 
 
+_SCROLLED_AND_GROWN_IN_A_FRAME = """async () => {
+  const drawn = () => new Promise(requestAnimationFrame);
+  const box = document.querySelector(".talk-box");
+  await drawn();
+  box.scrollTop = 0;
+  box.querySelector("ol").style.paddingBottom = "50px";
+  await drawn();
+  await drawn();
+  return box.scrollTop;
+}"""
+
+
+async def test_a_box_that_grew_in_the_frame_in_which_it_was_scrolled_jumped_to_its_end(
+    viewer: Viewer, product: Product
+) -> None:
+    """So a click on a button at its top, to which the browser had scrolled, hit something else."""
+    agent, page = await product.agent(model="builtin/echo"), viewer.page
+    await product.ended((await say(product.http, agent.id, "line\n" * 200))["id"])
+    await viewer.open(f"/agents/{agent.id}")
+    await expect(page.locator(".answer .said")).to_contain_text("You said: line")
+    await expect_the_end_to_be_seen(page)
+    assert await page.evaluate(_SCROLLED_AND_GROWN_IN_A_FRAME) == 0
+
+
 async def test_a_window_too_low_for_a_talk_is_scrolled(viewer: Viewer, product: Product) -> None:
     agent, page = await product.agent(model="builtin/echo"), viewer.page
     await page.set_viewport_size({"width": 380, "height": 420})

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from api.access.accepted_keys import FRESH_S, AcceptedKeys
-from api.access.callers import ConfiguredKeys
+from api.access.callers import EVERYBODY, ConfiguredKeys
 from shared.domain.errors import Unavailable
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.engine import Database
@@ -80,6 +80,51 @@ async def test_every_process_learns_of_a_revocation_in_time(database: Database, 
     assert not await is_known(first, issued.secret), "the process that revoked it knows at once"
     clock.advance(FRESH_MS)
     assert not await is_known(second, issued.secret)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_secret_valid", "is_token_valid"),
+    [
+        pytest.param("none", True, True, id="no change"),
+        pytest.param("revoke", False, False, id="revoked"),
+        pytest.param("expire", False, False, id="expired"),
+        pytest.param("rotate", False, False, id="rotated at once"),
+        pytest.param("rotate with grace", True, True, id="within the grace of a rotation"),
+        pytest.param("grace is over", False, True, id="after the grace of a rotation"),
+    ],
+)
+async def test_what_a_stream_was_opened_with_held_for_as_long_as_the_stream(
+    database: Database, clock: FrozenClock, change: str, is_secret_valid: bool, is_token_valid: bool
+) -> None:
+    issued = await KeyMaker(database, clock=clock)("read", expires_at=clock.now() + timedelta(hours=1))
+    keys = keys_of(database, clock)
+    found, signer = await keys.find(issued.secret.encode()), await keys.signer(issued.key.id)
+    assert found is not None
+    assert signer is not None
+
+    if change == "revoke":
+        await ApiKeyStore(database).revoke(None, issued.key.id, clock.now())
+    elif change == "rotate":
+        await issuer_of(database, clock).rotate(None, issued.key.id, 0)
+    elif change != "none":
+        await issuer_of(database, clock).rotate(None, issued.key.id, 60)
+    clock.advance({"expire": 3_600_000, "grace is over": 60_000}.get(change, FRESH_MS))
+
+    assert await keys.still_hold(found.caller.credential) is is_secret_valid
+    assert await keys.still_hold(signer.caller.credential) is is_token_valid
+
+
+async def test_streams_of_configured_keys_stay_and_those_of_an_open_server_end_with_its_first_key(
+    database: Database, clock: FrozenClock
+) -> None:
+    configured, opened = keys_of(database, clock, "ours=a-secret"), keys_of(database, clock)
+    found = await configured.find(b"a-secret")
+    assert found is not None
+    assert await configured.still_hold(found.caller.credential)
+    assert await opened.still_hold(EVERYBODY.credential)
+    await KeyMaker(database, clock=clock)("read")
+    clock.advance(FRESH_MS)
+    assert not await opened.still_hold(EVERYBODY.credential)
 
 
 async def test_a_known_key_ends_by_its_time_without_a_query(database: Database, clock: FrozenClock) -> None:

@@ -148,9 +148,7 @@ async def test_nothing_of_another_agent_is_found_or_changed(setup: Setup) -> Non
         unknown = re.sub(r"(resp|conv)_[0-9a-f]{32}", rf"\1_{DIGITS}", unknown)
         assert unknown != theirs
         refused, nothing = [await setup.ask(method, ending(one), json=body_of(route)) for one in (theirs, unknown)]
-        # OpenAI's clients are told of an unknown model by a 400.
-        expected = 400 if "{model:path}" in route else 404
-        assert refused.status_code == nothing.status_code == expected, f"{route}: {refused.text}"
+        assert refused.status_code == nothing.status_code == 404, f"{route}: {refused.text}"
         assert _without_ids(refused.text) == _without_ids(nothing.text), route
     for route in named_routes("read"):
         method, path = route.split(" ")
@@ -309,7 +307,7 @@ async def test_the_models_of_such_a_key_are_its_agents(setup: Setup) -> None:
     assert (await setup.http.get(f"/openai/v1/models/{other}")).json()["id"] == other, "a project's key sees each"
     for unknown in (other, f"agent-{UNKNOWN}", "builtin/echo", "builtin/nothing"):
         answer = await setup.ask("GET", f"/openai/v1/models/{unknown}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_found"), unknown
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found"), unknown
 
 
 async def test_a_response_is_made_streamed_cancelled_and_deleted_by_its_agents_key(setup: Setup) -> None:

@@ -1,6 +1,7 @@
 """Agents through the real `letta-client`."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 import pytest
@@ -170,6 +171,23 @@ async def test_llm_config_showed_no_limit_of_answers_where_model_settings_did(ht
         assert moved.json()["llm_config"]["max_tokens"] == shown
     file = (await http.get(f"/v1/agents/{copy['id']}/export")).json()
     assert file["agents"][0]["llm_config"]["max_tokens"] is None, "another server may know of another limit"
+
+
+@pytest.mark.parametrize(
+    "null",
+    [{"max_tokens": None}, {"llm_config": {"max_tokens": None}}, {"model_settings": {"max_output_tokens": None}}],
+)
+async def test_a_limit_of_answers_could_not_be_taken_back(http: httpx.AsyncClient, null: dict[str, Any]) -> None:
+    agent = (await http.post("/v1/agents/", json={"model": "ollama/qwen3", "max_tokens": 99})).json()
+    path, kept = f"/v1/agents/{agent['id']}", {"temperature": 0.5, "parallel_tool_calls": False}
+
+    same = await http.patch(path, json={**kept, "model_settings": {"temperature": 0.5}, "llm_config": {}})
+    assert same.json()["llm_config"]["max_tokens"] == 99, "a limit that a change does not name stays"
+    ended = (await http.patch(path, json=null)).json()
+    assert (ended["llm_config"]["max_tokens"], ended["model_settings"]["max_output_tokens"]) == (None, None)
+    assert (ended["llm_config"]["temperature"], ended["llm_config"]["parallel_tool_calls"]) == (0.5, False)
+    other = (await http.patch(path, json={**null, "model_settings": {"max_output_tokens": 7}})).json()
+    assert other["llm_config"]["max_tokens"] == 7
 
 
 async def test_a_model_that_was_changed_in_llm_config_alone_was_not_taken(http: httpx.AsyncClient) -> None:

@@ -27,7 +27,7 @@ async def agent_with(http: httpx.AsyncClient, **fields: Any) -> str:
 
 async def test_a_limit_above_a_thousand_was_refused_for_the_shortest_list(http: httpx.AsyncClient) -> None:
     agent = await agent_with(http, memory_blocks=[{"label": str(n), "value": "v"} for n in range(MOST_ROWS)])
-    for path in (f"/v1/agents/{agent}/core-memory/blocks", "/v1/blocks", "/v1/agents", "/v1/tools", "/v1/runs"):
+    for path in (f"/v1/agents/{agent}/core-memory/blocks", "/v1/blocks", "/v1/agents", "/v1/tools"):
         assert (await http.get(path, params=MORE)).status_code == 200, path
     assert len((await http.get("/v1/blocks", params=MORE)).json()) == MOST_ROWS
 
@@ -39,6 +39,14 @@ async def test_a_limit_above_a_thousand_was_refused_for_the_shortest_list(http: 
     pages = [(await http.get("/v1/blocks", params={"limit": MOST_ROWS})).json()]
     pages.append((await http.get("/v1/blocks", params={**MORE, "after": pages[0][-1]["id"]})).json())
     assert [len(page) for page in pages] == [MOST_ROWS, 1]
+
+
+async def test_a_limit_of_runs_that_lettas_server_refuses_was_taken(
+    http: httpx.AsyncClient,
+) -> None:
+    assert (await http.get("/v1/runs", params={"limit": MOST_ROWS})).status_code == 200
+    refused = await http.get("/v1/runs/", params={"limit": MOST_ROWS + 1})
+    assert (refused.status_code, refused.json()["field"]) == (422, "query.limit")
 
 
 async def test_passages_beyond_a_page_are_not_left_out_in_silence(http: httpx.AsyncClient) -> None:

@@ -65,7 +65,9 @@ GROWING = {
 }  # fmt: skip
 """Tables that have rows for every run."""
 
-OF_WHAT_IS_OVER = re.compile(r"ix_runs_(ended|stopped|project_id_completed_at)|ix_approvals_decided|ix_messages_begins")
+OF_WHAT_IS_OVER = re.compile(
+    r"ix_runs_(ended|stopped|project_id_completed_at)|ix_approvals_decided|ix_messages_beg[iu]n"
+)
 PARTIAL = {
     str(index.name)
     for table in metadata.sorted_tables
@@ -435,8 +437,17 @@ async def test_a_conversation_is_found_by_its_name_alone(stores: Stores) -> None
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_a_page_of_several_histories_sorted_all_messages_of_the_agent(stores: Stores, order: Order) -> None:
-    """With twenty thousand conversations each page took seconds."""
+@pytest.mark.parametrize(
+    ("of", "index"),
+    [
+        pytest.param(MessageFilter(PROJECT, agent_id=AGENT.id), "ix_messages_begins", id="of an agent"),
+        pytest.param(MessageFilter(PROJECT), "ix_messages_begun", id="of a project"),
+    ],
+)
+async def test_a_page_of_several_histories_sorted_all_of_their_messages(
+    stores: Stores, order: Order, of: MessageFilter, index: str
+) -> None:
+    """With twenty thousand conversations, or half a million messages in a project, each page took seconds."""
     await fill_with_ended_runs(stores)
     await ConversationStore(stores.database).ensure(
         some_conversation(NAMED, name="tea"), system_message_id=IDS.message()
@@ -444,12 +455,11 @@ async def test_a_page_of_several_histories_sorted_all_messages_of_the_agent(stor
     if not stores.database.is_sqlite:
         async with stores.database.write() as connection:
             await connection.execute(sa.text("ANALYZE"))
-    of_agent = MessageFilter(PROJECT, agent_id=AGENT.id)
-    whole = await stores.lists.page(of_agent, limit=1000, order=order)
+    whole = await stores.lists.page(of, limit=1000, order=order)
     with sent_statements() as statements:
-        found = await stores.lists.page(of_agent, limit=5, order=order)
+        found = await stores.lists.page(of, limit=5, order=order)
         after, before = (found[-1].id, None) if order == "asc" else (None, found[0].id)
-        found_behind = await stores.lists.page(of_agent, limit=5, order=order, after=after, before=before)
+        found_behind = await stores.lists.page(of, limit=5, order=order, after=after, before=before)
     shown = found + found_behind if order == "asc" else found_behind + found
     assert shown == (whole[:10] if order == "asc" else whole[-10:])
     pages = [sent for sent in statements if "LIMIT" in sent.text and " first" in sent.text]
@@ -462,7 +472,7 @@ async def test_a_page_of_several_histories_sorted_all_messages_of_the_agent(stor
         for sent in pages:
             plan = await connection.exec_driver_sql(f"{explain} {sent.text}", tuple(sent.parameters))
             said_of_it = " ".join(str(part) for row in plan for part in row)
-            assert re.search(r"SEARCH first USING INDEX ix_messages_begins|using ix_messages_begins on", said_of_it)
+            assert re.search(rf"(SEARCH|SCAN) first USING INDEX {index}|using {index} on", said_of_it)
 
 
 @pytest.mark.parametrize("owner", ["agent_id", "project_id"])

@@ -176,7 +176,7 @@ async def test_a_person_signs_in_at_an_mcp_server(holdfast: Holdfast, tmp_path: 
 
 async def test_an_mcp_server_that_is_away_is_added_without_tools(holdfast: Holdfast) -> None:
     made = await holdfast("mcp", "add", "away", f"http://127.0.0.1:{free_port()}/mcp", "--sse")
-    assert (made.status, "holdfast mcp refresh" in made.errors) == (0, True)
+    assert (made.status, "holdfast mcp refresh" in made.errors, ".." in made.errors) == (0, True, False)
     [listed] = [row for row in rows(await holdfast("mcp", "list", "--json")) if row["server_name"] == "away"]
     assert (listed["mcp_server_type"], bool(listed["problem"])) == ("sse", True)
 
@@ -344,6 +344,14 @@ async def test_approvals_are_listed_and_decided(holdfast: Holdfast, agent: str) 
     denied = await holdfast("approvals", "decide", approval["id"], "deny", "--reason", "too much")
     assert "denied" in denied.output
     assert "too much" in (await holdfast("runs", "watch", denied.errors.split()[-1].rstrip("]"))).output
+
+
+async def test_an_edited_call_was_shown_with_the_arguments_before_the_edit(holdfast: Holdfast, agent: str) -> None:
+    await holdfast("run", agent, ASKS)
+    [approval] = rows(await holdfast("approvals", "list", "--agent", agent, "--json"))
+    edited = json.dumps({"to": "Ada", "amount": 4711})
+    decided = await holdfast("approvals", "decide", approval["id"], "approve", "--arguments", edited)
+    assert (decided.status, "4711" in decided.output) == (0, True), decided
 
 
 async def test_lists_showed_ids_of_agents_where_people_know_names(holdfast: Holdfast, agent: str) -> None:

@@ -101,6 +101,13 @@ async def test_what_is_away_or_refused_is_named(tmp_path: Path) -> None:
     assert (typo.status, "did you mean HOLDFAST_REDIS_URL?" in typo.errors) == (2, True)
 
 
+async def test_a_setting_that_was_wrong_was_to_be_set(tmp_path: Path) -> None:
+    status, found = await _findings(tmp_path, HOLDFAST_DATABASE_URL="mysql://host/db")
+    assert status == 1
+    assert found["database"]["said"].startswith("HOLDFAST_DATABASE_URL names 'mysql'")
+    assert found["database"]["fix"] == "docs/operations/postgres.md"
+
+
 async def test_models_are_asked_when_told_to(tmp_path: Path) -> None:
     async with ModelServer() as models:
         models.say("ready")

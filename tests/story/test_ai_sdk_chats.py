@@ -46,6 +46,18 @@ async def test_a_question_before_a_message_of_the_system_was_lost(product: Produ
     assert "messages[0].parts" in empty.text
 
 
+async def test_a_page_that_was_loaded_again_did_not_show_the_names_of_its_images(product: Product) -> None:
+    agent = await product.agent()
+    product.models.say("Cats.")
+    urls = ("data:image/png;base64,aGk=", "https://example.com/cat")
+    pictures = [{"type": "file", "mediaType": "image/png", "filename": "cat.png", "url": url} for url in urls]
+    unnamed = {"type": "file", "mediaType": "image/png", "url": urls[0]}
+    message = {"id": "u1", "role": "user", "parts": [*pictures, unnamed]}
+    assert (await post(product, agent.id, message)).status_code == 200
+    [shown, _] = (await product.http.get(f"/ai-sdk/{agent.id}/chat/chat")).json()["messages"]
+    assert [part.get("filename") for part in shown["parts"]] == ["cat.png", "cat.png", None]
+
+
 async def test_a_stopped_answer_ends_as_interrupted(product: Product) -> None:
     agent = await product.agent()
     product.models.play(Turn(text="One two three four", silent_after=2))

@@ -254,6 +254,15 @@ async def test_the_list_of_tools_goes_on_page_by_page(product: Product) -> None:
     assert len({tool.name for tool in listed.tools}) == 3
 
 
+async def test_a_ping_ended_clients_whose_empty_result_has_no_other_field(product: Product) -> None:
+    """The official package for Node.js checks it strictly, of each version but the newest."""
+    for version in ("2024-11-05", "2025-11-25"):
+        headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": version}
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        answer = await product.http.post("/mcp", json=ping, headers=headers)
+        assert set(answer.json()["result"]) == {"_meta"}, version
+
+
 async def test_an_unknown_tool_is_an_error_of_the_protocol(product: Product) -> None:
     async with calling_client(product.base_url, product.key) as client:
         for name in ("nobody", "nobody_0123456789ab", "x" * 300):

@@ -1,6 +1,7 @@
 """A page with a token talks in one conversation: from another origin, without a key of its own, and nowhere else."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -109,6 +110,29 @@ async def test_a_token_ends_by_its_time_and_with_its_key(guarded: Product) -> No
         assert answer.json()["code"] == "invalid_page_token"
     assert (await guarded.http.delete(f"/v1/admin/keys/{key_id}", headers=KEY)).status_code < 300
     assert await events(guarded, made["conversation_id"], made["token"]) == 401
+
+
+async def test_open_streams_of_a_revoked_key_and_of_its_pages_went_on_for_ever(guarded: Product) -> None:
+    agent = await new_agent(guarded)
+    key_id, key = await new_key(guarded, "write")
+    made = (await asked_for(guarded, agent, headers=key)).json()
+    path = f"/v1/conversations/{made['conversation_id']}/events"
+    page = {"Authorization": f"Bearer {made['token']}"}
+
+    async with AsyncExitStack() as stack:
+        of_key, of_page, of_other = [
+            await stack.enter_async_context(guarded.http.stream("GET", path, headers=headers))
+            for headers in (key, page, KEY)
+        ]
+        assert [one.status_code for one in (of_key, of_page, of_other)] == [200, 200, 200]
+        assert (await guarded.http.delete(f"/v1/admin/keys/{key_id}", headers=KEY)).status_code < 300
+        for opened in (of_key, of_page):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await opened.aread()
+        assert not of_other.is_closed
+        told = await guarded.http.post(f"{path.removesuffix('events')}messages", json={"input": "Hi"}, headers=KEY)
+        assert told.status_code == 200
+        assert await anext(of_other.aiter_lines())
 
 
 async def test_a_key_gives_no_page_more_than_it_may_itself(guarded: Product) -> None:

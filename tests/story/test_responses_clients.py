@@ -123,8 +123,10 @@ async def test_refusals_have_the_class_and_the_code_that_programs_look_at(
     assert {act: tuple(error.values()) for act, error in refused.items()} == {
         "no response": ("NotFoundError", 404, None, None),
         "no previous response": ("BadRequestError", 400, "previous_response_not_found", "previous_response_id"),
-        "no such tool": ("BadRequestError", 400, "invalid_argument", "tools"),
+        "no such tool": ("BadRequestError", 400, "unsupported_parameter", "tools"),
         "no such agent": ("BadRequestError", 400, "model_not_found", "model"),
+        "no such name": ("BadRequestError", 400, "model_not_found", "model"),
+        "no such model": ("NotFoundError", 404, "model_not_found", "model"),
         "no key": ("AuthenticationError", 401, "invalid_api_key", "header.Authorization"),
     }
     assert product.models.requests == [], "nothing that is refused reaches a model"

@@ -49,6 +49,30 @@ async def test_the_older_name_of_a_summary_is_taken(product: Product, openai: As
 
 
 @pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"background": True, "store": False}, "unsupported_parameter", "background"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
+        ({"top_logprobs": 3}, "unsupported_parameter", "top_logprobs"),
+        ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
+        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "mutually_exclusive_parameters", "conversation"),
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"metadata": 7}, "invalid_type", "metadata"),
+        ({"temperature": 3}, "invalid_value", "temperature"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "invalid_value", "metadata"),
+    ],
+)
+async def test_a_refused_field_had_a_code_of_letta_and_no_param(
+    openai: AsyncOpenAI, fields: dict[str, Any], code: str, param: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        await created(openai, input="Hi", **fields)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    body: Any = refused.value.body
+    assert "`param`" in body["hint"]
+
+
+@pytest.mark.parametrize(
     ("fields", "because"),
     [
         ({"top_logprobs": 3}, "probabilities of tokens"),

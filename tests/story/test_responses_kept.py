@@ -156,7 +156,7 @@ async def test_models_and_tokens_are_told(product: Product, openai: AsyncOpenAI)
     assert "builtin/echo" in listed
     for named in (PLAIN, PLAIN.partition("/")[2]):
         assert (await openai.models.retrieve(named)).owned_by == "openai", "a response may name it so"
-    with pytest.raises(BadRequestError):
+    with pytest.raises(NotFoundError, match="nobody/knows"):
         await openai.models.retrieve("nobody/knows")
     counted = await openai.responses.input_tokens.count(model=PLAIN, input="word " * 100, instructions="Be brief.")
     assert 100 <= counted.input_tokens <= 200

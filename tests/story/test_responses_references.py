@@ -112,6 +112,80 @@ async def test_a_decision_that_was_repeated_with_its_answer_was_asked_for_once_m
             await created(openai, model=agent_id, input=[request.to_dict(), verdict])
 
 
+@pytest.mark.parametrize("repeats", ["item", "reference"])
+async def test_clients_that_keep_the_story_could_not_decide_an_approval(
+    product: Product, openai: AsyncOpenAI, repeats: str
+) -> None:
+    """The AI SDK and agents' frameworks send the question again, and do not name its response."""
+    agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
+    product.models.play(
+        *(Turn(text="Hello."), Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="Up.")),
+        Turn(text="As I said."),
+    )
+    hello = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    await created(openai, model=agent_id, input="Hi.")
+    story: list[Any] = [*hello, {"role": "user", "content": "Launch."}]
+    asked = await created(openai, model=agent_id, input=story)
+    [request] = asked.output
+    verdict: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    question = request.to_dict() if repeats == "item" else named(request)
+    whole = [*story, question, verdict]
+    other = (await product.agent()).id
+    for fields in ({"model": other, "input": whole}, {"input": whole}, {"model": agent_id, "input": [*story, verdict]}):
+        with pytest.raises(BadRequestError, match="No approval request found"):
+            await created(openai, **fields)
+
+    key = {"Idempotency-Key": f"decided-{uuid4()}"}
+    flown = await created(openai, model=agent_id, input=whole, extra_headers=key)
+    assert (flown.output_text, flown.previous_response_id) == ("Up.", asked.id)
+    assert (await created(openai, model=agent_id, input=whole, extra_headers=key)).id == flown.id
+    with pytest.raises(BadRequestError, match="No approval request found"):
+        await created(openai, model=agent_id, input=whole)
+    then = [*whole, *(item.to_dict() for item in flown.output), {"role": "user", "content": "Really?"}]
+    assert (await created(openai, model=agent_id, input=then)).output_text == "As I said."
+    assert told(product)[1:5] == ["Hi.", "Hello.", "Launch.", None]
+    assert [len(request.body["messages"]) for request in product.models.requests] == [2, 4, 6, 8]
+
+
+async def test_a_message_behind_a_decision_is_new(product: Product, openai: AsyncOpenAI) -> None:
+    agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
+    product.models.play(Turn(text="Well.", calls=[Call("launch", {"target": "moon"})]), Turn(text="No."))
+    said = {"role": "user", "content": "Launch."}
+    asked = await created(openai, model=agent_id, input=[said])
+    verdict: Any = {"type": "mcp_approval_response", "approval_request_id": asked.output[-1].id, "approve": False}
+    whole = [said, *map(named, asked.output), verdict, {"role": "user", "content": "Wait."}]
+    assert (await created(openai, model=agent_id, input=whole)).output_text == "No."
+    assert [text for text in told(product) if text in ("Launch.", "Well.", "Wait.")] == ["Launch.", "Well.", "Wait."]
+
+
+async def test_frameworks_that_look_tools_up_by_their_server_found_none(product: Product, openai: AsyncOpenAI) -> None:
+    """They end a run with a call of a server that is not among the tools of the request."""
+    agent_id = (await product.agent(tools=[await product.tool(LAUNCH)])).id
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="Up."))
+    server: Any = {
+        "type": "mcp",
+        "server_label": "holdfast",
+        "server_url": "http://127.0.0.1/mcp",
+        "authorization": "x",
+    }
+    flown = await created(openai, model=agent_id, input="Launch.", tools=[server, SQUARE])
+    assert [tool.type for tool in flown.tools] == ["function"], "the server's is not shown again, nor its secret"
+    assert [item.type for item in flown.output] == ["mcp_call", "message"]
+    with pytest.raises(BadRequestError, match="'mcp' is not there"):
+        await created(openai, model=agent_id, input="Launch.", tools=[{**server, "server_label": "other"}])
+
+    kept = [
+        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
+        {name: value for name, value in flown.output[0].to_dict().items() if name != "id"},
+        {"role": "assistant", "content": "Up."},
+    ]
+    conversation = await openai.conversations.create()
+    await openai.conversations.items.create(conversation.id, items=kept)  # type: ignore[arg-type]
+    product.models.play(Turn(text="So it is."))
+    assert (await created(openai, input="And?", conversation=conversation.id)).output_text == "So it is."
+    assert told(product)[-4:] == [None, "to the moon", "Up.", "And?"]
+
+
 @pytest.mark.parametrize("item_id", ["msg_a", f"msg_{uuid4().hex}", "fc_" + "0" * 48, "rs_", f"fco_{uuid4().hex}_0"])
 async def test_an_item_that_nobody_knows_is_not_found(openai: AsyncOpenAI, item_id: str) -> None:
     with pytest.raises(NotFoundError, match=f"Item with id '{item_id}' not found"):

@@ -138,7 +138,17 @@ async def test_a_call_of_a_clients_tool_that_is_not_offered_does_not_wait(produc
         product, await submit_run(product, agent_id, tool_choice=ToolChoice("none"), client_tools=[CLIENTS])
     )
 
-    assert results_in(log) == ["Error: there is no tool named 'clients'. Available: look, book, pay."]
+    assert results_in(log) == ["Error: there is no tool named 'clients'. Available: none."]
+
+
+async def test_a_model_that_named_no_tool_was_told_of_the_agents_tools_alone(product: Product) -> None:
+    """The tools of the client are the larger part of what it may call."""
+    agent_id = await ruled_agent(product)
+    product.models.play(Turn(calls=[Call("lok", {})]), Turn(text="Done."))
+
+    log = await log_of(product, await submit_run(product, agent_id, client_tools=[CLIENTS]))
+
+    assert results_in(log) == ["Error: there is no tool named 'lok'. Available: look, book, pay, clients."]
 
 
 async def test_one_of_several_must_be_called(product: Product) -> None:

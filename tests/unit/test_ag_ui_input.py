@@ -112,6 +112,10 @@ def test_who_knows_the_first_version(version: str | None, is_current: bool) -> N
             ImageContent(data="aGk=", media_type="image/png"),
         ),
         (
+            {"type": "image", "source": {"type": "url", "value": "https://a.b/c"}, "metadata": {"filename": "cat.png"}},
+            ImageContent(url="https://a.b/c", name="cat.png"),
+        ),
+        (
             {"type": "document", "source": PDF_SOURCE, "metadata": {"filename": "a.pdf"}},
             TextContent("[file a.pdf, 8 bytes]", AttachedFile("a.pdf", "application/pdf", PDF)),
         ),
@@ -131,6 +135,7 @@ def test_a_part_of_a_message(part: dict[str, Any], expected: Any) -> None:
     assert read_content([part], "messages[0].content") == [expected]
     [shown] = wire_content([expected])
     assert isinstance(shown, dict) and shown["type"] in ("text", "image", "document")
+    assert shown["type"] != "image" or shown.get("metadata") == part.get("metadata")
 
 
 @pytest.mark.parametrize(

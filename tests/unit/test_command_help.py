@@ -39,6 +39,14 @@ def test_the_example_of_all_commands_was_refused(capsys: pytest.CaptureFixture[s
     assert f"Example: {example}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_single_command_offered_to_install_the_completion_of_all(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([name, "--help"])
+    assert "completion" not in capsys.readouterr().out
+
+
 TALKERS = [["chat"], ["dev"], ["api"], ["worker"], ["openapi"], ["secrets", "generate-key"]]
 """Commands that talk with a person, that run until they are ended, that print one word or are JSON anyway."""
 

@@ -88,6 +88,7 @@ WRONG_SETTINGS: list[tuple[list[str], dict[str, str], str]] = [
     # the command itself
     (["serve"], {}, "No such command 'serve'"),
     (["keys"], {}, "Missing command; `holdfast keys --help` shows"),
+    (["runs", "list", "--status", "done"], {}, "argument --status: 'done' is not one of 'created', 'running'"),
     (["runs", "list"], {"HOLDFAST_API_KE": "x"}, "did you mean HOLDFAST_API_KEY?"),
     (["dev"], {"HOLDFAST_OTLP_ENDPOINT": "collector:4317"}, "HOLDFAST_OTLP_ENDPOINT: it should be the address"),
     (["dev"], {"HOLDFAST_OTLP_ENDPOINT": f"https://ada:{PASSWORD}@collector"}, "OTEL_EXPORTER_OTLP_HEADERS"),
@@ -163,7 +164,7 @@ async def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
     said = await refused(
         tmp_path, ["migrate"], {URL: f"{SECRET_URL}/db"}, start=lambda command: execute(command, program)
     )
-    assert "'asyncpg', which is not installed. In a checkout of Holdfast, `pip install '.[postgres]'" in said
+    assert "'asyncpg', which is not installed. In a checkout of Holdfast, `pip install -e '.[postgres]'" in said
 
 
 @pytest.mark.parametrize(

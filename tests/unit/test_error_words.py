@@ -17,6 +17,11 @@ def refused(status: int, body: Any, **headers: str) -> ModelError:
     return status_error(status, headers, content, provider="openai_compatible", now=NOW)
 
 
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503, 529])
+def test_a_lock_of_the_provider_ended_the_run_where_its_sdk_tries_again(status: int) -> None:
+    assert refused(status, {"error": {"message": "Try again."}}).retryable
+
+
 def routed(raw: object) -> dict[str, Any]:
     metadata = {"raw": raw, "provider_name": "Together"}
     return {"error": {"message": "Provider returned error", "code": 400, "metadata": metadata}}

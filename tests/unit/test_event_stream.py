@@ -9,10 +9,12 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from api.access.callers import DEFAULT_PROJECT, Caller, Credential
 from api.event_stream import KEEP_ALIVE, EventStream, ServerEnd, StreamBroken
 from api.http_exchange import Exchange
 from api.request_log import StreamStats
 from shared.concurrency import LeanEvent, background
+from shared.domain.api_keys import EVERYTHING
 from tests.kit.wait_until import wait_until
 
 FRAMES = b"data: 1\n\n", b"data: 2\n\n"
@@ -190,6 +192,27 @@ async def test_an_idle_stream_ends_with_its_server(cut: bytes | None) -> None:
     assert between.stats is not None
     assert between.stats.end == "server_ending"
     assert not ending.streams
+
+
+async def test_an_idle_stream_outlived_the_key_that_had_opened_it() -> None:
+    sources, ending = {"revoked": Source(), "valid": Source()}, ServerEnd()
+    asked = {key_id: Carried() for key_id in sources}
+    keys = {key_id: Caller(DEFAULT_PROJECT, key_id, EVERYTHING) for key_id in sources}
+
+    async def still_hold(credential: Credential) -> bool:
+        return credential == keys["valid"].credential
+
+    async with asyncio.TaskGroup() as group:
+        for key_id, carried in asked.items():
+            carried.scope["state"]["caller"] = keys[key_id]
+            group.create_task(carried.ask(stream(sources[key_id].batches, ending)), name=key_id)
+        await wait_until(lambda: all(one.body() for one in asked.values()), description="the first events")
+        await ending.of_ended_keys(still_hold)
+        await wait_until(lambda: sources["revoked"].has_ended, description="the stream of the revoked key to end")
+        assert not sources["valid"].has_ended
+        sources["valid"].news.set()
+    assert asked["revoked"].is_broken_off
+    assert asked["valid"].body() == b"".join(FRAMES)
 
 
 async def test_a_stream_that_begins_when_its_server_has_ended_is_cut_at_once() -> None:

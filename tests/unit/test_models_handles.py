@@ -179,5 +179,5 @@ async def test_a_missing_package_sent_users_to_somebody_elses_project(monkeypatc
         await ask(models, call("google_ai/gemini-2.5-flash"))
     await models.aclose()
     assert caught.value.error_type == ModelErrorType.BAD_REQUEST
-    assert "pip install '.[google]' -c constraints.txt" in caught.value.message
+    assert "pip install -e '.[google]' -c constraints.txt" in caught.value.message
     assert "install holdfast" not in caught.value.message

@@ -238,6 +238,11 @@ class AgentContext:
             return False
         return steps == 0 or (steps == 1 and turn.answered and not turn.called)
 
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of the agent's tools and of the request's."""
+        return list(dict.fromkeys([*self.tools, *(tool.name for tool in self.run.options.client_tools)]))
+
     def permits(self, name: str) -> bool:
         """Whether the run's own choice of tools permits calls of this tool."""
         choice = self.run.options.tool_choice

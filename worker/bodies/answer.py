@@ -168,12 +168,11 @@ def offered_calls(context: AgentContext) -> OfferedCalls:
 
 
 def _refuse_unknown_tools(context: AgentContext, choice: ToolChoice) -> None:
-    known = [*context.tools, *(tool.name for tool in context.run.options.client_tools)]
-    if unknown := [name for name in choice.names if name not in known]:
+    if unknown := [name for name in choice.names if name not in context.tool_names]:
         raise ModelError(
             ModelErrorType.BAD_REQUEST,
             f"tool_choice names {', '.join(map(repr, unknown))}, which is no tool of the agent or of the request. "
-            f"There are: {', '.join(sorted(known)) or 'none'}.",
+            f"There are: {', '.join(sorted(context.tool_names)) or 'none'}.",
         )
 
 

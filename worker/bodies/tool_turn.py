@@ -426,9 +426,8 @@ def within_room(result: ToolReturn, earlier: Iterable[ToolReturn]) -> ToolReturn
 async def _run(context: AgentContext, call: ToolCall, decision: Decision | None) -> ToolReturn:
     tool = context.tools.get(call.name)
     if tool is None:
-        return error_return(
-            call, f"Error: there is no tool named {call.name!r}. Available: {', '.join(context.tools) or 'none'}."
-        )
+        offered = ", ".join(filter(context.permits, context.tool_names)) or "none"
+        return error_return(call, f"Error: there is no tool named {call.name!r}. Available: {offered}.")
     refusal = _refusal(context, call, tool, decision)
     if refusal is not None:
         return error_return(call, refusal)

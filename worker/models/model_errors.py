@@ -292,6 +292,8 @@ def _meaning_of_status(status: int | None) -> _Meaning:
             return _NO_CREDIT
         case HTTPStatus.TOO_MANY_REQUESTS:
             return _RATE_LIMIT
+        case HTTPStatus.CONFLICT | HTTPStatus.TOO_EARLY:
+            return _SERVER  # the providers' SDKs try again after a 409 ("lock timeout"), and RFC 8470 after a 425
         case int() if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return _BAD_REQUEST
         case _:

@@ -338,7 +338,7 @@ class Models:
             raise ModelError(
                 ModelErrorType.BAD_REQUEST,
                 f"The model {route.handle!r} needs a Python package that this worker does not have ({error}). "
-                f"In a checkout of Holdfast, `pip install '.{extra}' -c constraints.txt` into the worker's "
+                f"In a checkout of Holdfast, `pip install -e '.{extra}' -c constraints.txt` into the worker's "
                 "environment brings it; the image that the Dockerfile makes has every provider's package.",
             ) from error
         return sdk_model.SdkModel(

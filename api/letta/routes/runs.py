@@ -18,6 +18,7 @@ from api.dependencies import (
     LastEventIdDep,
     Moment,
     NewestFirst,
+    NewestRuns,
     OldestMessages,
     ProjectDep,
     RunIdPath,
@@ -150,7 +151,7 @@ async def list_runs(
     approval_store: ApprovalStoreDep,
     run_listing: RunListingDep,
     caller: CallerDep,
-    page: HundredNewestFirst,
+    page: NewestRuns,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
     """The project's runs. A page begins behind the run `after`, in the order asked for. `conversation_id=default`, with

@@ -194,7 +194,9 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
     if of.is_of_one_thread:
         return _of_owner(query, messages, of), place
     keys = [_FIRST.c.created_at, _FIRST.c.thread_id, _FIRST.c.turn, messages.c.position]
-    return _of_owner(query.join(_FIRST, _BEGINS), _FIRST, of), keys
+    query = query.join(_FIRST, _BEGINS)
+    # SQLite would begin with a joined table of agents, and sort all messages of the project.
+    return (query.where(is_of(of.project_id)) if of.agent_id is None else _of_owner(query, _FIRST, of)), keys
 
 
 _FIRST = messages.alias("first")

@@ -223,21 +223,26 @@ function Stop({ runIds }) {
 function useStickyEnd() {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
   const isAtEnd = useRef(true);
-  const before = useRef({ top: 0, height: 0 });
+  const before = useRef({ element: /** @type {HTMLDivElement | null} */ (null), top: 0, height: 0 });
+  const look = () => {
+    const element = box.current;
+    if (element === null) return;
+    const { scrollTop: top, scrollHeight: height, clientHeight } = element;
+    const last = before.current;
+    // What grows moves the end away from where the box is, and what shrinks moves the box: its reader did neither.
+    const wasScrolledUp = element === last.element && top < last.top && height >= last.height;
+    if (height - top - clientHeight < END_PX) isAtEnd.current = true;
+    else if (wasScrolledUp) isAtEnd.current = false;
+    before.current = { element, top, height };
+  };
   const follow = () => {
+    // A browser tells of scrolling with the next frame, and the box may have grown since.
+    look();
     if (box.current && isAtEnd.current) box.current.scrollTop = box.current.scrollHeight;
   };
   useEffect(() => {
     const element = box.current;
     if (element === null) return undefined;
-    const look = () => {
-      const { scrollTop: top, scrollHeight: height, clientHeight } = element;
-      // What grows moves the end away from where the box is, and what shrinks moves the box: its reader did neither.
-      const wasScrolledUp = top < before.current.top && height >= before.current.height;
-      if (height - top - clientHeight < END_PX) isAtEnd.current = true;
-      else if (wasScrolledUp) isAtEnd.current = false;
-      before.current = { top, height };
-    };
     const changed = new ResizeObserver(follow);
     changed.observe(element);
     for (const inner of element.children) changed.observe(inner);
@@ -249,6 +254,7 @@ function useStickyEnd() {
   });
   useLayoutEffect(follow);
   const toEnd = () => {
+    look();
     isAtEnd.current = true;
     follow();
   };

@@ -164,6 +164,8 @@ async function refused(client, fields) {
     "no previous response": () => client.responses.create({ ...fields, previous_response_id: NO_RESPONSE }),
     "no such tool": () => client.responses.create({ ...fields, tools: [{ type: "file_search" }] }),
     "no such agent": () => client.responses.create({ model: NO_AGENT, input: "Hi" }),
+    "no such name": () => client.responses.create({ model: "nothing", input: "Hi" }),
+    "no such model": () => client.models.retrieve("nothing"),
     "no key": () => stranger.responses.create(fields),
   };
   const told = {};

@@ -189,6 +189,8 @@ async def refused(client, **fields):
         "no previous response": lambda: client.responses.create(**fields, previous_response_id=NO_RESPONSE),
         "no such tool": lambda: client.responses.create(**fields, tools=[{"type": "file_search"}]),
         "no such agent": lambda: client.responses.create(model=NO_AGENT, input="Hi"),
+        "no such name": lambda: client.responses.create(model="nothing", input="Hi"),
+        "no such model": lambda: client.models.retrieve("nothing"),
         "no key": lambda: stranger.responses.create(**fields),
     }
     return {name: await refusal(act) for name, act in acts.items()}

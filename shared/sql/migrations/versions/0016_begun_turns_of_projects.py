@@ -1,0 +1,20 @@
+"""An index of the messages with which turns begin, for lists of all histories of a project."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016_begun_turns_of_projects"
+down_revision = "0015_lists_of_conversations"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    begins = sa.text("position = 1")
+    index = ("ix_messages_begun", "messages", ["created_at", "thread_id", "turn"])
+    # An operator may have made it before, without a lock.
+    op.create_index(*index, if_not_exists=True, sqlite_where=begins, postgresql_where=begins)
+
+
+def downgrade() -> None:
+    op.drop_index("ix_messages_begun", table_name="messages")
