@@ -2,20 +2,17 @@
 setting is reported at once.
 """
 
-from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cli.operator.start import operate, read_settings, require_database
+from cli.operator.start import execute, read_settings, ready_settings, require_database
 from cli.printable import JsonOption, days_at_most
 from shared.domain.api_keys import DEFAULT_GRACE_S, LONGEST_GRACE_S
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import KeyId, ProjectId
-from shared.process.settings import Settings
-
-Running = Coroutine[Any, Any, None]
+from shared.process.importing import without_collections
 
 commands = typer.Typer(add_completion=False, help="Make, list, rotate, revoke API keys. Needs HOLDFAST_DATABASE_URL.")
 
@@ -50,16 +47,13 @@ def create(
     """Make a key, and print its secret: it is shown once."""
     if not project.strip() or not project.isprintable():
         raise InvalidRequest("--project is empty or has a character that cannot be printed: give a printable name")
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.issued_keys import create_key
-
-        lasts = None if expires_in_days is None else timedelta(days=expires_in_days)
-        scopes = scope or ["write"]
-        return create_key(settings, ProjectId(project.strip()), name, scopes=scopes, lasts=lasts, as_json=as_json)
-
-    operate(begin)
+    lasts = None if expires_in_days is None else timedelta(days=expires_in_days)
+    scopes = scope or ["write"]
+    execute(create_key(settings, ProjectId(project.strip()), name, scopes=scopes, lasts=lasts, as_json=as_json))
 
 
 @commands.command("list", epilog="Example: holdfast keys list --project default --json")
@@ -68,27 +62,21 @@ def list_keys(
     as_json: JsonOption = False,
 ) -> None:
     """Show the keys, without their secrets."""
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.issued_keys import show_keys
-
-        return show_keys(settings, project=project, as_json=as_json)
-
-    operate(begin)
+    execute(show_keys(settings, project=project, as_json=as_json))
 
 
 @commands.command(epilog="Example: holdfast keys revoke key-0b0f3a4e-93a5-4a7a-8d5c-1c5a4f6f1a2b")
 def revoke(key: KeyArgument, as_json: JsonOption = False) -> None:
     """Revoke a key. Every API process refuses it within five seconds."""
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.issued_keys import revoke_key
-
-        return revoke_key(settings, key_id=KeyId(key), as_json=as_json)
-
-    operate(begin)
+    execute(revoke_key(settings, key_id=KeyId(key), as_json=as_json))
 
 
 @commands.command(epilog="Example: holdfast keys rotate key-0b0f3a4e-93a5-4a7a-8d5c-1c5a4f6f1a2b --grace 3600")
@@ -105,14 +93,11 @@ def rotate(
     as_json: JsonOption = False,
 ) -> None:
     """Give a key a new secret, and print it: it is shown once."""
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.issued_keys import rotate_key
-
-        return rotate_key(settings, key_id=KeyId(key), grace=grace, as_json=as_json)
-
-    operate(begin)
+    execute(rotate_key(settings, key_id=KeyId(key), grace=grace, as_json=as_json))
 
 
 @commands.command("callback-secret", epilog="Example: holdfast keys callback-secret --project default")

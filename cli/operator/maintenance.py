@@ -3,22 +3,19 @@
 An implementation is imported after the settings were read, so that a wrong setting is reported at once.
 """
 
-from collections.abc import Coroutine
 from datetime import date, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cli.operator.start import operate, read_settings, require_database, require_redis
+from cli.operator.start import execute, read_settings, ready_settings, require_database, require_redis
 from cli.printable import JsonOption, days_at_most, positive
 from shared.concurrency import SystemClock
 from shared.domain.errors import InvalidRequest
 from shared.domain.limits import day_of
-from shared.process.settings import Settings
+from shared.process.importing import without_collections
 
 AUDIT_SHOWN = 50
-
-Running = Coroutine[Any, Any, None]
 
 commands = typer.Typer()
 
@@ -26,14 +23,11 @@ commands = typer.Typer()
 @commands.command("migrate", epilog="Example: holdfast migrate && holdfast api")
 def migrate_database(as_json: JsonOption = False) -> None:
     """Migrate the database to the schema of this version. Needs HOLDFAST_DATABASE_URL."""
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.database_maintenance import run_migrate
-
-        return run_migrate(settings, as_json=as_json)
-
-    operate(begin)
+    execute(run_migrate(settings, as_json=as_json))
 
 
 @commands.command(epilog="Example: holdfast prune --older-than-days 90 --dry-run")
@@ -45,16 +39,13 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete logs, steps and keys of runs that ended long ago, and old records."""
-
-    def begin(settings: Settings) -> Running:
-        if not (settings.retain_days or settings.retain_audit_days or settings.retain_budget_days):
-            raise InvalidRequest("runs are kept for ever: give --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
-        require_database(settings)
+    settings = ready_settings(retain_days=older_than_days)
+    if not (settings.retain_days or settings.retain_audit_days or settings.retain_budget_days):
+        raise InvalidRequest("runs are kept for ever: give --older-than-days N, or set HOLDFAST_RETAIN_DAYS")
+    require_database(settings)
+    with without_collections():
         from cli.operator.database_maintenance import run_prune
-
-        return run_prune(settings, dry_run=dry_run, as_json=as_json)
-
-    operate(begin, retain_days=older_than_days)
+    execute(run_prune(settings, dry_run=dry_run, as_json=as_json))
 
 
 @commands.command(epilog="Example: holdfast doctor --call && holdfast worker")
@@ -65,27 +56,21 @@ def doctor(
     """Check the settings, their services and this machine; print each problem with its fix.
 
     Exits with 1 if there is a problem."""
-
-    def begin(settings: Settings) -> Running:
+    settings = ready_settings()
+    with without_collections():
         from cli.operator.doctor import run_doctor
-
-        return run_doctor(settings, call=call, as_json=as_json)
-
-    operate(begin)
+    execute(run_doctor(settings, call=call, as_json=as_json))
 
 
 @commands.command(epilog="Example: holdfast status && echo well")
 def status(as_json: JsonOption = False) -> None:
     """Check whether database, Redis and workers answer, and how workers isolate tools."""
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
-        require_redis(settings)
+    settings = ready_settings()
+    require_database(settings)
+    require_redis(settings)
+    with without_collections():
         from cli.operator.database_maintenance import run_status
-
-        return run_status(settings, as_json=as_json)
-
-    operate(begin)
+    execute(run_status(settings, as_json=as_json))
 
 
 def _day(text: str) -> str:
@@ -102,14 +87,11 @@ def budgets(
     as_json: JsonOption = False,
 ) -> None:
     """Show what agents, keys and projects used on a day, and their limits."""
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.database_maintenance import show_budgets
-
-        return show_budgets(settings, project=project, day=day or day_of(SystemClock().now()), as_json=as_json)
-
-    operate(begin)
+    execute(show_budgets(settings, project=project, day=day or day_of(SystemClock().now()), as_json=as_json))
 
 
 @commands.command(epilog="Example: holdfast audit --action key.revoked --days 30")
@@ -128,15 +110,12 @@ def audit(
 ) -> None:
     """Show who did what: keys, decisions, deletions. Needs HOLDFAST_DATABASE_URL."""
     since = None if days is None else SystemClock().now() - timedelta(days=days)
-
-    def begin(settings: Settings) -> Running:
-        require_database(settings)
+    settings = ready_settings()
+    require_database(settings)
+    with without_collections():
         from cli.operator.database_maintenance import AuditFilter, show_audit
-
-        wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
-        return show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json)
-
-    operate(begin)
+    wanted = AuditFilter(action=action, key_id=key, object_id=object_id, since=since)
+    execute(show_audit(settings, project=project, wanted=wanted, limit=limit, as_json=as_json))
 
 
 secret_commands = typer.Typer(add_completion=False, help="Make a key for agents' secrets, or re-encrypt all of them.")
@@ -160,13 +139,10 @@ def rotate(
     as_json: JsonOption = False,
 ) -> None:
     """Encrypt all secrets with the first key of HOLDFAST_ENCRYPTION_KEY."""
-
-    def begin(settings: Settings) -> Running:
-        if not (settings.encryption_key.get_secret_value() or settings.encryption_key_file):
-            raise InvalidRequest("HOLDFAST_ENCRYPTION_KEY is not set: `holdfast secrets generate-key` prints a key")
-        require_database(settings)
+    settings = ready_settings()
+    if not (settings.encryption_key.get_secret_value() or settings.encryption_key_file):
+        raise InvalidRequest("HOLDFAST_ENCRYPTION_KEY is not set: `holdfast secrets generate-key` prints a key")
+    require_database(settings)
+    with without_collections():
         from cli.operator.database_maintenance import rotate_secrets
-
-        return rotate_secrets(settings, dry_run=dry_run, as_json=as_json)
-
-    operate(begin)
+    execute(rotate_secrets(settings, dry_run=dry_run, as_json=as_json))

@@ -17,16 +17,28 @@ from shared.process.settings import Settings, wrong_values
 
 
 def operate(command: Callable[[Settings], Coroutine[Any, Any, None]], **chosen: object) -> None:
-    """Runs the command with the settings. `chosen` are fields of `Settings` from the command line; None: not given.
-    A command may import its implementation when it is called. Raises `InvalidRequest` for wrong settings."""
+    """Runs the command with the settings. `chosen` are as for `ready_settings`. A command may import its implementation
+    when it is called. Raises `InvalidRequest` for wrong settings."""
+    settings = ready_settings(**chosen)
+    with without_collections():
+        work = command(settings)
+    execute(work)
+
+
+def ready_settings(**chosen: object) -> Settings:
+    """Returns the settings, after it has set up the log. `chosen` are fields of `Settings` from the command line; None:
+    not given. Raises `InvalidRequest` for wrong settings."""
     settings = read_settings(**chosen)
     configure_logging(settings)
     if settings.crash_at:
         arm(settings.crash_at)
         said = f"holdfast: THIS PROCESS WILL END ITSELF at {settings.crash_at}"
         announce(settings, "process_ends_itself", said, stream=sys.stderr, point=settings.crash_at)
-    with without_collections():
-        work = command(settings)
+    return settings
+
+
+def execute(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a command's implementation to its end."""
     uvloop.run(work)
 
 
