@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from shared.domain.messages import (
     ToolCall,
     ToolReturn,
     ToolReturns,
+    UserMessage,
 )
 from shared.domain.models import split_handle
 from shared.domain.runs import Run
@@ -104,7 +106,16 @@ class ResponseThreads:
         found = await self.of_model(project_id, request.model)
         return found._replace(place=Place(begins=True, history=self._new(given.story)))
 
-    async def at_question(
+    async def without_repetition(
+        self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput
+    ) -> tuple[ResponseRequest, ResponseInput]:
+        """The request and its input without what the client repeats of the turn that waits for its answers."""
+        if request.conversation_name is not None and given.outputs:
+            named = ThreadId(conversation_id_of(request.conversation_name) or "")
+            return request, _news(given, await self.messages.context(project_id, named))
+        return await self._at_question(project_id, request, given)
+
+    async def _at_question(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput
     ) -> tuple[ResponseRequest, ResponseInput]:
         """The request behind the response whose approval request it repeats and decides, and its input after that
@@ -388,6 +399,17 @@ def _up_to(history: Sequence[Message], parent: Run) -> Sequence[Message]:
     if last is not None:
         return history[: last + 1]
     return [message for message in history if message.turn <= (parent.turn or 0)]
+
+
+def _news(given: ResponseInput, history: Sequence[Message]) -> ResponseInput:
+    """The input without the messages and outputs that the conversation's turn in hand has. The AI SDK sends all of its
+    steps with each one."""
+    turn = [message.body for message in history if message.turn == history[-1].turn]
+    answered = {one.tool_call_id for body in turn if isinstance(body, ToolReturns) for one in body.returns}
+    asked = [(body.role, body.content) for body in turn if isinstance(body, UserMessage)]
+    same = takewhile(lambda pair: (pair[0].role, pair[0].content) == pair[1], zip(given.said, asked, strict=False))
+    outputs = {call_id: one for call_id, one in given.outputs.items() if call_id not in answered}
+    return dataclasses.replace(given, said=given.said[len(list(same)) :], outputs=outputs) if outputs else given
 
 
 def _decisions(given: ResponseInput, waiting: Sequence[Approval]) -> ReadDecisions | None:

@@ -236,7 +236,7 @@ class ResponseService:
                 # The first attempt ended with its connection. A client that retries wants an answer.
                 keys, scope = NO_KEYS, None
         is_named = request.previous_response_id is not None
-        request, given = await self.threads.at_question(project_id, request, given)
+        request, given = await self.threads.without_repetition(project_id, request, given)
         try:
             # A response that is not stored must not stay in a thread that other responses continue.
             thread = await self.threads.find(project_id, request, given, forks=forks)

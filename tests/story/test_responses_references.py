@@ -78,6 +78,27 @@ async def test_an_output_that_a_list_shows_was_not_found(product: Product, opena
     assert told(product) == ["Square 3.", None, "9", "9.", "Again."]
 
 
+async def test_a_client_that_sends_all_of_its_steps_into_a_conversation_was_refused_at_the_third(
+    product: Product, openai: AsyncOpenAI
+) -> None:
+    begun = await openai.conversations.create()
+    calls = [Turn(calls=[Call("square", {"n": n})]) for n in (3, 4)]
+    product.models.play(Turn(text="Hello."), *calls, Turn(text="9 and 16."), Turn(text="Again."))
+    await created(openai, input="Hi", conversation=begun.id)
+    asked: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "input_text", "text": "Square 3, then 4."}]}]
+    sent = asked
+    for result in ("9", "16"):
+        [call] = calls_of(await created(openai, input=sent, conversation=begun.id, tools=[SQUARE]))
+        sent = [*sent, output_of(call.call_id, result)]
+    answer = await created(openai, input=sent, conversation=begun.id, tools=[SQUARE])
+    assert answer.output_text == "9 and 16."
+    assert told(product) == ["Hi", "Hello.", "Square 3, then 4.", None, "9", None, "16"]
+    await created(openai, input=asked, conversation=begun.id, tools=[SQUARE])
+    assert told(product)[-1] == "Square 3, then 4.", "a message that is said again in another turn is news"
+    with pytest.raises(BadRequestError, match="No tool call found"):
+        await created(openai, input=sent, conversation=begun.id, tools=[SQUARE])
+
+
 async def test_a_call_of_the_agents_tool_was_not_found_beside_its_answer(product: Product, openai: AsyncOpenAI) -> None:
     agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
     product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="Up."), Turn(text="As I said."))
