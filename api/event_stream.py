@@ -142,7 +142,7 @@ class EventStream(Response):
         caller: Caller | None = state.get("caller")
         rest = OpenStream(
             pieces=self._batches(),
-            credential=None if caller is None else caller.credential,
+            credential=None if caller is None else Credential(caller.key_id, caller.proof),
             ending=self._ending,
             cut=self._cut,
             on_leave=self._on_leave,

@@ -49,11 +49,6 @@ class Caller:
     proof: str | bytes = field(default="", repr=False)
     """See `Credential`."""
 
-    @property
-    def credential(self) -> Credential:
-        """What this caller was found by."""
-        return Credential(self.key_id, self.proof)
-
 
 def may_see_secrets(caller: Caller) -> bool:
     """Returns whether this caller may see the values of agents' secrets: administrators may, and so may everybody on a

@@ -14,7 +14,7 @@ from shared.domain.errors import Unavailable
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.engine import Database
 from tests.kit.clocks import FrozenClock
-from tests.kit.keys import KeyMaker, bearer, issuer_of
+from tests.kit.keys import KeyMaker, bearer, credential_of, issuer_of
 from tests.kit.product.in_process import api_client
 from tests.kit.services.databases import open_database, statements
 from tests.kit.services.tcp_proxy import TcpProxy
@@ -110,8 +110,8 @@ async def test_what_a_stream_was_opened_with_held_for_as_long_as_the_stream(
         await issuer_of(database, clock).rotate(None, issued.key.id, 60)
     clock.advance({"expire": 3_600_000, "grace is over": 60_000}.get(change, FRESH_MS))
 
-    assert await keys.still_hold(found.caller.credential) is is_secret_valid
-    assert await keys.still_hold(signer.caller.credential) is is_token_valid
+    assert await keys.still_hold(credential_of(found.caller)) is is_secret_valid
+    assert await keys.still_hold(credential_of(signer.caller)) is is_token_valid
 
 
 async def test_streams_of_configured_keys_stay_and_those_of_an_open_server_end_with_its_first_key(
@@ -120,11 +120,11 @@ async def test_streams_of_configured_keys_stay_and_those_of_an_open_server_end_w
     configured, opened = keys_of(database, clock, "ours=a-secret"), keys_of(database, clock)
     found = await configured.find(b"a-secret")
     assert found is not None
-    assert await configured.still_hold(found.caller.credential)
-    assert await opened.still_hold(EVERYBODY.credential)
+    assert await configured.still_hold(credential_of(found.caller))
+    assert await opened.still_hold(credential_of(EVERYBODY))
     await KeyMaker(database, clock=clock)("read")
     clock.advance(FRESH_MS)
-    assert not await opened.still_hold(EVERYBODY.credential)
+    assert not await opened.still_hold(credential_of(EVERYBODY))
 
 
 async def test_a_known_key_ends_by_its_time_without_a_query(database: Database, clock: FrozenClock) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from secrets import token_bytes
 
 from api.access.accepted_keys import Issued, KeyIssuer
-from api.access.callers import DEFAULT_PROJECT
+from api.access.callers import DEFAULT_PROJECT, Caller, Credential
 from shared.concurrency import Clock, SystemClock
 from shared.domain.ids import IdMaker, ProjectId
 from shared.sql.access.api_keys import ApiKeyStore
@@ -41,3 +41,8 @@ class KeyMaker:
 def bearer(issued: Issued) -> dict[str, str]:
     """The headers of a request with this key."""
     return {"Authorization": f"Bearer {issued.secret}"}
+
+
+def credential_of(caller: Caller) -> Credential:
+    """What a stream of this caller is open with."""
+    return Credential(caller.key_id, caller.proof)

@@ -15,6 +15,7 @@ from api.http_exchange import Exchange
 from api.request_log import StreamStats
 from shared.concurrency import LeanEvent, background
 from shared.domain.api_keys import EVERYTHING
+from tests.kit.keys import credential_of
 from tests.kit.wait_until import wait_until
 
 FRAMES = b"data: 1\n\n", b"data: 2\n\n"
@@ -200,7 +201,7 @@ async def test_an_idle_stream_outlived_the_key_that_had_opened_it() -> None:
     keys = {key_id: Caller(DEFAULT_PROJECT, key_id, EVERYTHING) for key_id in sources}
 
     async def still_hold(credential: Credential) -> bool:
-        return credential == keys["valid"].credential
+        return credential == credential_of(keys["valid"])
 
     async with asyncio.TaskGroup() as group:
         for key_id, carried in asked.items():
