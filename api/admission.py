@@ -33,7 +33,7 @@ from shared.domain.limits import BURST_S, LimitReached, Limits, ProjectLimits
 from shared.redis.queue import READER_S, Bucket, Empty, Group, Quotas
 
 _SUBMITS = re.compile(
-    r"(?:/openai)?/v1/responses(?:/compact)?|/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
+    r"(?:/openai)?/v1/responses(?:/compact)?|/openai/v1/chat/completions|/v1/(?:agents/[^/]+/(?:messages(?:/stream|/async)?|summarize|generate|tools/[^/]+/run)"
     r"|conversations/[^/]+/(?:messages|compact)|groups/[^/]+/messages(?:/stream)?"
     r"|chat/completions(?:/chat/completions)?)|/ag-ui/(?:[^/]+|agent/[^/]+/run)|/ai-sdk/[^/]+/chat"
 )

@@ -76,6 +76,7 @@ ERROR_SHAPES = Dialects(
         "/": letta_error,
         "/v1/chat/": openai_error,
         "/openai/": responses_error,
+        "/openai/v1/chat/": openai_error,
         "/openai/v1/models": openai_error,
         "/v1/responses": responses_error,
         "/mcp": mcp_error,

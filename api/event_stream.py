@@ -59,7 +59,7 @@ class ServerEnd(asyncio.Event):
 
     async def of_ended_keys(self, still_hold: Callable[[Credential], Awaitable[bool]]) -> None:
         """Breaks off the streams whose callers would not be let in any more. They may be open for days."""
-        for credential in {stream.credential for stream in self.streams} - {None}:
+        for credential in {stream.credential for stream in self.streams}:
             if credential is not None and not await still_hold(credential):
                 for stream in [stream for stream in self.streams if stream.credential == credential]:
                     stream.stop("key_ended")

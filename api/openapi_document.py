@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from api.access.authentication import SIGN_IN_RETURN, needs_key
+from api.access.route_rules import CHAT
 from api.request_log import MCP, is_of_api
 from shared.domain.errors import ErrorCode
 
@@ -19,8 +20,7 @@ Json = dict[str, Any]
 
 SOMETIMES_STREAMS = {
     ("post", "/v1/agents/{agent_id}/messages"),
-    ("post", "/v1/chat/completions"),
-    ("post", "/v1/chat/completions/chat/completions"),
+    *(("post", path) for path in CHAT),
     ("post", "/v1/conversations/{conversation_id}/messages"),
     ("post", MCP),
     *(("post", f"{base}/v1/responses") for base in ("", "/openai")),

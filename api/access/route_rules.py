@@ -53,7 +53,7 @@ _OLDER_MS = f"{_OLDER_M}/{{mcp_server_name}}"
 
 _W = "/openai/v1/webhook_endpoints"
 
-CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions")
+CHAT = ("/v1/chat/completions", "/v1/chat/completions/chat/completions", "/openai/v1/chat/completions")
 """The `model` in their bodies names an agent or a conversation."""
 
 LEVELS_OF_MCP: Mapping[str, Level] = {

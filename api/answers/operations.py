@@ -221,6 +221,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         "chat_completions_create_doubled", ChatCompletion, frame=ChatFrame
     ),
     ("post", "/v1/chat/completions"): Operation("chat_completions_create", ChatCompletion, frame=ChatFrame),
+    ("post", "/openai/v1/chat/completions"): Operation(
+        "openai_chat_completions_create", ChatCompletion, frame=ChatFrame
+    ),
     ("post", "/mcp"): Operation("mcp_message", McpMessage, frame=McpEvent),
     ("post", "/ag-ui/{agent_id}"): Operation("ag_ui_run", frame=AgUiEvent),
     ("get", "/ag-ui/{agent_id}/connect"): Operation("ag_ui_connect", frame=AgUiEvent),

@@ -43,6 +43,7 @@ router = APIRouter(tags=["chat"], route_class=LateRoute)
 
 @router.post("/v1/chat/completions", response_model=None)
 @router.post("/v1/chat/completions/chat/completions", response_model=None)
+@router.post("/openai/v1/chat/completions", response_model=None)
 async def create_chat_completion(
     request: ChatRequest,
     chat: ChatServiceDep,

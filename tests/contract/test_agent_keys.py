@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.access.route_rules import RULES, Reach
+from api.access.route_rules import CHAT, RULES, Reach
 from tests.kit.keys import KeyMaker
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import running_product
@@ -229,7 +229,7 @@ async def test_a_chat_names_its_agent_as_a_model(setup: Setup) -> None:
     def body(model: object) -> dict[str, Any]:
         return {"model": model, "messages": [{"role": "user", "content": '{"turns": [{"text": "hi"}]}'}]}
 
-    for path in ("/v1/chat/completions", "/v1/chat/completions/chat/completions"):
+    for path in CHAT:
         assert (await setup.ask("POST", path, json=body(setup.own.ids["agent_id"]))).status_code == 200
         for model in (setup.others.ids["agent_id"], setup.others.ids["conversation_id"], f"agent-{UNKNOWN}"):
             assert (await setup.ask("POST", path, json=body(model))).status_code == 404, model

@@ -119,7 +119,7 @@ def test_a_streams_frames_had_no_type() -> None:
     streams = [
         one["responses"]["200"]["content"]["text/event-stream"] for one in _operations(document) if _streams(one)
     ]
-    assert len(streams) == 26
+    assert len(streams) == 27
     named = {stream["schema"]["$ref"].rpartition("/")[2] for stream in streams}
     assert named == {"AgUiEvent", "Frame", "ChatFrame", "McpEvent", "McpSignInEvent", "ResponseEvent", "UiMessageChunk"}
     frames = document["components"]["schemas"]["Frame"]

@@ -440,7 +440,8 @@ async def test_a_conversation_is_found_by_its_name_alone(stores: Stores) -> None
 @pytest.mark.parametrize(
     ("of", "index"),
     [
-        pytest.param(MessageFilter(PROJECT, agent_id=AGENT.id), "ix_messages_begins", id="of an agent"),
+        # All messages here are of one agent, so either index has them in order.
+        pytest.param(MessageFilter(PROJECT, agent_id=AGENT.id), "ix_messages_beg(?:ins|un)", id="of an agent"),
         pytest.param(MessageFilter(PROJECT), "ix_messages_begun", id="of a project"),
     ],
 )

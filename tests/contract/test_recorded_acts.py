@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.access.route_rules import RULES
+from api.access.route_rules import CHAT, RULES
 from shared.domain.api_keys import Level
 from tests.kit.mcp.official import official_server
 from tests.kit.model_server import ModelServer
@@ -82,7 +82,7 @@ _CONTEXT = "changes what the agent remembers, not what it may do"
 REASONS = {
     **dict.fromkeys((f"POST {_A}/messages{part}" for part in ("", "/stream", "/async")), _RUN),
     **dict.fromkeys((f"POST {_C}/messages", f"POST {_C}/compact", f"POST {_A}/summarize", f"POST {_A}/generate"), _RUN),
-    **dict.fromkeys(("POST /v1/chat/completions", "POST /v1/chat/completions/chat/completions"), _RUN),
+    **dict.fromkeys((f"POST {path}" for path in CHAT), _RUN),
     **dict.fromkeys((f"POST {path}{part}" for path in RESPONSES for part in ("", "/compact")), _RUN),
     **dict.fromkeys(("POST /ag-ui/{agent_id}", "POST /ag-ui/agent/{agent_id}/run"), _RUN),
     **dict.fromkeys((f"POST /v1/groups/{{group_id}}/messages{part}" for part in ("", "/stream")), _RUN),

@@ -152,6 +152,7 @@ async def test_the_headers_of_a_refusal_are_the_same_in_every_dialect(shape: Err
 
 def test_a_path_belongs_to_the_dialect_with_the_longest_beginning() -> None:
     assert ERROR_SHAPES.shape_of("/v1/chat/completions/nowhere") is openai_error
+    assert ERROR_SHAPES.shape_of("/openai/v1/chat/completions") is openai_error
     assert ERROR_SHAPES.shape_of("/v1/chats") is letta_error
     assert ERROR_SHAPES.shape_of("/v1/responses/resp_1") is responses_error
     assert ERROR_SHAPES.shape_of("/") is letta_error

@@ -138,11 +138,13 @@ async def test_a_server_that_ends_says_where_the_run_goes_on(product: Product) -
     assert (await product.ended(first.id))["status"] == (await product.ended(run["id"]))["status"] == "completed"
 
 
-async def test_an_address_that_has_the_path_already_works(product: Product) -> None:
-    """LiveKit's `with_letta` asks for an address that ends in it, and OpenAI's SDK adds it once more."""
+@pytest.mark.parametrize("address", ["/v1/chat/completions", "/openai/v1"])
+async def test_an_address_that_has_the_path_already_or_serves_responses_works(product: Product, address: str) -> None:
+    """LiveKit's `with_letta` asks for an address that ends in the path, and OpenAI's SDK adds it once more. A client
+    with one address for chats and responses was refused: there was no such path."""
     agent = await product.agent(model="builtin/echo")
     async with openai_client(product.base_url) as openai:
-        openai.base_url = f"{product.base_url}/v1/chat/completions"
+        openai.base_url = f"{product.base_url}{address}"
         assert text_of(await streamed(openai, agent.id, user("Hi"))) == "You said: Hi"
 
 

@@ -69,7 +69,13 @@ async def queueing(
     [
         *("/ag-ui/agent-1", "/ag-ui/agent/agent-1/run", "/ai-sdk/agent-1/chat", "/v1/groups/group-1/messages"),
         *("/v1/groups/group-1/messages/stream", "/v1/conversations/conv-1/messages", "/openai/v1/responses"),
-        *("/v1/responses", "/v1/chat/completions", "/v1/agents/agent-1/messages/async", "/mcp"),
+        *(
+            "/v1/responses",
+            "/v1/chat/completions",
+            "/openai/v1/chat/completions",
+            "/v1/agents/agent-1/messages/async",
+            "/mcp",
+        ),
     ],
 )
 def test_submissions_of_pages_and_groups_took_every_connection_to_the_database(path: str) -> None:

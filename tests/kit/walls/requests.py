@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations
 from typing import Any
 
+from api.access.route_rules import CHAT
 from tests.kit.walls.belongings import Belongings
 
 IN_PATHS = {
@@ -373,8 +374,7 @@ BODIES: Mapping[str, list[Body]] = {
             "tasks/update", taskId=other["runs"], inputResponses={other["tool_calls"]: {"action": "decline"}}
         ),
     ],
-    "POST /v1/chat/completions": _CHAT,
-    "POST /v1/chat/completions/chat/completions": _CHAT,
+    **{f"POST {path}": _CHAT for path in CHAT},
     "POST /openai/v1/webhook_endpoints": [lambda _, __: _HEARS],
     "POST /openai/v1/webhook_endpoints/{webhook_id}": [lambda _, __: {"name": "new"}],
     "POST /openai/v1/webhook_endpoints/{webhook_id}/rotate_secret": [
