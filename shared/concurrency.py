@@ -94,19 +94,34 @@ async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGene
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
+ROUND_ENDS_S = 1.0
+"""Seconds that a call of `repeating` gets to end after its block. A worker has several such loops, and little time
+between SIGTERM and SIGKILL."""
+
+
 @asynccontextmanager
-async def repeating(action: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> AsyncGenerator[None]:
+async def repeating(
+    action: Callable[[], Awaitable[object]], *, every_s: float, name: str, ends_within_s: float = ROUND_ENDS_S
+) -> AsyncGenerator[None]:
     """Calls `action` at once, and again `every_s` seconds after each call has ended, until the block ends.
 
-    When the block ends in the middle of a call, it waits for that call.
+    When the block ends during a call, it waits `ends_within_s` seconds for that call, and then cancels it: a database
+    that does not answer must not keep a process from ending. A crash may interrupt a call anywhere, too.
     """
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_repeat(action, every_s, name, stop), name=name)
+        task = group.create_task(_repeat(action, every_s, name, stop), name=name)
         try:
             yield
         finally:
             stop.set()
+            timer = asyncio.get_running_loop().call_later(ends_within_s, _cut_off, task)
+            task.add_done_callback(lambda _: timer.cancel())
+
+
+def _cut_off(task: asyncio.Task[None]) -> None:
+    log.warning("background_round_cut_off", loop=task.get_name())
+    task.cancel()
 
 
 async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name: str, stop: asyncio.Event) -> None:
