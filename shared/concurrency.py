@@ -94,9 +94,9 @@ async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGene
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-ROUND_ENDS_S = 1.0
-"""Seconds that a call of `repeating` gets to end after its block. A worker has several such loops, and little time
-between SIGTERM and SIGKILL."""
+ROUND_ENDS_S = 2.0
+"""Seconds that a call of `repeating` gets to end after its block. A worker ends several such loops, some one after the
+other, and a supervisor waits 20 seconds between SIGTERM and SIGKILL."""
 
 
 @asynccontextmanager

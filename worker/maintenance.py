@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -160,21 +160,35 @@ async def maintenance(
         for reason, count in (await sweeper.sweep()).items():
             process.metrics.worker.runs_found(reason, count)
 
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(intervals.repeating(sweep, every_s=every_s, name="sweep"))
-        await stack.enter_async_context(intervals.repeating(trees.repair, every_s=every_s, name="look after run trees"))
-        await stack.enter_async_context(
-            intervals.repeating(approvals.expire_due, every_s=every_s, name="expire approvals")
-        )
-        await stack.enter_async_context(
-            intervals.repeating(embedding.embed_due, every_s=every_s, name="embed passages")
-        )
-        await stack.enter_async_context(
-            intervals.repeating(_sleeptime(process).start_all_due, every_s=LOOK_EVERY_S, name="start sleep-time runs")
-        )
-        for name, prune in _prunings(process):
-            await stack.enter_async_context(intervals.repeating(prune, every_s=PRUNE_EVERY_S, name=name))
+    rounds: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
+        ("sweep", every_s, sweep),
+        ("look after run trees", every_s, trees.repair),
+        ("expire approvals", every_s, approvals.expire_due),
+        ("embed passages", every_s, embedding.embed_due),
+        ("start sleep-time runs", LOOK_EVERY_S, _sleeptime(process).start_all_due),
+        *((name, PRUNE_EVERY_S, prune) for name, prune in _prunings(process)),
+    ]
+    async with _together(*(intervals.repeating(work, every_s=pause, name=name) for name, pause, work in rounds)):
         yield
+
+
+@asynccontextmanager
+async def _together(*blocks: AbstractAsyncContextManager[None]) -> AsyncGenerator[None]:
+    """Enters the blocks at the same time, each in a task, and leaves them at the same time: the process waits for the
+    slowest round instead of for each in turn."""
+    stop = asyncio.Event()
+
+    async def within(block: AbstractAsyncContextManager[None]) -> None:
+        async with block:
+            await stop.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for block in blocks:
+            group.create_task(within(block), name="periodic work")
+        try:
+            yield
+        finally:
+            stop.set()
 
 
 def _approvals(process: ProcessContext, orphans: OrphanedRuns) -> ApprovalService:
