@@ -1,6 +1,6 @@
 """Runs a model's program as a tool: the source of the base tools `run_code` and `run_code_with_tools`.
 
-It runs where nothing of this project can be imported. It returns the program's value and error; what the program prints
+It runs where no module of this project can be imported. It returns the program's value and error; the program's output
 is the call's output.
 """
 
