@@ -35,7 +35,7 @@ PROBES = 6
 
 
 class Meaning(StrEnum):
-    """What a result says about its call."""
+    """The meaning of a result."""
 
     DONE = "the tool did its work"
     REFUSED = "the tool answered with an error"
