@@ -116,7 +116,7 @@ class Readiness:
         self._secrets = secrets
 
     async def look(self) -> tuple[bool, bytes]:
-        """Whether it is ready, and the JSON that names what is missing."""
+        """Returns whether the worker is ready, and JSON that names the missing parts."""
         answers = await self._services.look()
         worker = self._queue_worker
         # Never cached: a request after SIGTERM must not get an earlier answer.

@@ -83,7 +83,7 @@ class ChildScripts:
         return {"name": RUNS_AGENT, "arguments": {"agent": named, "task": sent.text}}
 
     def message(self, story: Story, tool: str, agent_id: str, script: Script) -> dict[str, Any]:
-        """A call that sends an agent a message. The agent plays the script because its client has told it to."""
+        """A call that sends an agent a message. The agent plays the script that its client has sent it."""
         marker = self.delegations.add(story, tool, script)
         return {"name": tool, "arguments": {"message": f"Here is {marker}.", "other_agent_id": agent_id}}
 

@@ -179,8 +179,8 @@ class ChildStories:
 
     @asynccontextmanager
     async def _alone_with(self, count: int) -> AsyncGenerator[list[Thread]]:
-        """Yields the histories of agents that no other story sends messages to meanwhile: it would change what they
-        play."""
+        """Yields the histories of agents that no other story sends messages to meanwhile: a message would change the
+        scripts that they play."""
         while len(idle := [thread for thread in self.threads if not thread.stories]) < count:
             await asyncio.sleep(LOOK_S)
         threads = self.dice.sample(idle, count)

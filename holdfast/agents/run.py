@@ -143,8 +143,8 @@ class Run:
 
     def emit_data(self, name: str, value: Any) -> None:
         """Shows data to readers, beside the answer; no history contains it. After a crash it may be shown again. It is
-        not awaited. Raises `ValueError` for an invalid name (valid: letters, digits, `.`, `_`, `-`; up to 64; not
-        `holdfast…`) and for more than 64,000 bytes of JSON, and `TypeError` for values that JSON cannot express."""
+        not awaited. A name has up to 64 letters, digits, `.`, `_` and `-`, and does not begin with `holdfast`. Raises
+        `ValueError` for other names or more than 64,000 bytes of JSON, `TypeError` for what JSON cannot express."""
         self._send({"t": "data", **shown_data(name, value)})
 
     async def step(
@@ -354,7 +354,7 @@ class Run:
     @property
     def in_call(self) -> bool:
         """Whether a step, tool or scope is being called. Calls inside it are only in the journal: clients see the calls
-        of the body itself, and nested calls that wait for the clients."""
+        of the body itself, and nested calls that wait for a client."""
         return "/" in self._here().branch
 
     def now(self) -> datetime:

@@ -23,7 +23,7 @@ TOOL_ERROR = "ToolError"
 """The type of an error whose text is a tool's result."""
 
 PARTS = "holdfast_parts"
-"""The key of the parts in the value of an attached tool. `holdfast.agents.run` defines it, too."""
+"""The key of the parts in the value of an attached tool. `holdfast.agents.run` uses it, too."""
 
 LONG_SLEEP = timedelta(seconds=30)
 """A body that sleeps longer needs no process meanwhile: forking another one later costs less than keeping it."""

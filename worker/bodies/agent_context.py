@@ -285,7 +285,7 @@ class AgentContext:
     @property
     def continues_answers(self) -> bool:
         """Whether the model can continue an answer that another worker has begun to show. It cannot if the agent speaks
-        by a tool, because that answer is no text to the model, or if the run shows whole answers only."""
+        by a tool, because that answer is not text to the model, or if the run shows whole answers only."""
         if not self.run.options.stream_tokens or self.speaks_by(SPEAKS):
             return False
         return continues_answers(self.model, reasons=self.options.reasoning)

@@ -261,8 +261,8 @@ async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> Pla
 # The number of tokens in a request, before it is sent. No I/O.
 #
 # The provider has counted the last request of a history with its answer, instructions and tools: that count is exact.
-# Everything after it is estimated. So is a whole request without such a count: the first one of a history, one after a
-# compaction or for another model, and one whose server reports no tokens.
+# Everything after it is estimated. A request without such a count is estimated as a whole: the first one of a history,
+# one after a compaction or for another model, and one to a server that reports no tokens.
 #
 # The estimate is one token for every three bytes of UTF-8, and is too high for most texts: with the tokenizers of
 # today's models, English prose needs about 0.7 of it, code and JSON between 0.8 and 1.0, Chinese and Japanese between

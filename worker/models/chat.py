@@ -212,8 +212,8 @@ class ChatRequest:
 def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:
     """Adds an empty reasoning field to answers with calls that lack it, if the server would refuse them without.
 
-    The quirks say so for some servers. Others have used one of the fields in this history; they need it only since the
-    last message of the user.
+    The quirks name some of these servers. Others have used one of the fields in this history, and need it only since
+    the last message of the user.
     """
     answers = [message for message in messages if message["role"] == "assistant"]
     if quirks.reasoning_goes_back == "always":

@@ -132,8 +132,8 @@ class HttpModel:
     async def _events(
         self, answer: Answer, pieces: AsyncIterator[bytes], response: httpx2.Response, end: "_End"
     ) -> AsyncGenerator[list[bytes]]:
-        """The data of the events that each piece completes, and then of those that the end of the response completes.
-        Raises `ModelError` for a response that is no answer."""
+        """Yields the data of the events that each piece completes, and then of those that the end of the response
+        completes. Raises `ModelError` for a response that is not an answer."""
         events = EventStream()
         try:
             while not answer.is_over and (piece := await end.next_of(pieces)) is not None:

@@ -185,7 +185,7 @@ class RunAccount:
         return priced
 
     def count_aside(self, model: str, usage: Usage) -> None:
-        """Counts a finished call that is no step: adds its tokens, and leaves `context_tokens` unchanged."""
+        """Counts a finished call that is not a step: adds its tokens, and leaves `context_tokens` unchanged."""
         progress = self._progress
         total = progress.usage.plus(self.priced(model, usage))
         progress.usage = replace(total, context_tokens=progress.usage.context_tokens)

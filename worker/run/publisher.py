@@ -34,7 +34,7 @@ from worker.run.observation import (
     RunObserver,
 )
 
-# How a run's new owner adopts its log: what earlier owners have shown, and how the new owner continues after that.
+# How a run's new owner adopts its log: the events of earlier owners, and the event with which the new owner continues.
 
 
 class RecoveredLog(NamedTuple):

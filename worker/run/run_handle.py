@@ -411,7 +411,7 @@ class RunInbox:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a body ended its run, and what the worker still has to store."""
+    """The end that a body has given its run, and the data that the worker still has to store."""
 
     end: RunEnd
     messages: list[NewMessage] = []

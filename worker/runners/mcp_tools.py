@@ -24,7 +24,7 @@ NO_SERVER = "Error: the tool was not called: its MCP server {!r} is no longer th
 
 
 OF_A_SERVER = RunnerTraits(timeout_s=None)
-"""The runner limits the time of a call itself, because only it knows whether the server may have acted."""
+"""The runner limits the time of a call itself, and so knows whether the server may have acted."""
 ALWAYS_ASKING = RunnerTraits(timeout_s=None, asks_always=True)
 
 

@@ -216,7 +216,7 @@ class IsolatedSandbox:
 
     @asynccontextmanager
     async def _prepared(self, invocation: ToolInvocation, run_folder: Path | None) -> AsyncGenerator["WalledProcess"]:
-        """Yields the call's process, which is not started. The block limits its folder, its proxy and its watches."""
+        """Yields the call's process, not started. Its folder, its proxy and its watches last as long as the block."""
         async with contextlib.AsyncExitStack() as stack:
             directory = ""
             if self._plan.tier is not SandboxTier.ONE:

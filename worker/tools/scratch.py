@@ -18,7 +18,7 @@ from shared.domain.ids import ProjectId, RunId
 from worker.tools.outcomes import ToolInvocation
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Opens a folder, and no link that leads elsewhere."""
+"""Flags that open a folder, and no link that leads elsewhere."""
 
 
 async def remove_in_thread(top: Path) -> None:
@@ -136,7 +136,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 LOOK_EVERY_S = 0.1
 RESTS_FOR = 3
-"""The pause after a measurement, in multiples of its time: a folder of small files must not keep a processor busy."""
+"""The pause, in measurement times: a folder that is nearly full of small files must not keep a processor busy."""
 MOST_ENTRIES = 16384
 """The limit of the file system that other calls have for themselves."""
 

@@ -1,6 +1,6 @@
 """One isolated process of one tool call, seen from the worker: it is started, waited for, stopped, and surely dead.
 
-`sandbox_choice.py` decides what the process does; `child_watcher.py` is its other side. A call ends with its process,
+`sandbox_choice.py` makes it for a call; `child_watcher.py` is its other side. A call ends with its process,
 never with an end of file. Waiting is by callback, so that no task has to be cancelled or can be forgotten.
 """
 

@@ -67,7 +67,7 @@ def answer(value: object) -> dict[str, Any]:
 
 
 def failed(error: BaseException) -> dict[str, Any]:
-    """Returns the program's error. Raises a cancellation again, because that is no error of the program."""
+    """Returns the program's error. Raises a cancellation again, because that is not an error of the program."""
     if isinstance(error, builtins.__dict__["ToolCancelled"]):
         raise error
     if isinstance(error, SystemExit) and error.code in (None, 0):
