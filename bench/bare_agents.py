@@ -1,8 +1,8 @@
-"""The floor of agents in code: a worker, a host that forks, and a body, of the standard library alone.
+"""The floor of agents in code: a worker, a host that forks, and a body, with only the standard library.
 
 The worker answers frames of JSON over asyncio's streams, and keeps a journal in SQLite. It matches a call with its
-journal by name and number, and has no runs, leases, fences, logs, readers, cancels or decisions: what agents cost more
-in the product is the price of these. `python -m bench.bare_agents` prints its figures as JSON.
+journal by name and number, and has no runs, leases, fences, logs, readers, cancels or decisions: these account for the
+additional cost of agents in the product. `python -m bench.bare_agents` prints its figures as JSON.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Frame = dict[str, Any]
 
 
 class BareFigures(NamedTuple):
-    """What the floor costs: microseconds for each of many things, and MB."""
+    """The cost of the floor: microseconds for each of many operations, and MB."""
 
     step: tuple[float, float, float]
     """Wall time, and the processor time of the body and of the worker."""
@@ -65,7 +65,7 @@ class _Journal:
             self._database.execute(f"PRAGMA {pragma}")
         self._database.execute("CREATE TABLE steps (slot TEXT PRIMARY KEY, hash TEXT, state TEXT, value BLOB)")
         self.values: dict[str, Any] = {}
-        """Of the calls that have ended, by slot."""
+        """The values of ended calls, by slot."""
 
     def start(self, slot: str, content: str) -> None:
         """Stores that a tool is about to start."""
@@ -93,7 +93,7 @@ class _Worker:
         self._directory = directory
 
     async def run(self, body: str, count: int) -> tuple[float, float, float]:
-        """Executes a body until it returns. Returns what each of `count` things has cost."""
+        """Executes a body until it returns. Returns the cost of each of `count` operations."""
         number = len([*self._directory.iterdir()])
         with closing(_Journal(self._directory / f"{number}.db")) as journal:
             attempt = 1
@@ -117,7 +117,7 @@ class _Worker:
         return time.monotonic() - began
 
     async def memory_mb(self) -> float:
-        """What the process of a waiting body has for itself, in MB."""
+        """Returns the MB that the process of a waiting body has for itself."""
         with closing(_Journal(self._directory / "waits.db")) as journal:
             pid, reader, writer = await self._forked()
             _send(writer, {"body": "waits", "count": 1, "attempt": 1})
@@ -129,7 +129,7 @@ class _Worker:
         return size
 
     async def _attempt(self, journal: _Journal, body: str, count: int, attempt: int) -> dict[str, float] | None:
-        """What the body says of its costs. None: it has ended its process."""
+        """Returns the costs that the body reports; None if it has ended its process."""
         pid, reader, writer = await self._forked()
         _send(writer, {"body": body, "count": count, "attempt": attempt})
         report, shown = None, list[str]()
@@ -214,7 +214,7 @@ class _Body:
 
 
 async def _execute(connection: socket.socket) -> None:
-    """Executes one body, in the process that was forked for it."""
+    """Executes one body, in a process that was forked for it."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     wish = await _received(reader)
     if wish is None:
@@ -251,7 +251,7 @@ async def _call(body: _Body, kind: str, count: int) -> None:
 
 
 async def _nothing() -> None:
-    """What a call does here."""
+    """The function of each call. It does nothing."""
 
 
 def _send(writer: asyncio.StreamWriter, frame: Frame) -> None:
@@ -267,7 +267,7 @@ async def _received(reader: asyncio.StreamReader) -> Frame | None:
 
 
 def _host(control: socket.socket) -> None:
-    """Forks bodies and buries them, as the worker says, until it is gone."""
+    """Forks and buries bodies on the worker's requests, until the worker is gone."""
     gc.collect()
     gc.freeze()
     while True:

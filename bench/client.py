@@ -41,13 +41,13 @@ class Watched:
     """A stream, and the times of its events. Times are seconds of the monotonic clock."""
 
     end: ClassVar[bytes] = END
-    """What only the stream's end has."""
+    """Bytes that only the stream's end contains."""
     opened_at: float
     status: int = 0
     first_token_at: float = 0.0
     ended_at: float = 0.0
     delays: list[float] = field(default_factory=list[float])
-    """Of each token: from the model's write to the client's read."""
+    """For each token: from the model's write to the client's read."""
     expected: int = 0
     """The number of the next token; -1 before the first one of a stream that is joined in the middle."""
     disorder: str = ""
@@ -133,7 +133,7 @@ class Watched:
 
 
 class WatchedResponse(Watched):
-    """The stream of a response. Behind its tokens it has the whole text again, in the events that end an item."""
+    """The stream of a response. After its tokens it repeats the whole text, in the events that end an item."""
 
     has_text_again = False
 
@@ -220,7 +220,7 @@ class Client:
         return made
 
     async def conversation(self, agent_id: str) -> str:
-        """Begins a conversation with the agent; its id."""
+        """Begins a conversation with the agent. Returns its id."""
         return (await self._request("POST", f"/v1/conversations?agent_id={agent_id}", {}))["id"]
 
     async def tool(self, source: str) -> str:
@@ -260,24 +260,24 @@ class Client:
         return self.watching(f"/v1/agents/{agent_id}/messages", body)
 
     def send_to(self, conversation_id: str, **wish: Any):
-        """The same in a conversation."""
+        """As `send`, in a conversation."""
         body = {"input": json.dumps(wish), "streaming": True, "stream_tokens": True, "background": True}
         return self.watching(f"/v1/conversations/{conversation_id}/messages", body)
 
     def respond(self, agent_id: str, **wish: Any):
-        """The same as a response."""
+        """As `send`, as a response."""
         body = {"model": agent_id, "input": json.dumps(wish), "stream": True, "background": True}
         return self.watching("/openai/v1/responses", body, watched=WatchedResponse(0.0))
 
     def run_ag_ui(self, agent_id: str, **wish: Any):
-        """The same over AG-UI."""
+        """As `send`, over AG-UI."""
         said = {"id": f"m{next(_NAMES)}", "role": "user", "content": json.dumps(wish)}
         body = {"threadId": "bench", "runId": said["id"], "protocolVersion": "1.0", "messages": [said], "tools": []}
         empty: dict[str, Any] = {"context": [], "state": {}, "forwardedProps": {}}
         return self.watching(f"/ag-ui/{agent_id}", {**body, **empty}, watched=WatchedAgUi(0.0))
 
     def chat(self, agent_id: str, **wish: Any):
-        """The same over the AI SDK's stream of UI messages."""
+        """As `send`, over the AI SDK's stream of UI messages."""
         said = {"id": f"m{next(_NAMES)}", "role": "user", "parts": [{"type": "text", "text": json.dumps(wish)}]}
         body = {"id": "bench", "trigger": "submit-message", "messages": [said]}
         return self.watching(f"/ai-sdk/{agent_id}/chat", body)

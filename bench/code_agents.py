@@ -1,6 +1,6 @@
 """The module of agents that the section `code-agents` measures. They measure themselves, and answer with the figures.
 
-A message is JSON: `count` says how often. An answer is JSON, too: `wall_s` and `cpu_s` of all of them together.
+A message is JSON: `count` is the number of operations. An answer is JSON, too: `wall_s` and `cpu_s` of all of them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ YIELDS_EVERY = 50
 """Tokens after which an agent lets its loop send them."""
 
 DEATHS = 5
-"""Processes of `replays` that die: as many replay."""
+"""The number of processes of `replays` that die. The same number replays."""
 
 
 @contextmanager
@@ -56,13 +56,13 @@ async def tools(run: Run) -> str:
 
 @agent("replays")
 async def replays(run: Run) -> str:
-    """Takes steps that do nothing, dies some times, and measures how long the same steps take when the journal has
+    """Takes steps that do nothing, dies `DEATHS` times, and measures how long the same steps take if the journal has
     them."""
     report: dict[str, float] = {}
     with _measured(report):
         await _take_steps(run)
     for _ in range(run.attempt):
-        await run.step("again", _nothing)  # each process must bring the journal further
+        await run.step("again", _nothing)  # each process must add an entry to the journal
     if run.attempt <= DEATHS:
         os.kill(os.getpid(), signal.SIGKILL)
     return json.dumps(report)
@@ -91,7 +91,7 @@ async def waits(run: Run) -> str:
 
 @agent("floor")
 async def floor(run: Run) -> str:
-    """What asyncio itself costs: frames of a step's size, there and back, both sides in this process."""
+    """Measures the cost of asyncio itself: frames of a step's size, there and back, both sides in this process."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     far_reader, far_writer = await asyncio.open_unix_connection(sock=theirs)
@@ -118,7 +118,7 @@ async def _take_steps(run: Run) -> None:
 
 
 async def _nothing() -> None:
-    """What a step does here."""
+    """The function of each step. It does nothing."""
 
 
 def _count(run: Run) -> int:

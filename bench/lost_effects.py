@@ -1,9 +1,9 @@
-"""Kills workers between an effect and its record, and counts what became of the effects.
+"""Kills workers between an effect and its record, and counts the outcomes of the effects.
 
-Each run makes one call of a tool that acts on an outside service, which counts effects by their keys. Its
-worker is killed before the effect, behind it, or some turns of the event loop after the tool has returned; another
-worker then ends the run. Nothing of the workers, stores and loop is replaced; only the sandbox is, because what runs in
-it is not measured here: the service stands in its place.
+Each run makes one call of a tool that acts on an outside service, which counts effects by their keys. Its worker is
+killed before the effect, after it, or some turns of the event loop after the tool has returned; another worker then
+ends the run. Workers, stores and loop are real. Only the sandbox is replaced, by the service, because code in the
+sandbox is not measured here.
 
     python -m bench.lost_effects --kills 1000
 """
@@ -57,7 +57,7 @@ SOURCES = {
     "mute": "def _probe_mute(): ...\n\ndef mute(): ...\n",
     "keyed": "def keyed(): ...\n",
 }
-"""The tools, by what they have: a probe that knows, a probe that cannot tell, or a service that knows the key."""
+"""The tools, by kind: with a probe that knows, with a probe that cannot tell, or for a service that knows the key."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Service:
     effects: Counter[str] = field(default_factory=Counter[str])
     starts: Counter[str] = field(default_factory=Counter[str])
     place: Place | None = None
-    """Where the next call is killed."""
+    """The place at which the worker of the next call is killed."""
     hops: int = 0
     kill: Callable[[], object] = lambda: None
     is_there: asyncio.Event = field(default_factory=asyncio.Event)
@@ -140,7 +140,7 @@ class Killing:
     agents: dict[str, AgentId]
 
     async def killed(self, kind: str, place: Place, number: int, hops: int) -> Effect:
-        """The effect of a run whose worker was killed at this place, once another worker has ended the run."""
+        """Returns the effect of a run whose worker was killed at this place, after another worker has ended the run."""
         service = self.service
         service.place, service.hops, service.is_there = place, hops, asyncio.Event()
         run = await self.stores.submitted(said(kind), agent_id=self.agents[kind], thread_id=ThreadId(f"conv-{number}"))
@@ -192,7 +192,7 @@ async def killing(database_url: str) -> AsyncGenerator[Killing]:
 
 @dataclass
 class Account:
-    """What the kills have come to."""
+    """The outcomes of the kills."""
 
     kills: Counter[str] = field(default_factory=Counter[str])
     states: Counter[str] = field(default_factory=Counter[str])
@@ -201,7 +201,7 @@ class Account:
     twice: list[str] = field(default_factory=list[str])
     """Keys under which the service was acted on twice."""
     needlessly_unknown: list[str] = field(default_factory=list[str])
-    """Keys of calls that are unknown though a probe could tell."""
+    """Keys of calls with an unknown outcome, although a probe could tell."""
     not_at_all: list[str] = field(default_factory=list[str])
     """Keys of calls that are done without an effect."""
 
@@ -220,7 +220,7 @@ class Account:
 
     @property
     def faults(self) -> int:
-        """How many promises are broken."""
+        """The number of broken promises."""
         return len(self.twice) + len(self.needlessly_unknown) + len(self.not_at_all)
 
 

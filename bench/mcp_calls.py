@@ -1,4 +1,4 @@
-"""What a call of an MCP server's tool costs over TLS, with an HTTP connection for each request and with kept ones.
+"""Measures a call of an MCP server's tool over TLS, with an HTTP connection for each request and with kept ones.
 
 The official package's server runs in a process of its own, on loopback, where a handshake costs no round trips, only
 its computing. The two ways take turns.

@@ -1,1 +1,1 @@
-"""The one name that an installation adds to a Python; the packages of the product are in `holdfast/product` there."""
+"""The only name that an installation adds to a Python. The product's packages are in `holdfast/product` there."""

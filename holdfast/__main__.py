@@ -1,7 +1,7 @@
-"""Starts Holdfast, whatever else is called `api`, `cli`, `worker` or `shared` on this machine.
+"""Starts Holdfast, even if this machine has other packages named `api`, `cli`, `worker` or `shared`.
 
-In a checkout these packages lie beside this one, and the sources import them by these names. Installed, they are moved
-into this package (setup.py), so that they are in nobody's way; here their folder becomes the first that is searched.
+In a checkout these packages lie beside this one, and the sources import them by these names. An installation moves
+them into this package (setup.py), so that they hide no other package; this module puts their folder first on the path.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Asks the process of this container whether it is well: `python -m holdfast.health [/healthz | /readyz]`.
+"""Checks the health of this container's process: `python -m holdfast.health [/healthz | /readyz]`.
 
-A health check runs every few seconds in every container, so this file imports nothing of the product. It ends with 0
-when the answer is a 200, and with 1 and a sentence when there is another answer or none. A process that serves nothing,
-such as `holdfast migrate`, is well while it runs.
+A health check runs every few seconds in every container, so this file imports nothing of the product. It exits with 0
+if the answer is a 200, and otherwise with 1 and a sentence. A process that serves nothing, such as `holdfast migrate`,
+is healthy while it runs.
 """
 
 import http.client
@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ANSWER_S = 4.0
-"""Less than the `timeout` of a health check, so that the reason is printed before the check is ended."""
+"""Less than the `timeout` of a health check, so that the reason is printed before the check is killed."""
 
 API_PORT = "8283"
 EVERY_ADDRESS = {"", "0.0.0.0", "::"}  # noqa: S104 - addresses to compare with, none is bound
 
 
 class NotWellError(Exception):
-    """The process does not answer as one that is well. The text is for the person who reads the container's health."""
+    """The process does not answer as a healthy one. The text is for the person who reads the container's health."""
 
 
 def address(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Host and port to ask a process with this command line at; None for one that serves nothing.
+    """Returns the host and port of a process with this command line; None for a process that serves nothing.
 
-    Raises `NotWellError` for a worker without a port: what cannot be asked cannot be found well.
+    Raises `NotWellError` for a worker without a port, whose health cannot be checked.
     """
     served = next((word for word in command if word in {"api", "dev", "worker"}), None)
     if served is None:
@@ -58,7 +58,7 @@ def ask(command: Sequence[str], environment: Mapping[str, str], path: str) -> No
 
 
 def _option(command: Sequence[str], name: str, default: str) -> str:
-    """The value behind an option, as `--port 9000` or `--port=9000`; of several, the last one counts."""
+    """Returns the value of an option, as `--port 9000` or `--port=9000`. Of several, the last one counts."""
     value = default
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word == name:
@@ -69,7 +69,7 @@ def _option(command: Sequence[str], name: str, default: str) -> str:
 
 
 def main() -> None:
-    """Asks the process that the container was started with, which is its first one."""
+    """Asks the process with which the container was started, its first one."""
     path = sys.argv[1] if len(sys.argv) > 1 else "/healthz"
     command = Path("/proc/1/cmdline").read_bytes().decode(errors="replace").split("\0")
     try:

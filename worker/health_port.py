@@ -1,4 +1,4 @@
-"""A worker's own port: its liveness, its readiness, which includes that it can read secrets, and its metrics.
+"""A worker's own port: its liveness, its readiness, which depends on readable secrets, too, and its metrics.
 
 A supervisor detects from outside what no log line can report: a worker whose event loop hangs does not answer here. The
 port needs no key, and its answers contain only numbers about runs. It is for the machine, the cluster and Prometheus,
@@ -34,16 +34,16 @@ from worker.queue.queue_worker import QueueWorker
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-# Whether a worker can decrypt the secrets of agents. With another key, or none, it fails each run that needs one.
+# Whether a worker can decrypt the secrets of agents. With another key, or no key, it fails each run that needs one.
 #
-# Such a worker continues with the runs that need none, but it is not ready: a rollout without the key stops at the
-# first new worker, while the old ones still work.
+# Such a worker continues with the runs that need no secret, but it is not ready: a rollout without the key stops at the
+# first new worker, while the old workers still run.
 
 
 LOOK_EVERY_S = 15.0
 
 AGENTS_AT_MOST = 1000
-"""The newest agents, whose secrets are tried: a few milliseconds. `holdfast doctor` tries those of all agents."""
+"""The newest agents, whose secrets are tried in a few milliseconds. `holdfast doctor` tries those of all agents."""
 
 FIX = "give every worker and API process the same HOLDFAST_ENCRYPTION_KEY"
 
@@ -72,7 +72,7 @@ class ReadableSecrets:
         return ""
 
     async def _encrypted_next(self) -> str:
-        # Redis has the encrypting keys. While it is away, the stored secrets were still checked.
+        # Redis has the encrypting keys. If Redis is unavailable, the stored secrets were still checked.
         with suppress(Unavailable):
             for api in await self._presence.api_processes():
                 if not can_read(self._keys.fingerprints, keys := api.secret_keys or []):
@@ -116,7 +116,7 @@ class Readiness:
         self._secrets = secrets
 
     async def look(self) -> tuple[bool, bytes]:
-        """Whether it is ready, and the JSON that names what is missing."""
+        """Returns whether the worker is ready, and JSON that names the missing parts."""
         answers = await self._services.look()
         worker = self._queue_worker
         # Never cached: a request after SIGTERM must not get an earlier answer.

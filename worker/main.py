@@ -100,10 +100,10 @@ class ToolParts(NamedTuple):
 
 @asynccontextmanager
 async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGenerator[ToolParts]:
-    """The isolation that works here, for the block, and the packages for the Python inside it.
+    """Yields the isolation that works here, and the packages for the Python inside it.
 
     Raises `InvalidRequest` if no isolation works and the operator has not chosen to do without, or if packages cannot
-    be stored where the settings say.
+    be stored in the folder of the settings.
     """
     settings = process.settings
     choice = SandboxChoice(settings.sandbox, settings.tool_user, settings.tool_python, settings.tool_scratch_mb)
@@ -139,7 +139,7 @@ async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGen
 
 
 def with_certificates(plan: ZygotePlan, above: Path, network: NetworkRules) -> ZygotePlan:
-    """The plan, with a file of the certificate authorities that this worker trusts: the system's and the operator's."""
+    """Returns the plan with a file of the trusted certificate authorities: the system's and the operator's."""
     trusted = network.tls().get_ca_certs(binary_form=True)
     path = above / "certificates.pem"
     path.write_text("".join(map(ssl.DER_cert_to_PEM_cert, trusted)))
@@ -148,7 +148,7 @@ def with_certificates(plan: ZygotePlan, above: Path, network: NetworkRules) -> Z
 
 
 def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
-    """The sandbox of this tier, and the Python inside it. The log names both."""
+    """Returns the tier, and the Python inside it. Logs both."""
     if isinstance(walls, PlainProcess):
         tier, danger = SandboxTier.PROCESS, f"tool code can do whatever {walls.whose_power} can"
         log.warning("tools_run_without_walls", sandbox=tier.value, danger=danger, user=walls.user)
@@ -159,7 +159,7 @@ def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
 
 
 def _reach(settings: Settings, network: NetworkRules, tier: SandboxTier) -> EgressDialer | None:
-    """Returns the hosts that tools with a network may connect to, if any."""
+    """Returns the dialer for tools with a network; None if such tools may connect to no host."""
     allowed = AllowedHosts.parse(settings.tool_network)
     if not allowed or tier is SandboxTier.PROCESS:
         return None
@@ -179,7 +179,7 @@ HAND_OVER_S = 10.0
 
 @asynccontextmanager
 async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGenerator[QueueWorker]:
-    """A worker that claims runs for as long as the block lasts. At the end it hands them over.
+    """Runs a worker that claims runs for as long as the block lasts. At the end it hands them over.
 
     `alone`: no other process shares this Redis, so runs in flight continue at once.
     """
@@ -243,14 +243,14 @@ async def working(process: ProcessContext, *, alone: bool = False) -> AsyncGener
 async def _showing_abilities(
     process: ProcessContext, tools: ToolParts, code_agents: CodeAgents
 ) -> AsyncGenerator[None]:
-    """Publishes, for as long as the block lasts, what this worker can do."""
+    """Publishes for the block what this worker can do."""
     process.metrics.worker.watch_bodies(code_agents.longest_silence_s)
     async with _showing_code_agents(process, code_agents), _showing_tools(process, tools):
         yield
 
 
 def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncContextManager[None]:
-    """Publishes, for as long as the block lasts, the isolation of this worker's tools and their languages."""
+    """Publishes for the block the isolation of this worker's tools and their languages."""
     presence, lease_s = ToolPresence(process.redis), process.settings.lease_s
     return repeating(
         lambda: presence.show(tools.tier, runs_javascript=tools.runs_javascript, for_s=lease_s),
@@ -260,7 +260,7 @@ def _showing_tools(process: ProcessContext, tools: ToolParts) -> AbstractAsyncCo
 
 
 def _showing_code_agents(process: ProcessContext, code_agents: CodeAgents) -> AbstractAsyncContextManager[None]:
-    """Tells the API and the other workers within the block which agents of own code this worker has."""
+    """Publishes for the block the agents of own code of this worker, for the API and the other workers."""
     showing = PublishedAgents(
         CodeAgentStore(process.database),
         VersionPresence(process.redis),
@@ -299,8 +299,8 @@ Logs = tuple[EventLog, CheckpointStore]
 
 @asynccontextmanager
 async def _logs(process: ProcessContext) -> AsyncGenerator[Logs]:
-    """The logs of this worker's runs. The ready events of all runs are written together, to Redis or, embedded, to
-    SQLite."""
+    """Yields the logs of this worker's runs. The ready events of all runs are written together, to Redis or, embedded,
+    to SQLite."""
     database, servers = process.database, process.log_servers
     event_log = partial(EventLog, process.redis, ttl_s=process.settings.stream_ttl_s, servers=servers)
     if process.is_embedded:
@@ -354,7 +354,7 @@ def _run_services(process: ProcessContext, logs: Logs) -> RunServices:
 
 @asynccontextmanager
 async def _code(process: ProcessContext, models: Models) -> AsyncGenerator[tuple[CodeAgents, ModelEndpoint]]:
-    """The agents of own code for the block, and the endpoint by which they ask this worker's models."""
+    """Yields the agents of own code, and the endpoint at which they call this worker's models."""
     with worker_folder() as folder:
         async with (
             CodeAgents.running(_host_plans(process), process.settings.agents_per_process) as agents,

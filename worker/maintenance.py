@@ -1,4 +1,4 @@
-"""The periodic work of workers: one of the fleet sweeps and tidies per interval, and each one says what it has."""
+"""The periodic work of workers. In each interval one worker of the fleet does it; each worker publishes its agents."""
 
 import asyncio
 from collections import Counter
@@ -85,7 +85,7 @@ class Sweeper:
 
     async def _dispatch_unqueued(self, quiet: Sequence[QuietRun]) -> Counter[Reason]:
         unqueued = await self._not_in_queue(quiet)
-        # No worker holds a run that waits.
+        # No worker owns a run that waits.
         begun = [run for run in unqueued if run.status is RunStatus.RUNNING and not run.waits]
         dispatched = await self._dispatch_again([run for run in unqueued if run not in begun])
         if begun:
@@ -105,7 +105,7 @@ class Sweeper:
         if not unqueued:
             return Counter()
         dispatches = await self.runs.dispatch_again(unqueued)
-        # No worker can own a run that has not begun: a job of it that came meanwhile is of the previous dispatch.
+        # No worker can own a run that has not begun: a job that it got meanwhile is of the previous dispatch.
         begun = [run for run in unqueued if run.status is RunStatus.RUNNING]
         kept = {run.run_id for run in begun}.difference(run.run_id for run in await self._not_in_queue(begun))
         waiting = [dispatch for dispatch in dispatches if dispatch.run_id not in kept]
@@ -141,7 +141,7 @@ def _jobs_of(run: QuietRun) -> list[tuple[RunId, int]]:
     return [(run.run_id, run.dispatch - earlier) for earlier in range(1 + is_begun)]
 
 
-# The part of the composition root that creates the work.
+# The part of the composition root that creates the periodic work.
 
 
 PRUNE_EVERY_S = 60.0
@@ -234,7 +234,7 @@ def _prunings(process: ProcessContext) -> Iterator[tuple[str, Callable[[], Await
         yield "prune records", records.prune_some
 
 
-# What other processes know of a worker's agents of own code.
+# Information for other processes about a worker's agents of own code.
 
 
 STORED_EVERY = timedelta(minutes=1)
@@ -242,8 +242,8 @@ STORED_EVERY = timedelta(minutes=1)
 
 @dataclass
 class PublishedAgents:
-    """Shows the agents of one worker: in SQL once a minute for the API, and in Redis for the other workers, so that
-    each run goes to a version that lives."""
+    """Publishes the agents of one worker: in SQL once a minute for the API, and in Redis for the other workers, so that
+    each run goes to a live version."""
 
     store: CodeAgentStore
     presence: VersionPresence
@@ -256,7 +256,7 @@ class PublishedAgents:
     _stored_at: datetime | None = None
 
     async def show(self) -> None:
-        """Shows them for a while."""
+        """Publishes the agents for `for_s` seconds."""
         now = self.clock.now()
         if self._stored_at is None or now - self._stored_at >= STORED_EVERY:
             with suppress(Unavailable):

@@ -29,7 +29,7 @@ from worker.tools.outcomes import ToolSandbox
 
 
 def servers_signed_in(process: ProcessContext, authorization: AuthorizationServers) -> SignedIn:
-    """The tokens of people's sign-ins at MCP servers, for this worker."""
+    """Returns the tokens of people's sign-ins at MCP servers, for this worker."""
     patience, methods = process.patience(), (McpServerStore.claim_renewal, McpServerStore.settle_renewal)
     store = patience.applied_to(McpServerStore(process.database), *methods)
     return SignedIn(store, authorization, process.secret_keys, process.clock, new_holder=lambda: token_hex(8))

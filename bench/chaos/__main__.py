@@ -2,9 +2,9 @@
 
 It starts a Redis, a database on the given Postgres server, workers and APIs, and keeps runs of every kind going, in two
 projects that sometimes reach their limits. Tools run in the machine's best isolation. It upgrades the deployment to a
-made-up newer release, which writes what this one does not know, and back; one worker stays on that release. Then it
-kills, freezes, disconnects, empties and fails over processes and services, by a schedule from the seed. Everything
-listens on loopback, and it ends all processes that it started.
+made-up newer release, which writes fields and events that this one does not know, and back; one worker stays on that
+release. Then it kills, freezes, disconnects, empties and fails over processes and services, by a schedule from the
+seed. Everything listens on loopback, and it ends all processes that it started.
 """
 
 import argparse

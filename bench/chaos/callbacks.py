@@ -20,8 +20,8 @@ from shared.sql.run_tables import runs
 from tests.kit.product.callback_receiver import CallbackReceiver, ReceivedCallback
 
 WAITS_S = 150.0
-"""Seconds to wait for callbacks: another API process takes those of a dead one after 60 s; a second failure costs 30 s,
-and a third one two minutes."""
+"""Seconds to wait for callbacks: another API process takes over a dead one's after 60 s; a second failure costs 30 s,
+and a third two minutes."""
 
 
 @dataclass

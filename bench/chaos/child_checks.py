@@ -27,7 +27,7 @@ from worker.runners.agent_tools import NO_RESPONSE
 ENDS_CHILDREN = (RunStatus.CANCELLED, RunStatus.FAILED)
 SENT = "Successfully sent message"
 REFUSED = "waits for a person"
-"""Why a call may have begun no run."""
+"""A part of the result of a call that was right to begin no run."""
 CIRCLE = "The message was taken back"
 
 
@@ -42,7 +42,7 @@ class Child:
     agent_id: str
     awaited: bool
     status: str
-    """Of its last continuation."""
+    """The status of its last continuation."""
 
 
 @dataclass
@@ -235,7 +235,7 @@ def _answer(tool_name: str, child: Child, said: Mapping[str, list[str]]) -> str:
 
 
 def _told(record: RunRecord) -> list[str]:
-    """Returns the runs of which a stream tells that they have begun, without what a new owner has made void."""
+    """Returns the runs whose beginning a stream shows, without frames that a new owner has made void."""
     told = list[tuple[int, str]]()
     for seq, frame in sorted(record.frames.items()):
         follows = follows_of(frame)

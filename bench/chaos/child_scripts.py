@@ -22,16 +22,16 @@ class Delegated:
     marker: str
     tool: str
     script: Script
-    """What the other agent plays."""
+    """The script of the other agent."""
     kind: str
     notes: bool
     story: Story | None = None
-    """The one of the run that the call begins."""
+    """The story of the run that the call begins."""
 
 
 @dataclass
 class Delegations:
-    """All that agents of one project ask each other for, by marker."""
+    """All requests of agents of one project to each other, by marker."""
 
     ledger: Ledger
     by_marker: dict[str, Delegated] = field(default_factory=dict[str, Delegated])
@@ -67,7 +67,7 @@ class ChildScripts:
     dice: random.Random
 
     def work(self) -> Script:
-        """What a called agent does: anything but waiting for a person."""
+        """Draws the script of a called agent, which never waits for a person."""
         scripts = self.scripts
         kinds = [scripts.plain, scripts.long, scripts.tools, scripts.slow_tool, scripts.parallel, scripts.error]
         return self.dice.choices(kinds, [4, 2, 3, 2, 1, 1])[0]()
@@ -76,19 +76,19 @@ class ChildScripts:
         """A call that gives an agent a task."""
         marker = self.delegations.add(story, RUNS_AGENT, script)
         first, *rest = script.turns
-        # In front of everything else, so that no marker of a task inside comes before it.
+        # The marker comes first, so that no marker of a nested task precedes it.
         sent = Script(
             [{"reasoning": marker, **{name: part for name, part in first.items() if name != "reasoning"}}, *rest]
         )
         return {"name": RUNS_AGENT, "arguments": {"agent": named, "task": sent.text}}
 
     def message(self, story: Story, tool: str, agent_id: str, script: Script) -> dict[str, Any]:
-        """A call that sends an agent a message. The agent plays the script because its client has told it to."""
+        """A call that sends an agent a message. The agent plays the script that its client has sent it."""
         marker = self.delegations.add(story, tool, script)
         return {"name": tool, "arguments": {"message": f"Here is {marker}.", "other_agent_id": agent_id}}
 
     def calling(self, calls: Sequence[dict[str, Any]], before: Script | None = None) -> Script:
-        """An agent that makes these calls in one answer: alone, after calls of tools, or beside one."""
+        """Returns the script of an agent with these calls in one answer: alone, after calls of tools, or beside one."""
         script, beside = Script(), list[dict[str, Any]]()
         if before is not None:
             script.keys, script.waits = dict(before.keys), before.waits

@@ -25,12 +25,12 @@ LOOK_S = 0.3
 _MARKER = re.compile(r"task-\d{5,}")
 
 Act = Callable[[RunRecord], Awaitable[None]]
-"""What a client does while its agent's run, or a child, is at work."""
+"""An action of a client while its agent's run, or a child, is running."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """A run that a call of an agent has begun, as SQL has it."""
+    """A run that a call of an agent has begun, as SQL stores it."""
 
     run_id: str
     agent_id: str
@@ -80,7 +80,7 @@ class ChildStories:
         return self.scripts.delegations
 
     async def prepare(self, tool_ids: Sequence[str], count: int) -> None:
-        """Makes so many agents to be called."""
+        """Makes this many agents that other agents call."""
         for number in range(count):
             name = f"called-{number}"
             body = {"name": name, "model": "builtin/scripted", "tool_ids": tool_ids, "tools": OF_AGENTS}
@@ -179,8 +179,8 @@ class ChildStories:
 
     @asynccontextmanager
     async def _alone_with(self, count: int) -> AsyncGenerator[list[Thread]]:
-        """Yields the histories of agents that no other story sends messages to meanwhile: it would change what they
-        play."""
+        """Yields the histories of agents that no other story sends messages to meanwhile: a message would change the
+        scripts that they play."""
         while len(idle := [thread for thread in self.threads if not thread.stories]) < count:
             await asyncio.sleep(LOOK_S)
         threads = self.dice.sample(idle, count)
@@ -220,12 +220,12 @@ class ChildStories:
         return self.scripts.scripts.tools() if self.dice.random() < 0.3 else None
 
     def _named(self) -> str:
-        """An agent that is called, by its id or its name."""
+        """Returns an agent for a call, by its id or its name."""
         agent_id = self.dice.choice(self.threads).agent_id
         return self.dice.choice([agent_id, self._names[agent_id]])
 
     async def _attended(self, story: Story, script: Script, act: Act | None = None) -> None:
-        """Begins a run, and decides what it and all runs below it ask. Returns when all of them have ended."""
+        """Begins a run, and makes the decisions for it and all runs below it. Returns when all of them have ended."""
         async with asyncio.TaskGroup() as group:
             told = group.create_task(self._begun(story, script, act), name=f"the run at the top of {story.number}")
             seen = set[str]()
@@ -259,7 +259,7 @@ class ChildStories:
         await self.letta.cancel_now(record)
 
     async def _cancel_child(self, record: RunRecord) -> None:
-        """Cancels one of the run's tree as soon as there is one, or later."""
+        """Cancels a run of the tree as soon as there is one, or later."""
         while not (tree := await self._tree(record.story)):
             if await self.submitting.witness.status_of(record.run_id) in TERMINAL:
                 return

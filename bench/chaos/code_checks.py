@@ -1,4 +1,4 @@
-"""What must be true of runs of agents in code: what was recorded is not done again, and a replay gets the same."""
+"""Checks the runs of agents in code: no recorded call is made again, and a replay gets the same values."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ Place = tuple[str, str]
 
 @dataclass
 class CodeChecks:
-    """Compares what agents have written down."""
+    """Compares the notes of agents."""
 
     ledger: Ledger
     database: Database
@@ -34,7 +34,7 @@ class CodeChecks:
     """The run with which each run's turn began."""
 
     async def check(self, notes: list[Note]) -> None:
-        """All checks of this module."""
+        """Runs all checks of this module."""
         async with self.database.read() as connection:
             found = (await connection.execute(sa.select(runs).order_by(runs.c.number))).all()
         for row in found:
@@ -50,8 +50,8 @@ class CodeChecks:
             self.ledger.notes[f"agents in code: {what}"] += sum(one.what == what for one in notes)
 
     async def check_injections(self) -> None:
-        """A message that was to be the next run's input if this one had ended is in the history, once each conversation
-        has had another run."""
+        """Checks that a message that becomes the next run's input if its run has ended is in the history. Before this
+        check, each conversation has had another run."""
         async with self.database.read() as connection:
             said = "".join((await connection.execute(sa.select(messages.c.body))).scalars())
         for one in self.ledger.injections:
@@ -60,8 +60,8 @@ class CodeChecks:
                 self.ledger.broken(Column.LOST, one.run_id, f"the message {one.otid} was taken in and is nowhere")
 
     def _check_answers(self, notes: list[Note]) -> None:
-        """A model whose answer is recorded is not asked again, and the run gets this answer whenever it comes
-        there. The answers that a run has got are recorded."""
+        """Checks that a model with a recorded answer is not called again, that the run gets this answer each time it
+        comes to the call, and that all answers that a run has got are recorded."""
         asked, got = self._by_turn(notes, "asked"), self._by_turn(notes, "got")
         for (turn, number), told in got.items():
             if len({one.detail for one in told}) > 1:
@@ -81,7 +81,7 @@ class CodeChecks:
         return found
 
     def _check_keys(self, notes: list[Note]) -> None:
-        """A call has one idempotency key for ever, and a tool with a probe has its effect once."""
+        """Checks that a call has one idempotency key for ever, and that a tool with a probe has its effect once."""
         of_call: dict[str, set[str]] = defaultdict(set)
         effects: dict[str, list[Note]] = defaultdict(list)
         for one in notes:
@@ -97,7 +97,7 @@ class CodeChecks:
                     self.ledger.broken(Column.CODE_TOOLS, record.run_id, f"{key} had its effect twice")
 
     def _was_frozen(self, effects: Iterable[Note]) -> bool:
-        """Whether a worker was suspended: the processes of its agents go on, and another worker's probe asks before
+        """Whether a worker was suspended: the processes of its agents continue, and another worker's probe asks before
         they have had their effect."""
         frozen = [one for one in self.happened if one.fault.kind is FaultKind.FREEZE_WORKER]
         return any(
@@ -107,7 +107,7 @@ class CodeChecks:
         )
 
     def _check_taken(self, notes: list[Note]) -> None:
-        """An injected message is taken at one place."""
+        """Checks that an injected message is taken at one place."""
         places: dict[Place, set[str]] = defaultdict(set)
         for one in notes:
             if one.what == "taken":
@@ -128,7 +128,7 @@ class CodeChecks:
                 self.ledger.broken(Column.AFTER_CANCEL, one.run_id, detail)
 
     def _check_states(self, completed: list[sa.Row[tuple[object, ...]]]) -> None:
-        """The state of a thread counts its completed runs."""
+        """Checks that the state of a thread counts its completed runs."""
         count: dict[str, int] = defaultdict(int)
         for row in completed:
             count[row.thread_id] += 1

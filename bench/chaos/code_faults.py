@@ -56,8 +56,8 @@ class CodeFaults:
 
 
 def blame_kills(ledger: Ledger, notes: Iterable[Note]) -> None:
-    """Says of each kill which run it hit. A process that had not written down yet that it had begun may have been that
-    of any run of the time."""
+    """Records the run that each kill has hit. A process that had not noted its beginning yet may have had any run of
+    that time."""
     begun: dict[str, list[Note]] = defaultdict(list)
     for note in notes:
         if note.what == "begun":

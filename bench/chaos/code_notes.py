@@ -1,4 +1,4 @@
-"""The file in which agents under chaos write down what they do. Standard library only: agents import it, too."""
+"""The file in which agents under chaos note their actions. Standard library only: agents import it, too."""
 
 import os
 import time
@@ -16,7 +16,7 @@ class Note(NamedTuple):
     what: str
     """`begun`, `asked`, `got`, `taken`, `keyed`, `effect`, `denied` or `unknown`."""
     run_id: str
-    """`-` in a tool, which does not know it."""
+    """`-` in a tool, which does not know the run."""
     key: str
     """The number of a model call, or the key of a tool's call."""
     detail: str

@@ -1,5 +1,5 @@
 """The module of agents that the workers under chaos run. `player` plays the scripts of `scripts.py`, as the model
-`builtin/scripted` does for other agents, and writes down all that it does: what it asks its model and is answered, the
+`builtin/scripted` does for other agents, and notes all of its actions: the requests to its model and the answers, the
 starts of its tools, their effects, and the messages that it takes from its inbox.
 
 It is imported in a process of its own, and so uses nothing of Holdfast but `holdfast.agents`.
@@ -29,7 +29,7 @@ async def player(run: Run) -> None:
         for message in await run.inbox.take():
             _note("taken", run.id, str(number), message["id"])
         answer = await run.model("player", _answer, run, number, turn, request=number, usage=_usage, text=_text)
-        # All that the run gets must be the same in every replay.
+        # All values that the run gets must be the same in every replay.
         _note("got", run.id, str(number), f"{answer['id']} {run.uuid()} {run.now().timestamp()}")
         calls = [_called(run, one["name"], one["arguments"]) for one in turn.get("calls", ())]
         await asyncio.gather(*calls)

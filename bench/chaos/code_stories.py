@@ -1,5 +1,5 @@
-"""Plays clients of an agent in code. It plays scripts as the other agents do, so its stories are theirs, and those of
-pages."""
+"""Plays clients of an agent in code. It plays scripts as other agents do, so its stories are those of other agents, and
+of pages."""
 
 import random
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class CodeStories:
     threads: list[Thread] = field(default_factory=list[Thread])
 
     async def prepare(self, count: int) -> None:
-        """Makes so many agents, and a conversation of each second one."""
+        """Makes `count` agents, and a conversation of every second one."""
         for number in range(count):
             body = {"name": f"code-{number}", "model": MODEL, "include_base_tools": False}
             made = await self._made("/v1/agents/", body)
@@ -49,7 +49,7 @@ class CodeStories:
         }
 
     async def checked(self, story: Story) -> None:
-        """Calls of a tool that says after a crash whether it has had its effect."""
+        """Calls of a tool whose probe reports after a crash whether it has had its effect."""
         await self.letta.streamed(story, self.letta.scripts.tools(NOTE_CHECKED))
 
     async def failing(self, story: Story) -> None:

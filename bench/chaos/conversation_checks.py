@@ -43,8 +43,8 @@ class ConversationChecks:
     database: Database
 
     async def check(self, threads: list[Thread], *, kept: list[Thread]) -> None:
-        """Runs all checks of this module. Afterwards each thread has one more run, but for those that are `kept` as
-        they are: no path of Letta's API leads to them."""
+        """Runs all checks of this module. Afterwards each thread has one more run, except those that are `kept`: no
+        path of Letta's API leads to them."""
         async with ModelServer() as server:
             models = Models(server.base_urls(), first_event_timeout=10, idle_timeout=10, retries=0)
             for thread in threads:
@@ -76,7 +76,7 @@ class ConversationChecks:
     async def _listed_ids(self, thread: Thread) -> list[str]:
         """Lists messages page by page; the parts of one answer share its id."""
         ids: dict[str, None] = {}
-        # Without it, the API lists the messages of all of the agent's histories.
+        # Without this parameter, the API lists the messages of all of the agent's histories.
         history, cursor = "" if thread.conversation_id is not None else "&conversation_id=default", ""
         while page := await self._client(thread).get(f"{thread.messages_path}?limit={PAGE}&order=asc{history}{cursor}"):
             ids |= dict.fromkeys(message["id"] for message in page)

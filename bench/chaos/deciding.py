@@ -64,7 +64,7 @@ class Deciding:
             await self.client.call(Request("POST", f"/v1/runs/{run_id}/cancel", {}))
 
     async def note_decided(self, parked: RunRecord) -> None:
-        """Keeps how the calls were decided for which a run has waited."""
+        """Records how the waiting calls of a run were decided."""
         for asked in await self.witness.approvals_of(parked.run_id):
             self._note_decided(await self.client.get(f"/v1/approvals/{asked.id}"))
 
@@ -110,7 +110,7 @@ class Deciding:
             self._note_decided(answer.body)
 
     def result(self) -> str:
-        """What a client's tool returns: unlike any other."""
+        """Returns a result of a client's tool. No other result is the same."""
         self._returns += 1
         return f"result {self._returns} of a tool of {self.client.project}"
 

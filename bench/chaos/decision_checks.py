@@ -18,7 +18,7 @@ async def check_decisions(ledger: Ledger, database: Database, starts: Mapping[st
     """Checks every decided call."""
     told: dict[tuple[str, str], list[ToolReturn]] = defaultdict(list)
     async with database.read() as connection:
-        # What a run has rolled back is in no history: its calls never had results, or are open again and closed anew.
+        # Messages of a rollback are in no history: its calls never had results, or are open again and closed anew.
         rolled_back = set[tuple[str, str]]()
         for row in (await connection.execute(sa.select(messages))).mappings():
             body = message_of(row).body

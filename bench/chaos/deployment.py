@@ -43,7 +43,7 @@ PROGRAM = "bench.chaos.code_program"
 """The module with agents in code."""
 
 MOST_CONNECTIONS = 75
-"""All processes' connections to Postgres: a server's default limit is 100, and others may use the server."""
+"""All processes' connections to Postgres: a server's default limit is 100, and other programs may use the server."""
 
 MCP_CALL_S = 25.0
 """Seconds for one call of an MCP server's tool: more than the slowest tool and the longest suspension take together."""
@@ -103,7 +103,7 @@ class Slot:
         return self.process.pid
 
     async def start(self) -> None:
-        """Starts a process and waits until it is ready. One that ends because a service is away is started again."""
+        """Starts a process and waits until it is ready. If it ends because a service is away, starts it again."""
         self.process = await self.started()
 
     async def started(self, **settings: object) -> HoldfastProcess:

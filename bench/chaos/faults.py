@@ -157,7 +157,7 @@ class Faults:
             slot.process.ask_to_end()
             await self._has_ended(slot, slot.process)
             slot.process = doomed
-            with suppress(AssertionError):  # it has not reached the write, or has lost an answer and lives
+            with suppress(AssertionError):  # the worker has not reached the write, or has lost an answer and lives
                 await doomed.ended(fault.lasts_s)
             await doomed.kill()
             await slot.start()

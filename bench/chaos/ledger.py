@@ -12,7 +12,7 @@ from typing import Any
 from bench.chaos.scripts import Script
 
 CODE = "agent in code"
-"""How the kinds of stories begin whose agent is a function."""
+"""The prefix of the kinds of stories whose agent is a function."""
 
 
 class Column(StrEnum):
@@ -57,7 +57,7 @@ class Column(StrEnum):
 
 @dataclass
 class Thread:
-    """A history that runs are sent to: an agent's own, or one of its conversations."""
+    """A history to which runs are sent: an agent's own, or one of its conversations."""
 
     project: str
     agent_id: str
@@ -90,7 +90,7 @@ class Story:
     """Its tool calls: key and name of the tool."""
     run_ids: list[str] = field(default_factory=list[str])
     branches: int = 1
-    """The most responses that answer the same calls. Each has the worker make the calls that are its own."""
+    """The most responses that answer the same calls. The worker makes the calls of each of them."""
 
 
 @dataclass(frozen=True)
@@ -117,41 +117,41 @@ class RunRecord:
     standstill: Standstill | None = None
     accepted_at: float = field(default_factory=time.monotonic)
     is_pushed: bool = False
-    """Whether the story interferes with it, so that it may not end as its script does."""
+    """Whether the story interferes with the run, so that the run may not end as its script does."""
     is_called_back: bool = False
-    """Whether its submission named a callback's URL."""
+    """Whether the run's submission named a callback's URL."""
 
     @property
     def is_of_code(self) -> bool:
-        """Whether its agent is a function."""
+        """Whether the run's agent is a function."""
         return self.kind.startswith(CODE)
 
 
 @dataclass
 class ResponseRecord:
-    """What OpenAI's dialect has shown of a run."""
+    """The part of a run that OpenAI's dialect has shown."""
 
     run: RunRecord
     key: str
-    """What its request was sent under."""
+    """The key of its request."""
     events: dict[int, bytes] = field(default_factory=dict[int, bytes])
     jumps: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Where a reader was shown a number that does not follow the one before it."""
+    """Pairs of numbers that a reader got in a row, although the second does not follow the first."""
     ends: set[int] = field(default_factory=set[int])
 
 
 @dataclass
 class PageRecord:
-    """What pages have seen of a run."""
+    """The part of a run that pages have seen."""
 
     run: RunRecord
     dialect: str
     name: str = ""
     """The page's name for the conversation."""
     answer: str = ""
-    """The id of the message in which the AI SDK has the run."""
+    """The id of the message that contains the run in the AI SDK."""
     shown: list[Any] = field(default_factory=list[Any])
-    """What each reader had at the end: the messages of the run by their ids, or the message of the answer."""
+    """The final state of each reader: the messages of the run by their ids, or the message of the answer."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Killed:
     at: float
     """Seconds since the epoch."""
     run_id: str | None = None
-    """The run that it played. None: not known."""
+    """The run that it executed; None if that is not known."""
 
 
 @dataclass
@@ -243,7 +243,7 @@ class Ledger:
         return record
 
     def page(self, run: RunRecord, dialect: str) -> PageRecord:
-        """Returns the record of what pages have seen of a run."""
+        """Returns the record of the part of a run that pages have seen."""
         return self.pages.setdefault(run.run_id, PageRecord(run, dialect))
 
     def broken(self, column: Column, run_id: str, detail: str) -> None:

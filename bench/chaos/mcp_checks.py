@@ -31,11 +31,11 @@ AFTER_CANCEL_S = 2.0
 """Seconds after a cancel's answer within which a call that was sent before it may arrive, on a busy machine."""
 FINDS_S = 40.0
 PROBES = 6
-"""Calls of each project at the end: so many that each worker probably makes one."""
+"""Calls of each project at the end: enough that each worker probably makes one."""
 
 
 class Meaning(StrEnum):
-    """What a result says about its call."""
+    """The meaning of a result."""
 
     DONE = "the tool did its work"
     REFUSED = "the tool answered with an error"

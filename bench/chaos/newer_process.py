@@ -17,7 +17,7 @@ UNKNOWN_EVENT = b'{"type":"thought_of","at":1,"step_id":{"of":"another shape"},"
 UNKNOWN = {"tone": {"of": "a newer release"}}
 UNKNOWN_FIELD = b"," + msgspec.json.encode(UNKNOWN)[1:]
 EVERY = 5
-"""Every so many entries, an unknown event precedes one."""
+"""An unknown event precedes one of this many entries."""
 
 
 class NewerLogWriter(LogWriter):
@@ -28,8 +28,8 @@ class NewerLogWriter(LogWriter):
         self._emitted = 0
 
     def emit(self, entry: bytes) -> None:
-        """Adds the entry with an unknown field, and sometimes an unknown event before it: not before one that names the
-        entry that it follows, because readers would take what lies between for lost."""
+        """Adds the entry with an unknown field, and sometimes an unknown event before it. No event precedes an entry
+        that names its predecessor, because readers would consider the event between the two lost."""
         self._emitted += 1
         if self._emitted % EVERY == 0 and b'"follows"' not in entry:
             super().emit(UNKNOWN_EVENT)

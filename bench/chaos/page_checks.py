@@ -1,5 +1,5 @@
-"""What must be true of the runs that pages have read: what each tab has at the end is what is stored, and what a page
-gets that loads the conversation afresh."""
+"""Checks the runs that pages have read: the final state of each tab equals the stored messages, and the messages that a
+page gets if it loads the conversation again."""
 
 import asyncio
 from collections import defaultdict
@@ -20,15 +20,15 @@ from shared.sql.tables import messages
 AT_ONCE = 20
 
 SAID_NOTHING = frozenset({"step-start", "data-holdfast-error"})
-"""Parts that an answer has which has failed before it began."""
+"""Parts of an answer that has failed before it began."""
 
 TAKEN_BACK = frozenset({"data-holdfast-void", "data-holdfast-gap"})
-"""Parts that say that parts before them do not count, or that some are missing."""
+"""Parts that make earlier parts void, or report missing parts."""
 
 
 @dataclass
 class PageChecks:
-    """Compares what pages have seen with what is stored."""
+    """Compares the state of pages with the stored messages."""
 
     clients: dict[str, Client]
     """By project."""
@@ -36,7 +36,7 @@ class PageChecks:
     database: Database
 
     async def check(self) -> None:
-        """All checks of this module."""
+        """Runs all checks of this module."""
         async with self.database.read() as connection:
             found = await connection.execute(sa.select(messages).order_by(messages.c.turn, messages.c.position))
             stored: dict[str | None, list[Message]] = defaultdict(list)
@@ -59,19 +59,19 @@ class PageChecks:
         if record.run.gaps or (record.run.is_pushed and not said):
             return  # rolled back: its messages are in no history
         if record.dialect == "ag-ui":
-            # A reader that had to be shown the whole conversation has earlier answers, too.
+            # A reader that had to load the whole conversation has earlier answers, too.
             own = [one for name, one in shown.items() if runs.get(name, record.run.run_id) == record.run.run_id]
             seen = _words(one.get("content") for one in own if one["role"] == "assistant")
             is_same = seen == said
         else:
             seen = _words(part["text"] for part in shown["parts"] if part["type"] == "text")
-            # The answer has the texts of the runs before it, too.
+            # The answer contains the texts of the runs before this one, too.
             is_same = seen.endswith(said) or any(part["type"] in TAKEN_BACK for part in shown["parts"])
         if not is_same:
             self._broken(record, f"stored …{said[-150:]!r}, a page has …{seen[-150:]!r}")
 
     async def _check_loaded(self, record: PageRecord, turnstile: asyncio.Semaphore) -> None:
-        """A page that loads the chat afresh has the answers that the tabs have read."""
+        """Checks that a page that loads the chat again gets the answers that the tabs have read."""
         client, thread = self.clients[record.run.story.thread.project], record.run.story.thread
         if record.dialect != "ai-sdk" or not record.shown:
             return
@@ -96,7 +96,7 @@ class PageChecks:
         before, now = (
             _words(part["text"] for part in message["parts"] if part["type"] == "text") for message in (shown, loaded)
         )
-        # Runs that continue the answer may have said more since.
+        # Runs that continue the answer may have added text since.
         if not now.startswith(before):
             self._broken(record, f"the loaded chat says …{now[-150:]!r}, a page has …{before[-150:]!r}")
         calls = [{part["toolCallId"] for part in one["parts"] if "toolCallId" in part} for one in (shown, loaded)]

@@ -1,7 +1,7 @@
 """Readers of pages: clients of AG-UI and of the AI SDK. They check every frame by the rules of the real clients, and
-come back at any API process.
+reconnect to any API process.
 
-An AG-UI reader goes on behind its cursor, or begins again by sending its request again. An AI SDK reader always reads
+An AG-UI reader continues after its cursor, or begins again by sending its request again. An AI SDK reader always reads
 the answer from its beginning, as `useChat` does.
 """
 
@@ -42,7 +42,7 @@ class PageThread:
 
 @dataclass(frozen=True)
 class Sent:
-    """A page's request: the whole history that it has, and what is new in it."""
+    """A page's request: its whole history, and the new messages in it."""
 
     thread: PageThread
     request: Request
@@ -67,10 +67,10 @@ class AgUiReader(StreamReader):
         self._run_name = str((sent.request.body or {})["runId"])
         self.view = AgUiClient(sent.messages)
         self.code: str | None = None
-        """Of the error with which the request was refused."""
+        """The code of the error that refused the request."""
         self._cursor: str | None = None
         self._known: str | None = None
-        """The cursor of the connection before."""
+        """The cursor of the previous connection."""
         self._unchanged = 0
         self._newest: deque[str] = deque(maxlen=8)
         """The kinds of the newest events, and the runs that they name."""
@@ -104,7 +104,7 @@ class AgUiReader(StreamReader):
 
     def _take(self, frame: bytes) -> None:
         if self._ended:
-            # Behind the end come runs of others, if the reader has come back by the conversation.
+            # After the end, other runs follow if the reader has reconnected by the conversation.
             return
         event = json_of(frame)
         if event["type"] == "RUN_ERROR" and self.record is None:
@@ -151,7 +151,7 @@ class AnswerReader(StreamReader):
         self._sent = sent
         self.view = self._new_view()
         self.is_over = False
-        """Nothing runs in the chat, so the page has to read the list of messages."""
+        """Whether no run of the chat is active, so that the page has to read the list of messages."""
 
     def _new_view(self) -> UiMessageReader:
         last = self._sent.messages[-1]
@@ -165,11 +165,11 @@ class AnswerReader(StreamReader):
         return self._resumed(self.record)
 
     def _resumed(self, record: RunRecord) -> Request:
-        del record  # a chat has one answer at work
+        del record  # a chat has one active answer
         return Request("GET", f"{self._sent.thread.chat}/stream")
 
     def _step_back(self) -> None:
-        """There is nothing to forget: it reads the answer from its beginning each time."""
+        """Forgets nothing, because it reads the answer from its beginning each time."""
 
     async def _after(self, refusal: Refused) -> None:
         if refusal.answer.status == NO_CONTENT:
@@ -195,8 +195,8 @@ class AnswerReader(StreamReader):
             self._end()
 
     def _is_ours(self, start: dict[str, Any]) -> bool:
-        """Whether the stream shows the run's answer. A chat streams the answer at work, and when that of the run is
-        over, it may be one that another tab has asked for."""
+        """Whether the stream shows the run's answer. A chat streams its active answer. If the run's answer is over,
+        another tab may have requested that one."""
         if self.record is None:
             assert self._submission is not None
             self.record = self._submission.accept(str(start["messageMetadata"]["holdfast"]["run_id"]))

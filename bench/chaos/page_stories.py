@@ -1,7 +1,7 @@
-"""Pages in browsers: what they send in AG-UI and in the AI SDK's protocol, how they read it, and what they do
+"""Plays pages in browsers: their requests in AG-UI and in the AI SDK's protocol, their readers, and their actions
 meanwhile.
 
-Their runs are checked as all others are, through Letta's API, and as pages see them (`page_checks.py`).
+The checks read their runs through Letta's API as all other runs, and as pages see them (`page_checks.py`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ WAITS_FOR_OTHERS = frozenset({"PENDING_APPROVAL", "NO_PENDING_APPROVAL", "INCOMP
 
 @dataclass
 class PageStories:
-    """Tells the stories of pages."""
+    """Plays stories of pages."""
 
     client: Client
     ledger: Ledger
@@ -45,7 +45,7 @@ class PageStories:
     """Conversations that pages have begun by naming them."""
 
     def kinds(self) -> dict[str, tuple[Tell, int]]:
-        """Each kind of story, and its share among all stories."""
+        """The kinds of stories, with their relative frequencies."""
         return {
             "page": (self.streamed, 4),
             "page, approved": (self.approved, 4),
@@ -55,14 +55,14 @@ class PageStories:
         }
 
     async def streamed(self, story: Story) -> None:
-        """An answer, read by one to three tabs."""
+        """An answer with one to three tabs as readers."""
         scripts = self.scripts
         write = self.dice.choice([scripts.plain, scripts.long, scripts.tools, scripts.parallel, scripts.error])
         async with AsyncExitStack() as stack:
             await self._begin(story, self._page(story), write(), stack)
 
     async def approved(self, story: Story) -> None:
-        """Calls that a person approves, denies or changes in one tab, at times in two at once."""
+        """Calls that a person approves, denies or changes in one tab, sometimes in two tabs at once."""
         await self._decided(story, self.scripts.approval())
 
     async def outputs(self, story: Story) -> None:
@@ -104,7 +104,7 @@ class PageStories:
         return _Page(PageThread(story.thread.agent_id, name), self.dice.choice(["ag-ui", "ai-sdk"]))
 
     async def _begin(self, story: Story, page: "_Page", script: Script, stack: AsyncExitStack) -> PageReader:
-        """Sends a message, and reads the answer beside the block, with further tabs; the stack waits for their ends."""
+        """Sends a message, and reads the answer during the block, with further tabs. The stack waits for their ends."""
         story.keys.update(script.keys)
         sent = page.message(self.ledger.otid("page"), script.text)
         reader = await stack.enter_async_context(self._reading(story, script, page, sent))
@@ -134,7 +134,7 @@ class PageStories:
             reader = readers[0]
 
     async def _decision(self, page: "_Page", reader: PageReader) -> Sent | None:
-        """A request that decides everything for which the answer waits. None: the reader does not have all of it."""
+        """Returns a request that decides all waiting calls of the answer; None if the reader does not have all."""
         assert reader.record is not None
         asked = await self.witness.approvals_of(reader.record.run_id)
         await asyncio.sleep(self.dice.choice([0.0, self.dice.uniform(0, 4)]))
@@ -175,7 +175,7 @@ class PageStories:
     async def _reading(
         self, story: Story, script: Script | None, page: "_Page", sent: Sent
     ) -> AsyncGenerator[PageReader]:
-        """Sends a request and reads its answer beside the block; waits at its end for the end of the stream."""
+        """Sends a request and reads its answer during the block. Waits at its end for the end of the stream."""
         accepted = asyncio.Event()
 
         def accept(run_id: str) -> RunRecord:
@@ -210,14 +210,14 @@ class PageStories:
 
     @asynccontextmanager
     async def _tab(self, page: "_Page", sent: Sent, record: RunRecord) -> AsyncGenerator[None]:
-        """Another tab that reads the run beside the block; waits at its end until it has seen the last frame."""
+        """Reads the run in another tab during the block. Waits at its end until the tab has the last frame."""
         reader = page.reader(self.client, self.ledger, self.dice, record, sent, restless=self.dice.random() < 0.6)
         async with asyncio.TaskGroup() as group:
             group.create_task(reader.read(), name=f"a tab reads {record.run_id}")
             yield
 
     async def _stop(self, page: "_Page", reader: PageReader) -> None:
-        """Stops until nothing runs, or the run has ended."""
+        """Stops until no run is active, or this run has ended."""
         assert reader.record is not None
         while True:
             answer = await self.client.call(page.stop(reader.record.run_id))
@@ -241,13 +241,13 @@ class _Page:
     """The messages that it has sent. It shows no others, as after a reload without a list."""
 
     def message(self, message_id: str, text: str) -> Sent:
-        """A user's message."""
+        """Returns a request with a new message of the user."""
         shown = {"content": text} if self.dialect == "ag-ui" else {"parts": [{"type": "text", "text": text}]}
         self.history = [*self.history, {"id": message_id, "role": "user", **shown}]
         return self.request(message_id, self.history)
 
     def request(self, key: str, messages: list[dict[str, Any]], **fields: Any) -> Sent:
-        """A request with this history."""
+        """Returns a request with this history."""
         if self.dialect == "ag-ui":
             body: dict[str, Any] = {
                 "threadId": self.thread.name,
@@ -272,12 +272,12 @@ class _Page:
         *,
         restless: bool = False,
     ) -> PageReader:
-        """A reader of the answer to this request."""
+        """Returns a reader of the answer to this request."""
         kind = AgUiReader if self.dialect == "ag-ui" else AnswerReader
         return kind(client, ledger, dice, opened, sent, restless=restless)
 
     def stop(self, run_id: str) -> Request:
-        """The request that stops a run. The AI SDK's stops what runs in the chat."""
+        """Returns the request that stops a run. The AI SDK's stops the active answer of the chat."""
         if self.dialect == "ag-ui":
             return Request("POST", f"{self.thread.ag_ui}/stop", {"threadId": self.thread.name, "runId": run_id})
         return Request("POST", f"{self.thread.chat}/stop", {})

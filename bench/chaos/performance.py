@@ -88,7 +88,7 @@ class Performance:
 
     @property
     def notes(self) -> Path:
-        """The file in which agents in code write down what they do."""
+        """The file in which agents in code note their actions."""
         return self.directory / "notes.txt"
 
     async def play(self) -> Scoreboard:

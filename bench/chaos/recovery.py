@@ -1,6 +1,6 @@
-"""Measures how long a run takes to go on elsewhere: from its worker's fault to the next fence in SQL.
+"""Measures how long a run takes to continue in another worker: from its worker's fault to the next fence in SQL.
 
-The leases in Redis, read just before the fault, say which runs the worker holds. SQL says when another worker has them.
+The leases in Redis, read just before the fault, show the worker's runs. SQL shows when another worker has them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from shared.sql.run_tables import runs
 GIVE_UP_S = 60.0
 NEVER = float("inf")
 BEGINS_ALONE_AFTER = 2
-"""If a run has lost so many workers before it stored a step, it waits until a worker has nothing else to do."""
+"""If a run has lost this many workers before it stored a step, it waits until a worker has nothing else to do."""
 
 
 class Holding(NamedTuple):
@@ -33,7 +33,7 @@ class Holding(NamedTuple):
     attempts: int
     """Workers that have had it since it stored a step, including the current one."""
     waits_until: datetime | None
-    """Until when it waits without a worker."""
+    """The time until which it waits without a worker."""
 
     @property
     def is_running(self) -> bool:

@@ -1,5 +1,5 @@
-"""What must be true of the runs that came as responses: every reader saw the same events, they are what is shown now,
-and each request made one response."""
+"""Checks the runs that were submitted as responses: every reader got the same events, the API still shows them, and
+each request made one response."""
 
 import asyncio
 import random
@@ -25,17 +25,17 @@ from shared.sql.tables import from_json
 
 AT_ONCE = 20
 QUEUED = 1
-"""The number of the last event that says nothing of the run's work."""
+"""The number of the last event that shows no work of the run."""
 
 ASKS = frozenset({"function_call", "mcp_approval_request"})
-"""Items with which a response ends that waits for its client."""
+"""The last items of a response that waits for its client."""
 
 IS_RESPONSE = runs.c.options.contains(f'"dialect":"{DIALECT}"')
 
 
 @dataclass
 class ResponseChecks:
-    """Reads every response once more, and compares. Comes after the checks of the runs' own streams."""
+    """Reads every response once more, and compares. It follows the checks of the runs' own streams."""
 
     clients: dict[str, Client]
     """By project."""
@@ -45,7 +45,7 @@ class ResponseChecks:
     dice: random.Random
 
     async def check(self) -> None:
-        """All checks of this module."""
+        """Runs all checks of this module."""
         turnstile = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for record in self.ledger.responses.values():
@@ -61,7 +61,7 @@ class ResponseChecks:
         self._check_submissions(rows)
 
     async def threads(self) -> list[Thread]:
-        """The histories that responses have begun for themselves."""
+        """Returns the histories that responses have begun."""
         query = sa.select(runs.c.project_id, runs.c.thread_id, runs.c.agent_id).where(IS_RESPONSE).distinct()
         async with self.database.read() as connection:
             found = (await connection.execute(query)).all()
@@ -90,8 +90,8 @@ class ResponseChecks:
             self._broken(record, Column.SHOWN, f"the last event says {last}, the response is {shown}")
 
     def _check_numbers(self, record: ResponseRecord) -> None:
-        """Numbers jump only where a part of the log may be gone: a gap, or a worker that was lost when Redis was. They
-        also do behind the first two, where a worker was lost before it opened the log."""
+        """Checks that numbers jump only where a part of the log may be lost: at a gap, or if a worker and Redis were
+        lost together. They also jump after the first two events if a worker was lost before it opened the log."""
         if len(record.ends) != 1 or max(record.events, default=None) not in record.ends:
             last = max(record.events, default=None)
             self._broken(record, Column.ENDS, f"ends at {sorted(record.ends)}, and the last event is {last}")
@@ -122,7 +122,7 @@ class ResponseChecks:
             self._broken(record, Column.SHOWN, detail)
 
     def _check_submissions(self, rows: dict[str, Any]) -> None:
-        """Each request made one response, also if it was sent many times, and that one is known to its client."""
+        """Checks that each request made one response, even if it was sent many times, and that its client knows it."""
         made: dict[str, list[str]] = defaultdict(list)
         for run_id, row in rows.items():
             echoed: dict[str, dict[str, str]] = from_json(row.options, RunOptions).echoed
@@ -139,6 +139,6 @@ class ResponseChecks:
 
 
 def said_in(response: dict[str, Any]) -> str:
-    """All words of the messages of a response, in order."""
+    """Returns all words of the messages of a response, in order."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return " ".join(word for part in parts for word in part["text"].split())

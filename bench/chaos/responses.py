@@ -38,7 +38,7 @@ class ResponseReader(StreamReader):
 
     @property
     def response(self) -> ResponseRecord:
-        """What all readers of the run have seen."""
+        """The events that all readers of the run have seen."""
         assert self.record is not None
         return self._ledger.responses[self.record.run_id]
 
@@ -84,7 +84,7 @@ class ResponseReader(StreamReader):
 
 @dataclass
 class ResponseStories:
-    """Tells the stories of such clients."""
+    """Plays stories of such clients."""
 
     client: Client
     ledger: Ledger
@@ -96,7 +96,7 @@ class ResponseStories:
     dice: random.Random
 
     def kinds(self) -> dict[str, tuple[Tell, int]]:
-        """Each kind of story, and its share among all stories."""
+        """The kinds of stories, with their relative frequencies."""
         return {
             "response": (self.streamed, 4),
             "response, polled": (self.polled, 2),
@@ -109,7 +109,7 @@ class ResponseStories:
         }
 
     async def streamed(self, story: Story) -> None:
-        """In the background, read by one to three."""
+        """A background response with one to three readers."""
         scripts = self.scripts
         async with AsyncExitStack() as stack:
             write = self.dice.choice([scripts.plain, scripts.long, scripts.tools, scripts.parallel, scripts.error])
@@ -123,7 +123,7 @@ class ResponseStories:
             await self._when_over(record)
 
     async def whole(self, story: Story) -> None:
-        """In the foreground: a client that is cut off, or gives up, has left its response."""
+        """A foreground response. A client that is cut off, or gives up, leaves its response."""
         script = self.dice.choice([self.scripts.plain, self.scripts.tools])()
         key, request = self._request(story, script, background=False, repeat=False)
         answer = await self.client.call(request)
@@ -135,7 +135,7 @@ class ResponseStories:
             await self._accept_left(story, key)
 
     async def hung_up(self, story: Story) -> None:
-        """In the foreground, left by its reader: it ends with its connection, unless the API died just then."""
+        """A foreground response whose reader leaves. It ends with its connection, unless the API died just then."""
         key, request = self._request(story, self.scripts.long(), background=False, stream=True, repeat=False)
         stays_for = self.dice.randint(0, 30)
         try:
@@ -153,7 +153,7 @@ class ResponseStories:
             self.ledger.notes[f"responses that were hung up: {shown['status']}"] += 1
 
     async def cancelled(self, story: Story) -> None:
-        """In the background, cancelled at any moment, through this API or through Letta's."""
+        """A background response that is cancelled at any moment, through this API or through Letta's."""
         scripts = self.scripts
         async with AsyncExitStack() as stack:
             write = self.dice.choice([scripts.long, scripts.slow_tool, scripts.tools, scripts.approval])
@@ -165,7 +165,7 @@ class ResponseStories:
             await (self._cancel if self.dice.random() < 0.6 else self.letta.cancel_now)(record)
 
     async def outputs(self, story: Story) -> None:
-        """Calls that the client makes; the next response has their outputs. At times two go on from the same one."""
+        """Calls that the client makes. The next response has their outputs; sometimes two continue the same one."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.scripts.client_side(), stack, tools=FUNCTIONS)
         while record is not None:
@@ -175,7 +175,7 @@ class ResponseStories:
             record = await self._go_on(story, record, items, tools=FUNCTIONS)
 
     async def approved(self, story: Story) -> None:
-        """Calls that a person approves or denies. At times two clients answer at once."""
+        """Calls that a person approves or denies. Sometimes two clients answer at once."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.scripts.approval(), stack)
         while record is not None:
@@ -185,7 +185,7 @@ class ResponseStories:
             record = await self._go_on(story, record, items)
 
     async def chain(self, story: Story) -> None:
-        """Three responses, each after the one before. Sometimes the last one has a twin."""
+        """Three responses, each continuing the one before. Sometimes the last one has a twin."""
         async with AsyncExitStack() as stack:
             record = await self._begin(story, self.scripts.plain(20), stack)
         for branches in (1, self.dice.choice([1, 2])):
@@ -196,7 +196,7 @@ class ResponseStories:
             record = await self._go_on(story, record, [script.text] * branches)
 
     async def _begin(self, story: Story, script: Script, stack: AsyncExitStack, **fields: Any) -> RunRecord | None:
-        """A background response with readers. The end of the stack waits for the readers."""
+        """Begins a background response with readers. The end of the stack waits for the readers."""
         if self.dice.random() < 0.6:
             key, request = self._request(story, script, stream=True, **fields)
             record = await stack.enter_async_context(self._streaming(story, script, key, request))
@@ -212,7 +212,7 @@ class ResponseStories:
     async def _go_on(
         self, story: Story, parent: RunRecord, inputs: Sequence[str | list[dict[str, Any]]], **fields: Any
     ) -> RunRecord | None:
-        """One response after the parent for each input, all at once. Returns the first one, read to its end."""
+        """Submits one response after the parent for each input, all at once. Returns the first, read to its end."""
         story.branches = max(story.branches, len(inputs))
         previous = response_id(RunId(parent.run_id))
         requests = [self._request(story, given, previous_response_id=previous, **fields) for given in inputs]
@@ -227,7 +227,7 @@ class ResponseStories:
     def _request(
         self, story: Story, given: Script | str | list[dict[str, Any]], *, repeat: bool = True, **fields: Any
     ) -> tuple[str, Request]:
-        """The key of a submission, and the submission."""
+        """Returns the key of a submission, and the submission."""
         key = self.ledger.otid("response")
         body: dict[str, Any] = {"background": True, "metadata": {"sent": key}, **fields}
         if isinstance(given, Script):
@@ -240,7 +240,7 @@ class ResponseStories:
         return key, Request("POST", RESPONSES, body, headers, repeat=repeat)
 
     def _model_for(self, story: Story, script: Script) -> str:
-        """The story's agent, or at times the model alone where the script needs none of the agent's tools."""
+        """Returns the story's agent, or sometimes only the model if the script needs none of the agent's tools."""
         is_free = set(script.keys.values()) <= {ON_CLIENT}
         return PLAIN_MODEL if is_free and self.dice.random() < 0.3 else story.thread.agent_id
 
@@ -260,7 +260,7 @@ class ResponseStories:
         return record
 
     async def _accept_left(self, story: Story, key: str) -> list[RunRecord]:
-        """The runs of a submission whose client did not stay for the answer."""
+        """Returns the runs of a submission whose client did not wait for the answer."""
         records = [self._accept(story, None, key, run_id) for run_id in await self.witness.runs_with(key)]
         for record in records:
             record.is_pushed = True
@@ -294,7 +294,7 @@ class ResponseStories:
 
     @asynccontextmanager
     async def _readers(self, record: RunRecord, count: int) -> AsyncGenerator[None]:
-        """Runs so many readers during the block. The end of the block waits until each has seen the last event."""
+        """Runs `count` readers during the block. The end of the block waits until each has the last event."""
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
                 restless = self.dice.random() < 0.6
@@ -303,7 +303,7 @@ class ResponseStories:
             yield
 
     async def _when_over(self, record: RunRecord) -> dict[str, Any]:
-        """Asks for the response until it has ended."""
+        """Polls the response until it has ended."""
         while True:
             shown = await self.client.get(f"{RESPONSES}/{response_id(RunId(record.run_id))}")
             if shown["status"] not in AT_WORK:
@@ -311,13 +311,13 @@ class ResponseStories:
             await asyncio.sleep(self.dice.uniform(0.2, 1.0))
 
     async def _asked_of(self, record: RunRecord, kind: str) -> list[dict[str, Any]]:
-        """The items with which a response asks its client for something."""
+        """Returns the items in which a response asks its client for an output or a decision."""
         shown = await self._when_over(record)
         is_whole = shown["status"] == "completed"
         return [item for item in shown["output"] if item["type"] == kind] if is_whole else []
 
     async def _cancel(self, record: RunRecord) -> None:
-        """Cancels until the answer is how the response ended."""
+        """Cancels until the answer shows how the response ended."""
         while True:
             path = f"{RESPONSES}/{response_id(RunId(record.run_id))}/cancel"
             answer = await self.client.call(Request("POST", path, {}))

@@ -73,14 +73,14 @@ class RunChecks:
         self.errors[error.error_type] += 1
         asked_for = record.script is not None and record.script.fails and error.error_type != "internal_error"
         waited = "approval" in (error.detail or "").lower()
-        # Nobody but the harness kills with this signal: the process, or its host and the process with it.
+        # Only the harness kills with this signal: the process, or its host and the process with it.
         is_kill = any(said in (error.detail or "") for said in ("SIGKILL", "with its host"))
         killed = error.error_type == "body_crashed" and self._was_killed(row) and is_kill
         if not asked_for and not waited and not killed and error.error_type != "worker_lost":
             self.ledger.broken(Column.FAILED, record.run_id, f"{error.error_type}: {error.message} {error.detail}")
 
     def _was_killed(self, row: sa.Row[tuple[Any, ...]]) -> bool:
-        """Whether the harness has killed a process of the run, or one while it ran of which nobody knows the run."""
+        """Whether the harness has killed a process of the run, or, while it ran, a process whose run is unknown."""
         began, ended = row.created_at.timestamp(), row.completed_at.timestamp()
         return any(
             kill.run_id == row.id or (kill.run_id is None and began <= kill.at <= ended) for kill in self.ledger.killed
@@ -147,7 +147,7 @@ class RunChecks:
                 continue
             record = self.ledger.runs.get(run_id)
             if record is not None and record.is_of_code and f'"{otid}"' in waiting:
-                # The code has ended without it, so it is the next run's input, as `CodeChecks.check_injections` sees.
+                # The code has ended without it, so it is the next run's input, as `CodeChecks.check_injections` checks.
                 self.ledger.injections.append(Injection(otid, run_id, "next"))
             else:
                 self.ledger.broken(Column.LOST, run_id, f"the run is completed, but its message {otid} is nowhere")
@@ -155,7 +155,7 @@ class RunChecks:
             row = rows.get(injection.run_id)
             answered = row is not None and (row.status, row.stop_reason) == (RunStatus.COMPLETED, "end_turn")
             record = self.ledger.runs.get(injection.run_id)
-            # An agent in code may end without a look at its inbox: `CodeChecks.check_injections`.
+            # An agent in code may end without a look at its inbox: see `CodeChecks.check_injections`.
             is_of_code = record is not None and record.is_of_code
             if answered and not is_of_code and not said[injection.otid]:
                 detail = f"the message {injection.otid} was taken in and is nowhere ({injection.if_ended})"

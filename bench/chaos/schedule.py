@@ -110,7 +110,7 @@ class Fault:
 
 
 def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
-    """Draws the faults of so many seconds, in order. Every kind occurs before any exceeds its share."""
+    """Draws the faults of this many seconds, in order. Every kind occurs before any exceeds its share."""
     dice = random.Random(f"faults {seed}")
     faults: list[Fault] = []
     deck: list[FaultKind] = []

@@ -1,4 +1,4 @@
-"""Checks the streams: all readers got the same frames, which are those that are read now and those that are stored."""
+"""Checks the streams: all readers got the same frames, and these equal the stored ones and those that are read now."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ JUST_BEFORE_S = 1.0
 """Seconds that a run may have worked before its submission is answered."""
 
 TOGETHER_S = 15.0
-"""Losses of a worker and of Redis within so many seconds count as one: the log was not rewritten in between."""
+"""Losses of a worker and of Redis within this many seconds count as one: the log was not rewritten in between."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class StreamChecks:
     _whole: dict[str, Reader] = field(default_factory=dict[str, Reader])
 
     async def check(self) -> None:
-        """All checks of this module."""
+        """Runs all checks of this module."""
         records = list(self.ledger.runs.values())
         turnstile = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:

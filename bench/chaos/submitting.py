@@ -117,7 +117,7 @@ class Submitting:
         return otid, Request("POST", path, body, headers)
 
     def refused(self, story: Story, status: int, body: Any) -> None:
-        """A submission was refused: some refusals are among what clients must expect."""
+        """Records that a submission was refused. Clients must expect some refusals."""
         self.ledger.notes[f"submissions refused with {status}"] += 1
         if status not in REFUSALS and status < 500:
             detail = f"a submission was answered {status}: {str(body)[:300]}"

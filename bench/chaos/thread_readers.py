@@ -21,14 +21,14 @@ _DONE = b"data: [DONE]"
 
 @dataclass
 class ThreadRecord:
-    """What the readers of a conversation have seen."""
+    """The frames that the readers of a conversation have seen."""
 
     thread: Thread
     frames: dict[Cursor, bytes] = field(default_factory=dict[Cursor, bytes])
     last: Cursor = (0, 0, 0)
-    """How far the one reader has come that follows from the beginning and forgets nothing."""
+    """The progress of the one reader that follows from the beginning and forgets nothing."""
     seen: set[Cursor] = field(default_factory=set[Cursor])
-    """What this reader has seen."""
+    """The cursors of the frames that this reader has seen."""
 
 
 @dataclass
@@ -50,8 +50,8 @@ class ThreadReaders:
                 group.create_task(self._follow(record), name=f"follow {record.thread.id}")
 
     async def check(self, threads: list[Thread]) -> None:
-        """Reads every conversation from its beginning: the frames are those that were seen before, in one order, and
-        each run begins and ends once."""
+        """Reads every conversation from its beginning. Checks that its frames are those that were seen before, in one
+        order, and that each run begins and ends once."""
         turnstile = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for thread in threads:
@@ -110,7 +110,7 @@ class ThreadReaders:
         self._check_runs(thread, [frame for _, frame in whole])
 
     async def _whole(self, thread: Thread) -> list[tuple[Cursor, bytes]]:
-        """All frames of a conversation at rest, from as many connections as it takes."""
+        """Returns all frames of a conversation at rest, from as many connections as it takes."""
         whole: list[tuple[Cursor, bytes]] = []
         while True:
             after = whole[-1][0] if whole else (0, 0, 0)

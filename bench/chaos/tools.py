@@ -21,7 +21,7 @@ NOTE, NOTE_AGAIN, NOTE_TOGETHER, TAKE_SECONDS, ASK_FIRST, ASK_IN_TIME, ASK_OR_CA
 )
 
 NOTE_CHECKED = "note_checked"
-"""Only agents in code have it: a tool with a probe."""
+"""A tool with a probe. Only agents in code have it."""
 
 LOOK_UP, BOOK, MULL, REMOVE, REFUSE, HANG_UP = "look_up", "book", "mull", "remove", "refuse", "hang_up"
 """The tools of the MCP servers: one that only reads, one that acts, a slow one, one that a person must allow, one that
@@ -30,7 +30,7 @@ answers with an error, and one whose connection breaks in the middle of its answ
 OF_SERVERS = (LOOK_UP, BOOK, MULL, REMOVE, REFUSE, HANG_UP)
 
 REFUSAL = "it cannot be done here"
-"""What `REFUSE` answers."""
+"""The answer of `REFUSE`."""
 
 IDEMPOTENT = frozenset({NOTE_AGAIN, LOOK_UP})
 

@@ -103,7 +103,7 @@ class Witness:
             return list(await connection.execute(query))
 
     async def runs_with(self, key: str) -> list[str]:
-        """The runs of a submission with this text in its metadata."""
+        """Returns the runs of a submission with this text in its metadata."""
         query = sa.select(runs.c.id).where(runs.c.options.contains(f'"{key}"'))
         async with self.deployment.database.read() as connection:
             return list((await connection.execute(query)).scalars())

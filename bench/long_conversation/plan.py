@@ -72,6 +72,6 @@ def _steps(dice: random.Random) -> int:
 
 
 def _text(dice: random.Random, characters: int) -> str:
-    """Draws a text of at least so many characters; of ordinary length for 0."""
+    """Draws a text of at least this many characters; of ordinary length for 0."""
     words = dice.choices(WORDS, k=max(dice.randint(5, 120), characters // 5))
     return " ".join(words)

@@ -43,7 +43,7 @@ async def burst(deployment: Deployment) -> list[Figure]:
 
 
 async def _connect(client: Client, size: int) -> None:
-    """Opens the connections before the measurement, because the kernel delays some of so many by a second."""
+    """Opens the connections before the measurement, because the kernel delays some of many by a second."""
     opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", client.port) for _ in range(size)))
     for _, writer in opened:
         writer.close()

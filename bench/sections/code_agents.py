@@ -1,7 +1,7 @@
-"""Measures agents in code: what their processes, their journal and their frames cost beside what they do.
+"""Measures agents in code: the cost of their processes, their journal and their frames, apart from their own work.
 
-The floor is the least that an agent with a journal can be (`bench.bare_agents`). Its figures have the names of the
-product's, so that the table has them side by side.
+The floor is the least possible agent with a journal (`bench.bare_agents`). Its figures have the names of the product's,
+so that the table shows them side by side.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ HELLO: dict[str, Any] = {
     "state": {},
     "models": {"socket": "", "token": ""},
 }
-"""The first frame of a run that has nothing."""
+"""The first frame of an empty run."""
 
 
 async def code_agents(deployment: Deployment) -> list[Figure]:
@@ -96,7 +96,7 @@ async def _floor() -> list[Figure]:
 
 
 def _of_work(**measured: _Measured) -> list[Figure]:
-    """The figures of an agent's work, by its names."""
+    """Returns the figures of an agent's work, by its names."""
     titled = [(f"{name.replace('_', ' ')} of an agent in code", one) for name, one in measured.items()]
     return [
         *(Figure(f"{title}: CPU of the agent", one.agent_us, "us") for title, one in titled),
@@ -115,8 +115,8 @@ def _of_processes(times: list[float]) -> list[Figure]:
 
 
 async def _empty_processes() -> list[float]:
-    """The seconds from the request for a process to its end, for runs that do nothing: what an agent in code adds to a
-    run. The product's own host, without a server around it."""
+    """Returns the seconds from the request for a process to its end, for runs that do nothing: the additional cost of
+    an agent in code. It measures the product's own host, without a server around it."""
     times = list[float]()
     async with AgentHost.running(plans([PROGRAM], "", "")[0]) as host:
         for _ in range(EMPTY):
@@ -147,7 +147,7 @@ class _Bench:
         return quantile(times, 0.5)
 
     async def run(self, agent: str, count: int) -> _Measured:
-        """Does something so often, and reads what the agent says of it."""
+        """Runs an agent that does its work `count` times. Returns the figures that the agent and the server report."""
         client, agent_id = self._client, await self._agent(f"code/{agent}")
         before = self._used_s()
         async with client.send(agent_id, count=count) as stream:
@@ -158,8 +158,8 @@ class _Bench:
         return _Measured(*(seconds / count * 1e6 for seconds in (report["wall_s"], report["cpu_s"], used_s)))
 
     async def memory(self, *, own: bool) -> list[Figure]:
-        """The memory that running agents cost: what the process of each has for itself, if each has its own, and what
-        all of them have together, their host included."""
+        """Measures the memory that running agents cost: the memory of each agent's process for itself, if each has its
+        own, and the memory of all processes together, including their host."""
         agent_id, client, running = await self._agent("code/waits"), self._client, 0
         shared, figures = "" if own else f", {SHARED_BY} in a process", list[Figure]()
         for number in WAITING:
@@ -177,11 +177,11 @@ class _Bench:
         return figures
 
     async def _waiting(self, number: int) -> list[psutil.Process]:
-        """The processes of agents, when there are so many of them."""
+        """Returns the processes of agents, once there are `number` of them."""
         end = time.monotonic() + KNOWN_WITHIN_S
         while len(found := self._agents()) < number and time.monotonic() < end:
             await asyncio.sleep(LOOKS_EVERY_S)
-        await asyncio.sleep(1.0)  # they take their step
+        await asyncio.sleep(1.0)  # the agents take their step
         return found
 
     def _hosts(self) -> list[psutil.Process]:

@@ -1,5 +1,5 @@
-"""The same work over each dialect with a stream, in turns: how long the first token takes, and what a token costs. The
-ratio tells what a dialect costs, whatever the machine does meanwhile."""
+"""Measures the same work over each dialect with a stream, in turns: the time to the first token, and the cost of a
+token. The ratios show a dialect's cost, independently of other load on the machine."""
 
 import asyncio
 import time
@@ -23,13 +23,13 @@ def _dialects(client: Client) -> dict[str, Send]:
 
 
 def _in_turn(client: Client, turn: int) -> list[tuple[str, Send]]:
-    """Each dialect goes first as often as the other, because the second may have to wait for work of the first."""
+    """Returns the dialects, reversed in every second turn, because a later one may wait for an earlier one's work."""
     both = list(_dialects(client).items())
     return both if turn % 2 else both[::-1]
 
 
 async def dialects(deployment: Deployment) -> list[Figure]:
-    """All figures of each, and their ratios."""
+    """Measures all figures of each dialect, and their ratios."""
     figures = await _first_tokens(deployment)
     figures += await _first_tokens_in_conversations(deployment)
     paced = f"{RUNS} runs x {TOKENS_PER_S}/s"
@@ -39,8 +39,8 @@ async def dialects(deployment: Deployment) -> list[Figure]:
 
 
 async def _first_tokens(deployment: Deployment) -> list[Figure]:
-    """From sending the request to the first token at the client, one run after the other. Over Letta's API and
-    Responses the agent is asked, and a page makes a conversation with its request."""
+    """Measures from sending the request to the first token at the client, one run after the other. The requests name
+    the agent over Letta's API and Responses; a page's request makes a conversation."""
     client, times = deployment.client, {name: list[float]() for name in _dialects(deployment.client)}
     for turn in range(WARM_UP + FIRST_TOKENS):
         for name, send in _in_turn(client, turn):
@@ -49,7 +49,7 @@ async def _first_tokens(deployment: Deployment) -> list[Figure]:
 
 
 async def _first_tokens_in_conversations(deployment: Deployment) -> list[Figure]:
-    """The same in conversations that exist, and over Letta's API together with the request that makes one."""
+    """Measures the same in existing conversations, and over Letta's API together with the request that makes one."""
     client, letta, made = deployment.client, "Letta", "Letta, and making it"
     times = {name: list[float]() for name in (letta, "AG-UI", "AI SDK", made)}
     for turn in range(WARM_UP + FIRST_TOKENS):
@@ -81,12 +81,12 @@ def _medians(title: str, times: dict[str, list[float]]) -> list[Figure]:
 
 
 async def _costs(deployment: Deployment, title: str, runs: int, **wish: int) -> list[Figure]:
-    """The processor time of a token of each process that is the product's, from the first request to the last byte."""
+    """Measures the processor time per token of each of the product's processes, from first request to last byte."""
     used = {name: dict.fromkeys(deployment.processes, 0.0) for name in _dialects(deployment.client)}
     for turn in range(TURNS + 1):
         for name, send in _in_turn(deployment.client, turn):
             found = await _cost(deployment, send, runs, **wish)
-            if turn:  # work that a process does once is no part of a token
+            if turn:  # one-time work of a process is not part of a token's cost
                 used[name] = {process: used[name][process] + found[process] for process in used[name]}
     tokens = TURNS * runs * wish["tokens"]
     costs = {name: {process: cpu / tokens * 1e6 for process, cpu in one.items()} for name, one in used.items()}
@@ -110,7 +110,7 @@ async def _cost(deployment: Deployment, send: Send, runs: int, **wish: int) -> d
 
 
 def _beside(title: str, values: dict[str, float], unit: str) -> list[Figure]:
-    """A figure for each dialect, and how many times the first one the others are."""
+    """Returns a figure for each dialect, and the ratios of the others to the first one."""
     first, *others = values
     figures = [Figure(f"{title}: {name}", value, unit) for name, value in values.items()]
     return figures + [Figure(f"{title}: {name} / {first}", values[name] / values[first], "x") for name in others]

@@ -1,5 +1,5 @@
-"""What the fold of a dialect costs: the processor time from an entry of a log to its bytes, without any I/O. A live
-reader gets most entries one by one, so they are given one by one."""
+"""Measures the cost of a dialect's fold: the processor time from an entry of a log to its bytes, without any I/O. A
+live reader gets most entries one by one, so the fold gets them one by one."""
 
 import time
 from collections.abc import Callable
@@ -47,7 +47,7 @@ FOLDS: dict[str, Callable[[Run], Fold]] = {
 
 
 async def folds(_deployment: Deployment) -> list[Figure]:
-    """The fastest of several passes of each fold, in turns, per event."""
+    """Measures the time per event: the fastest of several passes of each fold, in turns."""
     run = some_run(options=RunOptions(stream_tokens=True, status_events=True, item_events=True))
     log, best = _log(), dict[str, float]()
     for _ in range(TIMES):
@@ -64,7 +64,7 @@ def _seconds(fold: Fold, log: Entries) -> float:
 
 
 def _log() -> Entries:
-    """The log of an answer in tokens, up to its last token."""
+    """Returns the log of an answer in tokens, up to its last token."""
     step_id, message_id = IDS.step(), IDS.message()
     tokens = [TextChunk(at=0, step_id=step_id, message_id=message_id, text="token ") for _ in range(TOKENS)]
     return [(Seq(seq), encode(event)) for seq, event in enumerate([RunCreated(at=0), *tokens], start=1)]

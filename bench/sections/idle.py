@@ -42,8 +42,8 @@ async def idle_readers(deployment: Deployment) -> list[Figure]:
 
 
 async def idle_conversations(deployment: Deployment) -> list[Figure]:
-    """Measures the same with readers of conversations in which nothing happens. Where there are servers, they count
-    what they are asked meanwhile."""
+    """Measures the same with readers of conversations in which nothing happens. Also counts the requests to services,
+    if the deployment has services."""
     client = deployment.client
     [agent_id] = await client.agents(1)
     conversations = [await client.conversation(agent_id) for _ in range(CONVERSATIONS)]
@@ -78,7 +78,7 @@ async def _with_readers(
 
 
 async def _watched(deployment: Deployment, title: str, *, counts: bool = False) -> list[Figure]:
-    """Watches the deployment at rest. `counts`: also what its servers are asked per second, if it has servers."""
+    """Watches the deployment at rest. `counts`: also the requests to its services per second, if it has services."""
     if not counts or not deployment.keeps_readers:
         return [Figure(f"{title}: CPU", await _cores(deployment, WATCHED_S), "cores")]
     await asyncio.sleep(COUNTS_SETTLE_S)
@@ -96,7 +96,7 @@ async def _cores(deployment: Deployment, watched_s: float) -> float:
 
 
 async def _asked(deployment: Deployment) -> dict[str, int]:
-    """What the deployment's servers have counted so far. A read is a transaction of one statement."""
+    """Returns the requests that the deployment's services have counted. A read is a transaction of one statement."""
     database, redis = Database(deployment.database_url), cast("Any", Redis).from_url(deployment.redis_url)
     try:
         async with database.read() as connection:

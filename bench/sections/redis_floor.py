@@ -53,7 +53,7 @@ def _request(*words: str) -> bytes:
 
 
 async def _replies(reader: asyncio.StreamReader, entries: int) -> None:
-    """Reads the replies to so many entries: each is an id, which has two lines, and a number."""
+    """Reads the replies to this many entries: each is an id, which has two lines, and a number."""
     lines = 3 * entries
     while lines:
         lines -= (await reader.read(1 << 16)).count(b"\n")

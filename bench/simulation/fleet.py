@@ -3,7 +3,7 @@
 A run waits for its model, streams, calls a tool, and so on until its last step; then another one replaces it, so that
 the number in flight stays constant. Changes of phases are single events. Tokens are too many for that: a streaming run
 adds a rate of work to its worker, its API process and its Redis, and in every tick each process does as much as it can.
-The rest is how long a token waits there.
+A token waits there for as long as the remaining work takes.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 """The names for programs with agents: `@agent` makes an async function the body of runs, and `Run` is its handle.
 
-This package needs nothing but the standard library of Python 3.10 or newer. `holdfast worker --agents MODULE` puts it
-on the path of the Python that runs the agents, so both sides always are of one version.
+This package needs only the standard library of Python 3.10 or newer. `holdfast worker --agents MODULE` puts it on the
+path of the Python that runs the agents, so both sides always have the same version.
 """
 
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed

@@ -1,4 +1,4 @@
-"""Which module makes a body of which framework's agent. No framework is imported but those that the program uses."""
+"""The modules that make bodies of frameworks' agents. Only the frameworks that the program uses are imported."""
 
 import importlib
 import inspect
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 from holdfast.agents.run import Run
 
 Body = Callable[[Run], Awaitable[Any]]
-"""An async function that does the work of a run. A text that it returns is the answer."""
+"""An async function that does the work of a run. If it returns a text, that is the answer."""
 
 FUNCTION = "function"
-"""Stands where others have the name of a framework."""
+"""Replaces the name of a framework for plain functions."""
 
 
 class Adapter(NamedTuple):
-    """How the agents of one framework become bodies."""
+    """The module that makes bodies of one framework's agents."""
 
     framework: str
     of_class: str
-    """How the modules of its agents' classes begin."""
+    """The beginning of the modules' names that define its agents' classes."""
     module: str
-    """It offers `body_of(agent, name)`, a body for an agent that many runs share, and `run_agent(run, agent)`, which
-    executes an agent that one run has. It may offer `warning_of(name, value)`: what of a value of the program works
-    otherwise than the framework's documents say, and what to do about it; None for any other value."""
+    """Provides `body_of(agent, name)`, a body for an agent that many runs share, and `run_agent(run, agent)`, which
+    executes an agent of one run. It may provide `warning_of(name, value)`: a sentence if the program's value works
+    differently from the framework's documents, with what to do about it; None for any other value."""
     can_share: bool
-    """Whether several runs may use it in one process: it changes nothing that these have in common."""
+    """Whether several runs may use it in one process, because it changes nothing that they share."""
 
     @property
     def is_used(self) -> bool:
@@ -38,7 +38,7 @@ class Adapter(NamedTuple):
         return any(f"{one.__module__}.".startswith(self.of_class) for one in type(value).__mro__)
 
     def load(self) -> Any:
-        """The adapter's module."""
+        """Returns the adapter's module."""
         return importlib.import_module(self.module)
 
 
@@ -54,20 +54,20 @@ _SHARING: list[bool] = []
 
 
 def begin_sharing() -> None:
-    """Notes that several runs share this process."""
+    """Records that several runs share this process."""
     _SHARING.append(True)
 
 
 def refuse_sharing(module: str) -> None:
-    """An adapter calls this at its import if it changes what the runs of a process share. Raises `ImportError` in such
-    a process: the worker could not know that it would be used."""
+    """An adapter calls this at its import if it changes objects that the runs of a process share. Raises `ImportError`
+    in such a process, because the worker could not know about the adapter."""
     if _SHARING:
         raise ImportError(f"import {module} at the top of the module of agents: its runs cannot share a process")
 
 
 def body_for(name: str, value: Any) -> tuple[Body, str]:
     """Returns the body that executes the value, and the framework's name. The value is an async function, an agent of a
-    framework, or a function that makes one for each run. Raises `TypeError` for anything else."""
+    framework, or a function that makes an agent for each run. Raises `TypeError` for anything else."""
     adapter = _adapter_of(value)
     if adapter is not None:
         return adapter.load().body_of(value, name), adapter.framework
@@ -87,7 +87,7 @@ def body_for(name: str, value: Any) -> tuple[Body, str]:
 
 
 def warnings_of(values: Iterable[tuple[str, Any]]) -> list[str]:
-    """The warnings of the program's adapters about its values, each value once, by the first of its names."""
+    """Returns the warnings of the program's adapters about its values: one for each value, under its first name."""
     used = [sys.modules[one.module] for one in ADAPTERS if one.module in sys.modules]
     asked = [one.warning_of for one in used if hasattr(one, "warning_of")]
     named: dict[int, tuple[str, Any]] = {}

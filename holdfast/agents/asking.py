@@ -1,4 +1,4 @@
-"""The requests of a body to its worker. If a task of the body is cancelled, it gives its request up at the worker."""
+"""The requests of a body to its worker. If a task of the body is cancelled, it withdraws its request at the worker."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from holdfast.agents.probes import Verdict, cannot_tell
 
 
 class Worker(Protocol):
-    """The worker as a body's process sees it."""
+    """The worker, in the view of a body's process."""
 
     async def ask(self, frame: Frame) -> Frame:
         """Sends a frame and returns the answer to it."""
@@ -21,19 +21,19 @@ class Worker(Protocol):
 
 
 def given_up(call: str) -> Frame:
-    """The end of a call that the body does not want any more."""
+    """Returns the frame that ends a call because the body has given it up."""
     error = {"type": "CancelledError", "text": "the body has given up this call"}
     return {"t": "end", "call": call, "error": error}
 
 
 def settled(call: str, verdict: Verdict, *, may_repeat: bool = False) -> Frame:
-    """The verdict on a lost call. `may_repeat`: the call is started again if the outcome stays unknown."""
+    """Returns the verdict on a lost call. `may_repeat`: the call starts again if the outcome stays unknown."""
     return {"t": "probed", "call": call, "kind": verdict.kind, "value": verdict.value, "may_repeat": may_repeat}
 
 
 async def begun(worker: Worker, frame: Frame, is_ending: Callable[[], bool]) -> Frame:
-    """Asks how a call begins. If the body gives it up before the answer, the call ends where it would have begun.
-    `is_ending`: the whole run is being cancelled, and nobody waits for its calls."""
+    """Asks how a call begins. If the body gives it up before the answer, the call ends when it would begin.
+    `is_ending`: whether the whole run is being cancelled, so that its calls need no end."""
     asked = asyncio.ensure_future(worker.ask(frame))
     try:
         return await asyncio.shield(asked)

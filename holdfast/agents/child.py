@@ -1,4 +1,4 @@
-"""The process of one body: it talks to the worker over one socket, and executes the body once."""
+"""The process of one body: it communicates with the worker over one socket, and executes the body once."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from holdfast.agents.run import Run
 from holdfast.agents.values import plain
 
 MOST_FRAMES_NAMED = 5
-"""Functions of the program that an error names, the innermost last."""
+"""The functions of the program that an error names, the innermost last."""
 
 RESTS, REST_S = 10, 0.005
-"""A body that waits for a person is at rest when its loop has had so many turns, so many seconds from each other: what
-also waits is asked for together."""
+"""A body that waits for a person is at rest after this number of turns of its loop, with these seconds between them.
+Calls that begin to wait meanwhile are asked for together."""
 
 
 LONGEST_TRACEBACK = 50_000
@@ -38,8 +38,8 @@ class Threads(ThreadPoolExecutor):
 
 
 def _ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls the function. What asyncio cannot hand on becomes a `RuntimeError` that names it: before Python 3.12 who
-    waits for `StopIteration` does so for ever, and in a task of a framework `sys.exit` ends the process."""
+    """Calls the function. An exception that asyncio cannot pass on becomes a `RuntimeError` that names it: before
+    Python 3.12, a task waits for `StopIteration` for ever, and in a framework's task `sys.exit` ends the process."""
     try:
         return function(*args, **kwargs)
     except (StopIteration, SystemExit, KeyboardInterrupt) as error:
@@ -57,10 +57,10 @@ class WorkerConnection:
         self._number = 0
         self._resting: asyncio.Task[None] | None = None
         self.run: Run | None = None
-        """The run, when its body has begun."""
+        """The run, once its body has begun."""
 
     async def hello(self) -> Frame | None:
-        """The first frame. None if the worker is gone."""
+        """Returns the first frame; None if the worker is gone."""
         return await read_frame(self._reader)
 
     async def ask(self, frame: Frame) -> Frame:
@@ -78,12 +78,12 @@ class WorkerConnection:
         self.send(packed(frame))
 
     def send(self, data: bytes) -> None:
-        """Sends packed frames. A worker that has hung up does not get them."""
+        """Sends packed frames. Does nothing if the worker has hung up."""
         if not self._writer.is_closing():
             self._writer.write(data)
 
     async def _rest(self, number: int) -> None:
-        """Says so when everything that could go on at once has done so."""
+        """Reports that the process is at rest, after all tasks that could continue at once have continued."""
         for _ in range(RESTS):
             await asyncio.sleep(REST_S)
         self.tell({"t": "rested", "number": number})
@@ -93,7 +93,7 @@ class WorkerConnection:
         self._writer.close()
 
     async def listen(self, body: "asyncio.Task[Any]") -> None:
-        """Takes what the worker sends until it hangs up, or leaves the body where it is. The body has begun."""
+        """Handles the worker's frames until it hangs up or leaves the body. The body has begun."""
         while (frame := await read_frame(self._reader)) is not None:
             if frame["t"] == "leave":
                 return
@@ -113,7 +113,7 @@ def execute(name: str, connection: socket.socket) -> None:
     asyncio.run(_execute(name, connection))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the body, which would keep an ordinary exit waiting, end with the run.
+    # Threads of the body would delay an ordinary exit. They end with the run.
     os._exit(0)
 
 
@@ -125,7 +125,7 @@ async def _execute(name: str, connection: socket.socket) -> None:
         return
     body = asyncio.create_task(execute_body(name, worker, hello), name=f"run {hello['id']}")
     listening = asyncio.create_task(worker.listen(body), name="frames of the worker")
-    # What the worker has sent may make no run: then this raises, so that the process ends, and does not wait for ever.
+    # The worker's first frame may be malformed. Then this raises, so that the process ends, and does not wait for ever.
     worker.send(await body)
     await listening
 
@@ -139,22 +139,22 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
         value = await REGISTERED[name].body(run)
         return packed({"t": "returned", "text": _answer_of(value), "state": _state_of(run)})
     except asyncio.CancelledError as error:
-        # Code that awaits a task of its own which was cancelled is cancelled as well, and nobody has asked for it.
+        # Code that awaits a cancelled task of its own is cancelled as well, without a request to cancel the run.
         return packed({"t": "stopped"} if run.cancelled else _raised(error))
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the run fails with it
         return packed(_raised(error))
 
 
 def _answer_of(value: Any) -> str:
-    """What a body has returned, as text: a value that is none as the JSON that a tool's result would be. Raises as
-    `plain`."""
+    """Returns the return value of a body as text: a value that is not text becomes JSON, as in a tool's result. Raises
+    as `plain`."""
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(plain(value, "what the agent has returned"), ensure_ascii=False)
 
 
 def _state_of(run: Run) -> dict[str, Any]:
-    """The state as JSON has it. Raises `TypeError` for what is no dictionary, which no later run could read, and as
+    """Returns the state as JSON. Raises `TypeError` if it is not a dictionary, which no later run could read, and as
     `plain`."""
     state: Any = run.state
     if not isinstance(state, dict):
@@ -163,7 +163,7 @@ def _state_of(run: Run) -> dict[str, Any]:
 
 
 def _raised(raised: BaseException) -> Frame:
-    """The error without paths, and its traceback for the worker's log."""
+    """Returns the error without paths, and its traceback for the worker's log."""
     error = sole(raised)
     kind, text = error_fields(error).values()
     if isinstance(error, StepFailed):

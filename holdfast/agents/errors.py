@@ -4,12 +4,12 @@ LONGEST_TEXT = 20_000
 """Characters of an exception's text that the journal and the worker get."""
 
 MOST_NAMED = 5
-"""Exceptions of a group that its text names."""
+"""The exceptions of a group that its text names."""
 
 
 def error_fields(error: BaseException) -> dict[str, str]:
-    """The type and the text of an exception. A group, as of `asyncio.TaskGroup`, says what is in it: its own text only
-    counts that."""
+    """Returns the type and the text of an exception. A group, such as `asyncio.TaskGroup` raises, names its members,
+    because its own text only counts them."""
     error = sole(error)
     text = _text_of(error)
     if inner := getattr(error, "exceptions", ()):
@@ -19,7 +19,7 @@ def error_fields(error: BaseException) -> dict[str, str]:
 
 
 def sole(error: BaseException) -> BaseException:
-    """The exception that a group consists of; any other is itself."""
+    """Returns the only exception of a group; any other exception unchanged."""
     inner = getattr(error, "exceptions", ())
     return sole(inner[0]) if len(inner) == 1 else error
 
@@ -32,7 +32,7 @@ def _text_of(error: BaseException) -> str:
 
 
 class Denied(Exception):
-    """A person has denied what `approval` asked for."""
+    """A person has denied the request of an `approval`."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name!r} was denied: {reason}")
@@ -41,7 +41,7 @@ class Denied(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """A tool was started, and its process died before the result was stored: it may or may not have had its effect."""
+    """A tool was started, and its process died before the result was stored. The tool may have had its effect."""
 
     def __init__(self, name: str, idempotency_key: str) -> None:
         super().__init__(f"the tool {name!r} was started, and nobody knows how it ended")
@@ -50,8 +50,8 @@ class OutcomeUnknown(Exception):
 
 
 class StepFailed(Exception):
-    """The function of a step or tool raised. It is raised again whenever the body is, so it holds texts alone; the
-    function's own exception is its `__cause__` the first time."""
+    """The function of a step or tool raised. A later execution of the body raises this again, so it contains only
+    texts. The first time, its `__cause__` is the function's own exception."""
 
     def __init__(self, name: str, error_type: str, text: str) -> None:
         super().__init__(f"{name!r} failed: {error_type}: {text}")
@@ -61,7 +61,7 @@ class StepFailed(Exception):
 
 
 class NestedApproval(RuntimeError):
-    """A step or tool waits for nobody: it could not be entered again when a person has decided. Only the body itself
+    """A step or tool cannot wait for a person: it could not be entered again after the decision. Only the body itself
     and a `Run.scope` may ask a person or a client."""
 
     def __init__(self, name: str) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 Frame = dict[str, Any]
 
 LONGEST_FRAME = 64_000_000
-"""Bytes of a frame for the worker. What the worker sends has no limit: a long history has to reach the code."""
+"""Bytes of a frame for the worker. The worker's frames have no limit, because a long history must reach the code."""
 
 
 FRAMES = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-"""Made once: `json.dumps` makes another one for each frame."""
+"""A constant, because `json.dumps` would make another one for each frame."""
 
 
 def packed(frame: Frame) -> bytes:
-    """The frame as bytes. Raises `TypeError` or `ValueError` for what JSON cannot say, and `ValueError` for more than
-    `LONGEST_FRAME` bytes, which the worker would take for the end of this process."""
+    """Returns the frame as bytes. Raises `TypeError` or `ValueError` for values that JSON cannot express, and
+    `ValueError` for more than `LONGEST_FRAME` bytes, which the worker would take for the end of this process."""
     data = FRAMES.encode(frame).encode()
     if len(data) > LONGEST_FRAME:
         raise ValueError(f"what the code gives to its run at once has {len(data)} bytes, {LONGEST_FRAME} are allowed")

@@ -1,7 +1,7 @@
 """The process that has imported a module of agents, and forks a child for each attempt of a run.
 
-It talks to its worker alone, over one socket, and has no thread and no event loop, so that forking is sound. When the
-worker is gone, so is everything here: the host ends at the end of its socket, and its children with it.
+It communicates only with its worker, over one socket. It has no thread and no event loop, so that forking is sound. If
+the worker is gone, the host ends at the end of its socket, and its children end with it.
 """
 
 import ctypes
@@ -31,14 +31,14 @@ from holdfast.agents.shared import execute_several
 LONGEST_REQUEST = 65536
 LONGEST_REASON = 2000
 LARGEST_SAYING = 100_000
-"""Bytes of what is said of all agents, and half of what the socket takes at once."""
+"""The most bytes of the description of all agents: half of what the socket takes at once."""
 PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
 
 
 def serve(module: str, control: socket.socket, max_mb: int) -> None:
-    """Imports the module and serves the worker until it is gone. A process that has more than `max_mb` MiB for itself
-    is ended; 0: none is."""
+    """Imports the module and serves the worker until it is gone. A process with more than `max_mb` MiB of its own is
+    ended; 0: there is no limit."""
     ours = {control.fileno()}
     trace = ""
     try:
@@ -76,7 +76,7 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
 
 
 def _flaws(module: str, ours: set[int]) -> list[str]:
-    """Imports the module. Returns why it cannot be a host's, a sentence each. Raises what the module raises."""
+    """Imports the module. Returns the reasons why no host can use it, one sentence each. Raises the module's errors."""
     flaws: list[str] = []
     before = _open_sockets() | ours
     importlib.import_module(module)
@@ -91,7 +91,7 @@ def _flaws(module: str, ours: set[int]) -> list[str]:
 
 
 def _warnings(module: str) -> list[str]:
-    """What of the agents and the module's variables works otherwise than their framework's documents say."""
+    """Returns warnings about agents and variables that work differently from their framework's documents."""
     registered = [(f"the agent {one.name!r}", one.made_of) for one in REGISTERED.values()]
     variables = [
         (f"the variable {name!r}", value)
@@ -102,8 +102,8 @@ def _warnings(module: str) -> list[str]:
 
 
 def _shares(agent: Agent) -> bool:
-    """Whether runs of the agent may share a process. An adapter that changes agents in place, for one run, may be used
-    by any agent of the module; and the variables that name the worker's models name one run."""
+    """Whether runs of the agent may share a process. They may not if an adapter changes agents in place, because any
+    agent of the module may use it; nor with the worker's models, whose variables name one run."""
     changes = any(not one.can_share and one.module in sys.modules for one in ADAPTERS)
     return not changes and agent.models != "worker"
 
@@ -127,8 +127,8 @@ def _open_sockets() -> set[int]:
 
 
 def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch, libc: Any) -> None:
-    """Forks and buries children as the worker says, and ends those that are too large, whose bytes `children` has then.
-    A child that is dead stays a zombie until the worker has ended its group, so that its number means nobody else."""
+    """Forks and buries children on the worker's requests, and ends those that are too large, whose size `children` then
+    contains. A dead child stays a zombie until the worker has ended its group, so that its number is not reused."""
     while True:
         readable, _, _ = select.select([control], [], [], watch.pause_s)
         for pid, size in watch.too_large([pid for pid, ended_at in children.items() if not ended_at]).items():
@@ -155,7 +155,7 @@ def _answer(control: socket.socket, children: dict[int, int], watch: MemoryWatch
 
 
 def _forked(agent: str, descriptor: int, control: socket.socket, libc: Any) -> int:
-    """Forks a process for a run of this agent, or for several of any agents if it is empty. Returns its number."""
+    """Forks a process for a run of this agent; for an empty name, for several runs of any agents. Returns its id."""
     host = os.getpid()
     pid = os.fork()
     if pid:
@@ -177,15 +177,15 @@ def _forked(agent: str, descriptor: int, control: socket.socket, libc: Any) -> i
 
 
 def _lead_group(child: int) -> None:
-    """Makes the child the leader of its group. Both processes do it: the host may bury a child that
-    has not run yet, and must find its group."""
+    """Makes the child the leader of its group. Both processes do this: the host may bury a child that has not run yet,
+    and must find its group."""
     with suppress(ProcessLookupError):
         os.setpgid(child, child)
 
 
 def _kill_all_of(leader: int) -> None:
-    """Kills the process with its group, and those that it has started in groups of their own, as a browser or
-    `start_new_session` does. The group stands still meanwhile, so that it starts no others."""
+    """Kills the process with its group, and the processes that it has started in other groups, as a browser or
+    `start_new_session` does. The group is stopped meanwhile, so that it starts no more of them."""
     _signal_group(leader, signal.SIGSTOP)
     started = _started_by(leader)
     _signal_group(leader, signal.SIGKILL)
@@ -204,7 +204,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def _started_by(pid: int) -> list[int]:
-    """The processes that this one has started, and those that they have, while their parents live."""
+    """Returns the processes that this one has started, and their descendants while the parents are alive."""
     found: list[int] = []
     left = [pid]
     while left:
@@ -221,8 +221,8 @@ def _say(control: socket.socket, message: Any) -> None:
 
 
 def main() -> None:
-    """Starts the host: the number of its control socket's descriptor, the MiB that a process may have and the module's
-    name are its arguments."""
+    """Starts the host. Its arguments are the number of its control socket's descriptor, the MiB that a process may have
+    and the module's name."""
     try:
         serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:

@@ -1,4 +1,4 @@
-"""The agent whose run a body executes, as it was made through the API: its instructions, memory, tools and data."""
+"""The agent whose run a body executes, as clients configured it: its instructions, memory, tools and data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class BlockInfo:
     limit: int
     """The most characters that `value` may have."""
     read_only: bool
-    """Tools of the agent may not change it."""
+    """Whether the agent's tools may not change it."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class ToolInfo:
 
 @dataclass(frozen=True)
 class AgentInfo:
-    """The agent as it was when the turn began: the same in every attempt, whatever has changed since."""
+    """The agent at the beginning of the turn. It is the same in every attempt, whatever has changed since."""
 
     id: str
     name: str
     description: str | None
     system: str
-    """Its instructions, with those that the request has brought. The memory is not in them."""
+    """Its instructions, with those of the request. The memory is not in them."""
     blocks: Mapping[str, BlockInfo]
     """Its memory, by label, in the order in which the blocks were attached."""
     tools: Mapping[str, ToolInfo]
-    """By name."""
+    """The attached tools, by name."""
     metadata: Mapping[str, Any]
     model_settings: Mapping[str, Any]
-    """As far as they were set: `temperature`, `top_p`, `max_output_tokens`, `reasoning_effort` and others."""
+    """The settings that were set: `temperature`, `top_p`, `max_output_tokens`, `reasoning_effort` and others."""
 
 
 def agent_of(frame: Frame) -> AgentInfo:
-    """The agent that the worker has sent. Raises `ValueError` if it has sent why there is none."""
+    """Returns the agent that the worker has sent. Raises `ValueError` with the worker's reason if there is none."""
     if "error" in frame:
         raise ValueError(frame["error"])
     tools = [ToolInfo(one["name"], one["description"], MappingProxyType(one["parameters"])) for one in frame["tools"]]

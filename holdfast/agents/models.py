@@ -1,6 +1,6 @@
-"""The worker's models, for clients of OpenAI's API: the keys stay in the worker, and a run's token stands for them.
+"""The worker's models, for clients of OpenAI's API: the keys stay in the worker, and a run's token replaces them.
 
-The worker listens on a Unix socket. Most clients take an address of HTTP alone, so a thread of this process forwards a
+The worker listens on a Unix socket. Most clients accept only an HTTP address, so a thread of this process forwards a
 port of the loopback interface to the socket.
 """
 
@@ -21,10 +21,10 @@ MOST_TOKENS = 10**12
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one call of a model, as its provider counts them."""
+    """Tokens of one model call, as its provider counts them."""
 
     input_tokens: int = 0
-    """All of the prompt, cached or not."""
+    """All tokens of the prompt, cached or not."""
     output_tokens: int = 0
     cached_tokens: int = 0
     """The part of the prompt that was read from the provider's cache."""
@@ -38,36 +38,36 @@ class Usage:
 
 
 class Models:
-    """How a run asks the worker's models."""
+    """The address and the key with which a run calls the worker's models."""
 
     def __init__(self, socket_path: str, api_key: str) -> None:
         self.socket = socket_path
-        """The worker's Unix socket, for clients that take one."""
+        """The worker's Unix socket, for clients that accept one."""
         self.api_key = api_key
-        """A key for this run alone, which ends with the run."""
+        """A key for this run only. It expires when the run ends."""
 
     @property
     def base_url(self) -> str:
-        """The address for clients of OpenAI's API. It exists while this process lives."""
+        """The address for clients of OpenAI's API. It exists as long as this process."""
         with _FORWARDING:
             return f"http://127.0.0.1:{_forwarded(self.socket)}/v1"
 
     def take_all(self) -> None:
-        """Makes clients that are not told otherwise ask the worker's models: those that read OpenAI's variables."""
+        """Makes the worker's models the default of clients that read OpenAI's variables."""
         os.environ.update(OPENAI_BASE_URL=self.base_url, OPENAI_API_BASE=self.base_url, OPENAI_API_KEY=self.api_key)
 
 
 _FORWARDING = threading.Lock()
 
 FORWARDER = "models of the worker"
-"""The name of the thread that forwards."""
+"""The name of the forwarding thread."""
 
 
 @functools.cache
 def _forwarded(path: str) -> int:
-    """The number of a port that is forwarded to the Unix socket while this process lives."""
+    """Returns the number of a port that is forwarded to the Unix socket as long as this process lives."""
     listening = socket.create_server(("127.0.0.1", 0))
-    # On a loop of its own: a body may block the one that it runs on while it waits for an answer.
+    # It has a loop of its own: a body may block its own loop while it waits for an answer.
     threading.Thread(target=lambda: asyncio.run(_forward(listening, path)), name=FORWARDER, daemon=True).start()
     return int(listening.getsockname()[1])
 
@@ -86,7 +86,7 @@ async def _forward(listening: socket.socket, path: str) -> None:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copies until one side hangs up, which the other side then sees."""
+    """Copies until one side hangs up, and then ends the other side's stream."""
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(PIECE):
             writer.write(data)

@@ -1,7 +1,7 @@
 """Agents of OpenAI's Agents SDK (`openai-agents`, 0.9 to 0.24) as bodies of runs.
 
-The SDK's own loop executes the agent. It asks models through the journal, which sees the tools and handoffs of each
-request, and puts itself in place of what they call: a process has one run, so no other run sees the change.
+The SDK's own loop executes the agent. It calls models through the journal. The journal sees the tools and handoffs of
+each request, and replaces the functions behind them: a process has one run, so no other run sees the change.
 """
 
 import asyncio
@@ -42,18 +42,18 @@ from holdfast.agents.run import Run
 refuse_sharing(__name__)  # agents and tools are changed in place
 
 NOT_APPROVED = "Tool execution was not approved."
-"""What the SDK tells a model of a denied call."""
+"""The SDK's text for the model about a denied call."""
 
 UNKNOWN = "The outcome of this call is unknown: its process ended before the result was stored."
 
 ELSEWHERE = frozenset({"session", "conversation_id", "previous_response_id", "auto_previous_response_id"})
-"""Options of the SDK's runner that keep the history elsewhere."""
+"""Options of the SDK's runner that store the history elsewhere."""
 
 UNCOVERED = ("ComputerTool", "LocalShellTool", "ShellTool", "ApplyPatchTool", "CustomTool")
-"""Tools that the SDK executes in this process, and that are no functions."""
+"""Tools that the SDK executes in this process, and that are not functions."""
 
 OLDEST, NEWEST = (0, 9), (0, 24)
-"""Versions of the SDK that tests run with."""
+"""Versions of the SDK that tests use."""
 
 _SHOWN_AS_TEXT = ("response.output_text.delta", "response.refusal.delta")
 _SHOWN_AS_REASONING = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
@@ -62,8 +62,8 @@ _USAGE = TypeAdapter(Usage)
 
 
 def check_version(version: str) -> str:
-    """Returns a sentence about a version that is newer than those that were tested; empty for the others. Raises
-    `ImportError` for one that is too old."""
+    """Returns a sentence about a version that is newer than the tested ones; empty for others. Raises `ImportError` for
+    a version that is too old."""
     found = tuple(int(part) for part in version.split(".")[:2])
     if found < OLDEST:
         raise ImportError(f"openai-agents {version} is too old: its agents need {OLDEST[0]}.{OLDEST[1]} or newer")
@@ -71,7 +71,7 @@ def check_version(version: str) -> str:
 
 
 def warning_of(name: str, value: Any) -> str | None:
-    """What `holdfast agents check` says of a session."""
+    """Returns the warning of `holdfast agents check` about a session."""
     if not isinstance(value, Session):
         return None
     return (
@@ -82,8 +82,8 @@ def warning_of(name: str, value: Any) -> str | None:
 
 
 def body_of(agent: Any, name: str) -> Body:
-    """The body that executes the agent in each run. The SDK's agents keep nothing of a run. Raises `ImportError` for a
-    version of the SDK that is too old."""
+    """Returns the body that executes the agent in each run. The SDK's agents keep no state of a run. Raises
+    `ImportError` for a version of the SDK that is too old."""
     if said := check_version(importlib.metadata.version("openai-agents")):
         print(said, file=sys.stderr)  # noqa: T201 - the worker logs it
 
@@ -96,9 +96,9 @@ def body_of(agent: Any, name: str) -> Body:
 async def run_agent(run: Run, agent: Any, *, streams: bool = True, **options: Any) -> str:
     """Executes the agent on the run's history and input. Returns its answer: text, or JSON of its output type.
 
-    `options` are those of the SDK's `Runner.run`, as `context`, `max_turns`, `hooks` and `run_config`. Without
-    `streams` the model is asked for whole answers. Raises `TypeError` for an option that keeps the history elsewhere,
-    and what the SDK raises.
+    `options` are those of the SDK's `Runner.run`, such as `context`, `max_turns`, `hooks` and `run_config`. Without
+    `streams` the model is asked for whole answers. Raises `TypeError` for an option that stores the history elsewhere,
+    and the SDK's errors.
     """
     if elsewhere := ELSEWHERE & options.keys():
         raise TypeError(f"the thread of the run has the history: run_agent takes no {', '.join(sorted(elsewhere))}")
@@ -114,7 +114,7 @@ async def run_agent(run: Run, agent: Any, *, streams: bool = True, **options: An
 
 
 class Journal(ModelProvider):
-    """Gives the models of one execution, and keeps what was injected into it."""
+    """Provides the models of one execution, and keeps the messages that were injected into it."""
 
     def __init__(self, run: Run, provider: ModelProvider, *, streams: bool) -> None:
         self.run = run
@@ -126,13 +126,13 @@ class Journal(ModelProvider):
         return JournaledModel(self, self._provider.get_model(model_name), model_name or "default")
 
     def of(self, model: Any) -> Any:
-        """A model that was given as an object, asked through this journal; anything else as it is."""
+        """Returns a model object that is called through this journal; any other value unchanged."""
         if isinstance(model, JournaledModel):
             return JournaledModel(self, model.model, model.name)
         return JournaledModel(self, model, _name_of(model)) if isinstance(model, Model) else model
 
     def add_agent(self, agent: Any) -> None:
-        """Has the agent's model asked through the journal, and offers it the tools of the client."""
+        """Makes the agent's model use the journal, and offers it the tools of the client."""
         agent.model = self.of(agent.model)
         if self.run.in_call:
             return
@@ -151,8 +151,8 @@ class Journal(ModelProvider):
         return made
 
     def add_calls(self, tools: list[Any], handoffs: list[Any]) -> None:
-        """Puts the journal in place of what a request's tools and handoffs call. Raises `TypeError` for a tool that
-        would be executed without it."""
+        """Replaces the functions behind a request's tools and handoffs by the journal. Raises `TypeError` for a tool
+        that would be executed without it."""
         for tool in tools:
             if type(tool).__name__ in UNCOVERED:
                 raise TypeError(f"the tool {tool.name!r} is a {type(tool).__name__}, which no journal covers")
@@ -163,7 +163,7 @@ class Journal(ModelProvider):
                 handoff.on_invoke_handoff = JournaledHandoff(self, handoff.on_invoke_handoff)
 
     async def with_injected(self, given: Any) -> list[Any]:
-        """The input of a request with the messages that were injected so far, each where it came in."""
+        """Returns the input of a request with the messages that were injected so far, each at its place."""
         items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
         if self.run.in_call:
             return items
@@ -216,7 +216,7 @@ class JournaledModel(Model):
         )
 
     async def stream_response(self, *args: Any, **rest: Any) -> AsyncIterator[Any]:
-        """The whole answer as one event: the SDK's loop waits for no other."""
+        """Yields the whole answer as one event: the SDK's loop needs no other."""
         answer = await self.get_response(*args, **rest)
         used = answer.usage
         response = Response.model_construct(
@@ -239,7 +239,7 @@ class JournaledModel(Model):
         return _value_of(answer.output, answer.usage, answer.response_id)
 
     async def _shown(self, request: tuple[Any, ...], rest: dict[str, Any]) -> dict[str, Any]:
-        """Asks the model, and shows its answer while it comes in."""
+        """Calls the model, and shows its answer while it arrives."""
         if self._journal.streams:
             return await self._streamed(request, rest)
         value = await self._whole(request, rest)
@@ -271,18 +271,18 @@ class JournaledModel(Model):
 
 
 class JournaledTool:
-    """What a tool calls, through the journal."""
+    """Replaces the function of a tool, and calls it through the journal."""
 
     def __init__(self, journal: Journal, tool: FunctionTool, *, of_client: bool = False) -> None:
         self._journal = journal
         self._name = tool.name
         self._tool = tool
         self._call = None if of_client else tool.on_invoke_tool
-        # The SDK would end the call past the journal, which then waits for it.
+        # The SDK's timeout would end the call without the journal, so the journal enforces the limit.
         self._limit_s, tool.timeout_seconds = tool.timeout_seconds, None
-        # The process does not wait for a person, so the SDK must not ask one: the journal does.
+        # The process does not wait for a person, so the journal asks the person, and not the SDK.
         self._asks, tool.needs_approval = tool.needs_approval, False
-        # No public name says that a tool is an agent (0.9 to 0.24).
+        # No public name shows that a tool is an agent (0.9 to 0.24).
         self._agent = vars(tool).get("_agent_instance")
 
     async def __call__(self, context: Any, text: str) -> Any:
@@ -314,7 +314,7 @@ class JournaledTool:
             raise
 
     async def _in_time(self, context: Any, text: str) -> Any:
-        """The result, or what the SDK says of a call that takes too long."""
+        """Returns the result, or the SDK's text about a call that takes too long."""
         if self._limit_s is None:
             return await self._call(context, text)
         try:
@@ -336,7 +336,7 @@ class JournaledTool:
 
 
 class JournaledHandoff:
-    """A handoff, which brings an agent that the journal may not know."""
+    """A handoff to an agent that the journal may not know."""
 
     def __init__(self, journal: Journal, call: Any) -> None:
         self._journal = journal
@@ -349,7 +349,7 @@ class JournaledHandoff:
 
 
 async def _never_called(context: Any, text: str) -> str:
-    """Stands in a tool of the client until the journal is put in its place."""
+    """The function of a client's tool until the journal replaces it."""
     raise RuntimeError("the client makes this call")
 
 
@@ -359,7 +359,7 @@ def _name_of(model: Model) -> str:
 
 
 def _items_of(messages: list[dict[str, Any]]) -> list[Any]:
-    """Messages of a run as the SDK's input items."""
+    """Converts messages of a run to the SDK's input items."""
     items: list[Any] = []
     for message in messages:
         if message["role"] == "tool":
@@ -394,7 +394,7 @@ def _part_of(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object_of(text: str) -> dict[str, Any]:
-    """The arguments of a call. What is no object is shown under a name: the tool's own error tells the model."""
+    """Returns the arguments of a call. Others than an object get a name: the tool's error then informs the model."""
     try:
         value = json.loads(text or "{}")
         json.dumps(value, allow_nan=False)
@@ -404,7 +404,7 @@ def _object_of(text: str) -> dict[str, Any]:
 
 
 def _storable(result: Any) -> Any:
-    """A tool's result as JSON of which the SDK makes the same: texts, images, files, or what it writes as text."""
+    """Returns a tool's result as JSON from which the SDK makes the same one: texts, images, files, or its own text."""
     if isinstance(result, (ToolOutputText, ToolOutputImage, ToolOutputFileContent)):
         return result.model_dump(exclude_none=True)
     if isinstance(result, list) and all(isinstance(one, (dict, str)) or hasattr(one, "model_dump") for one in result):
@@ -429,7 +429,7 @@ def _usage_of(used: Any) -> Usage:
 
 
 def _value_of(output: list[Any], usage: Usage, response_id: str | None) -> dict[str, Any]:
-    """An answer as JSON."""
+    """Returns an answer as JSON."""
     items = [one if isinstance(one, dict) else one.model_dump(mode="json", exclude_unset=True) for one in output]
     return {"output": items, "usage": _USAGE.dump_python(usage, mode="json"), "response_id": response_id}
 

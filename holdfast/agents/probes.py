@@ -1,4 +1,4 @@
-"""The verdicts of probes: whether a call whose result was lost has had its effect."""
+"""The verdicts of probes: whether a call with a lost result has had its effect."""
 
 import asyncio
 import sys
@@ -11,12 +11,12 @@ from holdfast.agents.values import plain
 
 TRIES_AFTER_S = (0.0, 0.5, 2.0)
 """Seconds before each try, as for the worker's own agents. A probe that raises is tried again: the service that it asks
-may be away for a moment, and what is unknown once is unknown for ever."""
+may be unavailable for a moment, and a call whose outcome is unknown once stays unknown for ever."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A probe's verdict on a call whose result was lost."""
+    """A probe's verdict on a call with a lost result."""
 
     kind: Literal["happened", "did_not_happen", "cannot_tell"]
     value: Any = None
@@ -28,7 +28,7 @@ def happened(value: Any = None) -> Verdict:
 
 
 def did_not_happen() -> Verdict:
-    """The call had no effect: it is started again, with the same key."""
+    """The call had no effect. It is started again, with the same key."""
     return Verdict("did_not_happen")
 
 
@@ -38,8 +38,8 @@ def cannot_tell() -> Verdict:
 
 
 async def verdict_of(probe: Callable[[], Awaitable[Any]]) -> Verdict:
-    """Asks a probe. One that raises until the last try, or returns no verdict, cannot tell; the operator's log says
-    why."""
+    """Returns a probe's verdict. A probe that raises until the last try, or returns no verdict, cannot tell; the
+    operator's log shows why."""
     for delay_s in TRIES_AFTER_S:
         await asyncio.sleep(delay_s)
         try:

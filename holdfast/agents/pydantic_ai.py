@@ -1,8 +1,8 @@
 """Agents of pydantic-ai as bodies of runs.
 
-A capability of the framework stands between an agent and the world: it puts each request to a model and each call of a
-tool into the journal, and takes it from there after a crash. The framework itself keeps nothing: every execution begins
-from the messages of the run.
+A capability of the framework is placed around an agent: it puts each request to a model and each call of a tool into
+the journal, and takes it from there after a crash. The framework itself stores nothing: every execution begins with the
+messages of the run.
 """
 
 import base64
@@ -56,13 +56,13 @@ except ImportError as error:
     raise ImportError("agents of pydantic-ai need its version 2.16 or newer") from error
 
 OPTIONS = "holdfast"
-"""The key of a tool's `metadata` under which it says `idempotent` or `scope`, and names its `probe`."""
+"""The key of a tool's `metadata` for the settings `idempotent`, `scope` and `probe`."""
 
 _KIND = "holdfast_kind"
 
 _RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar("holdfast_run", default=None)
 
-# The framework builds its validators when they are used first: in the host, so not in every process forked from it.
+# The framework builds its validators at their first use: here in the host, so not in every process forked from it.
 ModelMessagesTypeAdapter.validate_python([])
 _PLAIN_RESULT: TypeAdapter[Any] = TypeAdapter(ToolReturnContent)
 _FULL_RESULT: TypeAdapter[Any] = TypeAdapter(ToolReturn)
@@ -78,8 +78,8 @@ def body_of(agent: Agent[Any, Any], name: str) -> Body:
 
 
 async def run_agent(run: Run, agent: Agent[Any, Any], **options: Any) -> str:
-    """Executes the agent on the run's messages, with further options of `Agent.run`. Returns its output: a text, or the
-    JSON of anything else."""
+    """Executes the agent on the run's messages, with further options of `Agent.run`. Returns its output: a text, or any
+    other value as JSON."""
     history, prompt = [*run.history, *run.input], None
     if history and history[-1]["role"] == "user":
         prompt = _content(history.pop())
@@ -102,13 +102,13 @@ async def run_agent(run: Run, agent: Agent[Any, Any], **options: Any) -> str:
 
 @dataclass
 class Journal(AbstractCapability[Any]):
-    """Takes an agent's requests and calls from the journal of the run that it works for. An agent that a tool calls has
-    to be given one: `Agent(…, capabilities=[Journal()])`. Outside of runs it does nothing."""
+    """Takes an agent's requests and calls from the journal of the present run. An agent that a tool calls needs one of
+    its own: `Agent(…, capabilities=[Journal()])`. Outside of runs it does nothing."""
 
     id: str | None = "holdfast"
 
     def get_ordering(self) -> CapabilityOrdering:
-        """Next to the models and the tools: what other capabilities change is in the journal as they have left it."""
+        """Places it next to models and tools, so that the journal has requests as other capabilities left them."""
         return CapabilityOrdering(position="innermost")
 
     def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
@@ -116,7 +116,7 @@ class Journal(AbstractCapability[Any]):
         return JournaledTools(toolset)
 
     async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
-        """Gives the next request the messages that have come since the last one."""
+        """Adds the messages that have arrived since the last request to the next one."""
         run = _RUN.get()
         if run is not None and isinstance(node, ModelRequestNode) and not run.in_call:
             ctx.enqueue(*_messages(await run.inbox.take()))
@@ -128,7 +128,7 @@ class Journal(AbstractCapability[Any]):
         return request_context
 
     def get_wrapper_model(self, model: Model) -> Model | None:
-        """Does so for a model that another capability turns to after a failure, where the framework has that."""
+        """Puts the requests of a fallback model of another capability into the journal, if the framework has that."""
         return None if isinstance(model, JournaledModel) else JournaledModel(model)
 
 
@@ -141,8 +141,8 @@ class JournaledModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """The recorded answer, or that of the model, whose text is shown as it comes. Raises `ModelAPIError` if the
-        model's API did, and `StepFailed` for another error."""
+        """Returns the recorded answer, or calls the model and shows its text as it arrives. Raises `ModelAPIError` if
+        the model's API did, and `StepFailed` for another error."""
         run = _RUN.get()
         if run is None:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
@@ -154,7 +154,7 @@ class JournaledModel(WrapperModel):
             try:
                 response = await self._answered(messages, model_settings, model_request_parameters, shown_by)
             except ModelAPIError as error:
-                raise ModelAPIError(self.model_name, str(error)) from error  # its kinds have one name in the journal
+                raise ModelAPIError(self.model_name, str(error)) from error  # the journal has one name for its kinds
             return ModelMessagesTypeAdapter.dump_python([response], mode="json")
 
         request, settings = _hashed(messages, model_request_parameters)
@@ -175,7 +175,7 @@ class JournaledModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """For listeners of the agent's own: they get the events of an answer when it is whole."""
+        """Serves the agent's own listeners: they get the events of an answer when it is complete."""
         if _RUN.get() is None:
             async with super().request_stream(
                 messages, model_settings, model_request_parameters, run_context
@@ -204,15 +204,15 @@ class JournaledTools(WrapperToolset[Any]):
     """Tools whose results are in the journal."""
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
-        """The tools, none of which the framework defers: the journal asks persons and clients."""
+        """Returns the tools, none of them deferred by the framework: the journal asks persons and clients."""
         tools = await self.wrapped.get_tools(ctx)
         return tools if _RUN.get() is None else {name: _undeferred(tool) for name, tool in tools.items()}
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        """The recorded result, or that of the tool. A call that a person denied, or whose end nobody knows, has a
-        sentence for the model as its result."""
+        """Returns the recorded result, or calls the tool. For a denied call, or one with an unknown outcome, the result
+        is a sentence for the model."""
         run = _RUN.get()
         if run is None:
             return await self.wrapped.call_tool(name, tool_args, ctx, tool)
@@ -270,7 +270,7 @@ def _undeferred(tool: ToolsetTool[Any]) -> ToolsetTool[Any]:
 
 
 def _of_the_framework(failed: StepFailed) -> Exception:
-    """The exception by which a tool tells the framework what to do; every other one fails the run."""
+    """Returns the exception by which a tool directs the framework; any other exception fails the run."""
     match failed.error_type:
         case "ModelRetry" | "ValidationError":
             return ModelRetry(failed.text)
@@ -310,8 +310,8 @@ def _text(value: Any) -> str:
 
 
 def _hashed(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> tuple[Any, list[Any]]:
-    """What makes a request this one: messages without times and ids that the framework has made, and names of tools;
-    and its settings, which are instructions, system prompts and everything else about tools."""
+    """Returns the identity of a request, which is its messages without the framework's times and ids and the names of
+    its tools; and its settings, which are instructions, system prompts and all other fields of tools."""
     hard: list[Any] = []
     soft: list[Any] = [_json_of(parameters)]
     for message in ModelMessagesTypeAdapter.dump_python(list(messages), mode="json"):
@@ -330,7 +330,7 @@ def _json_of(value: Any) -> Any:
 
 
 def _messages(shown: list[dict[str, Any]]) -> list[ModelMessage]:
-    """Messages of a run as the framework's."""
+    """Converts messages of a run to the framework's."""
     messages: list[ModelMessage] = []
     names: dict[str, str] = {}
     for one in shown:

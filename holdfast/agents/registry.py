@@ -1,4 +1,4 @@
-"""The agents of a program: `@agent` and `register` note them, and the host process reads the notes."""
+"""The agents of a program: `@agent` and `register` record them for the host process."""
 
 import inspect
 import os
@@ -29,12 +29,12 @@ class Agent(NamedTuple):
     framework: str
     models: WhoseModels
     version: str
-    """Empty: none is declared."""
+    """Empty: the agent declares none."""
     made_of: Any
     """The registered function or agent."""
 
     def described(self) -> dict[str, str]:
-        """Everything about the agent but its function and what was registered."""
+        """Returns all fields but the body and the registered object."""
         return {name: value for name, value in self._asdict().items() if name not in ("body", "made_of")}
 
 
@@ -52,11 +52,11 @@ def agent(
 ) -> Callable[[AnyBody], AnyBody]:
     """Registers an async function as the agent of this name. Its model handle is `code/<name>`.
 
-    `on_change` says what happens to a run whose recorded steps differ from what the code asks for after a deploy: it
-    fails (`body_changed`), or its turn begins anew. `models`: whose models it asks. `own`: those of its own clients,
-    with keys of its own. `worker`: the worker's, as `Run.models`. None: as `HOLDFAST_AGENTS_MODELS` says. With a
-    `version`, runs that began in it go on in it while a worker that has it lives, and else in the newest; without one,
-    any worker with the agent continues them.
+    `on_change` decides what happens to a run if the code after a deploy makes other calls than the recorded ones: the
+    run fails (`body_changed`), or its turn begins again. `models`: the models that the agent calls. `own`: those of its
+    own clients, with its own keys. `worker`: the worker's, as `Run.models`. None: as `HOLDFAST_AGENTS_MODELS` says.
+    With a `version`, runs that began in it continue in it while a worker with it is alive, and otherwise in the newest;
+    without one, any worker with the agent continues them.
     """
 
     def registered(body: AnyBody) -> AnyBody:
@@ -78,8 +78,8 @@ def register(
     """Registers an agent that is made elsewhere: an async function, as `@agent` does; an agent of a framework; or a
     function, with the run as its parameter or without any, which makes such an agent for each run.
 
-    Raises `ValueError` for a name that is taken or is no name, or what is no version, and `TypeError` for what is no
-    agent.
+    Raises `ValueError` for a name that is taken or invalid, or for an invalid version, and `TypeError` for an object
+    that is not an agent.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of an agent: letters, digits, '.', '_' and '-', at most 100")
@@ -98,5 +98,5 @@ def register(
 
 
 def _first_line(agent: Any) -> str:
-    """The first line of a function's docstring. An object has that of its class, which says nothing of it."""
+    """Returns the first line of a function's docstring. An object has only its class's, which is not about it."""
     return (inspect.getdoc(agent) or "").partition("\n")[0] if inspect.isroutine(agent) else ""

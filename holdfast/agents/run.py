@@ -1,8 +1,8 @@
 """The handle of a body's run.
 
-Every value that a body cannot compute again is journaled: it takes a step, a tool, an approval, its inbox and even
-`now()` from the journal when its process died and the body is executed again. A body therefore reaches the place where
-it was, without doing anything twice.
+Every value that a body cannot compute again is journaled. If its process died and the body is executed again, it gets
+its steps, tools, approvals, inbox and even `now()` from the journal. So a body reaches the place where it was, without
+doing anything twice.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from holdfast.agents.values import content_hash, plain, restored, shown_argument
 Result = TypeVar("Result")
 
 Function = Callable[..., Any]
-"""A function, async or not. One that is not async is called in a thread."""
+"""A function, async or not. A function that is not async is called in a thread."""
 
 OnExpiry = Literal["keep", "deny", "cancel"]
 
 LONGEST_NAME = 500
-"""Characters of a call's name: it is a part of a key in the database."""
+"""Characters of a call's name, which is a part of a key in the database."""
 
 LONGEST_SLEEP_S = 366 * 86_400
 
@@ -48,32 +48,32 @@ class Approved:
 
 @dataclass(frozen=True)
 class Call:
-    """The call of a tool or step that the present function makes."""
+    """The call of the tool or step whose function is running."""
 
     id: str
     idempotency_key: str
-    """The same in every attempt, and no other call ever has it."""
+    """The same in every attempt, and unique to this call."""
     attempt: int
-    """1, and one more whenever the call is started again."""
+    """1, and one more each time the call is started again."""
 
 
 _CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("holdfast_call")
 
 
 def call() -> Call:
-    """The call that the present function makes. Raises `LookupError` outside of steps and tools."""
+    """Returns the call whose function is running. Raises `LookupError` outside of steps and tools."""
     return _CALL.get()
 
 
 class Scope:
-    """The place of one task inside one call: its journal entries are numbered by themselves."""
+    """The place of one task inside one call. Its journal entries have numbers of their own."""
 
     def __init__(
         self, journal: str, branch: str, task: "asyncio.Task[Any] | None", at: float, *, may_wait: bool = True
     ) -> None:
         self.branch = branch
         self.may_wait = may_wait
-        """Whether a person may be asked here: everything around is entered again when its process has ended."""
+        """Whether a person may be asked here, because every call around it is entered again after its process's end."""
         self.task = task
         self.at = at
         self.random = random_numbers.Random(f"{journal}/{branch}")
@@ -90,14 +90,14 @@ class Inbox:
         self._run = run
 
     async def take(self) -> list[dict[str, Any]]:
-        """Returns the messages that have come since, each once; an empty list if there are none. They have the form of
-        `Run.input`."""
+        """Returns the messages that have arrived since the last call, each once; an empty list if there are none. They
+        have the form of `Run.input`."""
         answer = await self._run.begin("inbox", "take", content_hash(()))
         return cast("list[dict[str, Any]]", answer["value"])
 
 
 class Run:
-    """One run, as its body sees it."""
+    """One run, for its body."""
 
     def __init__(self, worker: Worker, hello: Frame, task: "asyncio.Task[Any]") -> None:
         self._worker = worker
@@ -106,16 +106,16 @@ class Run:
         self._thread = threading.get_ident()
         self.id: str = hello["id"]
         self.attempt: int = hello["attempt"]
-        """1, and one more whenever the body is executed again."""
+        """1, and one more each time the body is executed again."""
         self.text: str = hello["text"]
         """The text of the newest messages of the user."""
         self.input: list[dict[str, Any]] = hello["input"]
-        """The messages that the run is to answer: `role`, `text`, `content`."""
+        """The messages that the run must answer: `role`, `text`, `content`."""
         self.history: list[dict[str, Any]] = hello["history"]
-        """The messages before them, the oldest first; with `tool_calls` and `tool_call_id` as well."""
+        """The messages before `input`, oldest first; with `tool_calls` and `tool_call_id` as well."""
         self._agent: Frame = hello.get("agent", {"error": "the server is too old to say what agent this run has"})
         self.client_tools: list[dict[str, Any]] = hello["client_tools"]
-        """The tools that the request has brought: `name`, `description`, `parameters`. The client answers their calls:
+        """The tools of the request: `name`, `description`, `parameters`. The client answers their calls:
         `await run.tool(name, …)`."""
         self.state: dict[str, Any] = hello["state"]
         """The thread's state. It is stored when the run completes; changes by a cancelled or failed run are dropped."""
@@ -123,13 +123,13 @@ class Run:
         """The worker's models: `base_url` and `api_key` for any client of OpenAI's API."""
         self.inbox = Inbox(self)
         self.cancelled = False
-        """The run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
+        """Whether the run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
         self.cancel_reason: str | None = None
         _SCOPE.set(Scope(self._journal, "", task, hello["at"]))
 
     @property
     def agent(self) -> AgentInfo:
-        """The agent that the client has made, as it was when the turn began: `system`, `blocks`, `tools`, `metadata`.
+        """The agent that the client has made, at the beginning of the turn: `system`, `blocks`, `tools`, `metadata`.
         Raises `ValueError` if it has more than 1 MB with its memory and tools."""
         return agent_of(self._agent)
 
@@ -142,9 +142,9 @@ class Run:
         self._show("reasoning", text)
 
     def emit_data(self, name: str, value: Any) -> None:
-        """Shows data to readers, beside the answer: no history has it. After a crash it may come again. It is not
-        awaited. Raises `ValueError` for a name that is none (letters, digits, `.`, `_`, `-`; up to 64 characters; not
-        `holdfast…`) and for more than 64,000 bytes of JSON, and `TypeError` for what JSON cannot say."""
+        """Shows data to readers, beside the answer; no history contains it. After a crash it may be shown again. It is
+        not awaited. A name has up to 64 letters, digits, `.`, `_` and `-`, and does not begin with `holdfast`. Raises
+        `ValueError` for other names or more than 64,000 bytes of JSON, `TypeError` for what JSON cannot express."""
         self._send({"t": "data", **shown_data(name, value)})
 
     async def step(
@@ -156,11 +156,11 @@ class Run:
         returns: Callable[..., Result] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Calls the function and journals its value, which is taken from the journal after a crash. The function is
-        called again if it had not ended.
+        """Calls the function and journals its value, which is taken from the journal after a crash. If the function had
+        not ended, it is called again.
 
-        The value is what JSON makes of it, the first time as well; `returns` is a dataclass or a pydantic model that is
-        made of it. `key` stands for the arguments where these are no JSON. Raises `StepFailed`.
+        The value always has the form that JSON gives it, the first time as well; `returns` is a dataclass or a pydantic
+        model that is made from it. `key` replaces the arguments if they are not JSON. Raises `StepFailed`.
         """
         counted = content_hash((args, kwargs)) if key is None else content_hash(key)
         answer = await self.begin("step", name, counted)
@@ -180,10 +180,10 @@ class Run:
     ) -> Any:
         """Calls a model and journals its whole answer, which is taken from the journal after a crash.
 
-        `request` is what makes it this call: messages and the names of tools. `settings` is the rest, as instructions
-        and temperature: if only they have changed since, the recorded answer holds, and the log of the run says so.
-        `usage` reads the tokens of an answer, which count towards the run. `text` reads what an answer says: it is
-        shown if the answer comes from the journal; else the function has shown it with `emit_text`. Raises
+        `request` identifies this call: messages and the names of tools. `settings` are all other options, such as
+        instructions and temperature: if only they have changed, the recorded answer counts, and the run's log shows
+        that. `usage` reads the tokens of an answer, which count towards the run. `text` reads the text of an answer: it
+        is shown if the answer comes from the journal; otherwise the function has shown it with `emit_text`. Raises
         `StepFailed`.
         """
         is_top, hashed = not self.in_call, "" if settings is None else content_hash(settings)
@@ -206,12 +206,12 @@ class Run:
         returns: Callable[..., Result] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Calls the function at most once, and shows the call with its result as a call of a tool.
+        """Calls the function at most once, and shows the call with its result as a tool call.
 
         If the process dies before the result is stored, a call with `idempotent` is started again with the same key; a
-        `probe` is asked what became of it (`happened`, `did_not_happen`, `cannot_tell`); any other raises
+        `probe` is asked for its outcome (`happened`, `did_not_happen`, `cannot_tell`); any other call raises
         `OutcomeUnknown`. With `needs_approval` a person decides first, and may change the arguments. Without a
-        function, the client that brought the tool makes the call. Raises `StepFailed` and `Denied`.
+        function, the client that sent the tool makes the call. Raises `StepFailed` and `Denied`.
         """
         return await self._shown(
             name,
@@ -255,8 +255,8 @@ class Run:
         needs_approval: bool = False,
         scope: bool = False,
     ) -> Any:
-        """Does what `tool` does, for a function that gets its arguments as one object: as a person has left them, with
-        `needs_approval`. With `scope` it does what `scope` does. Raises `StepFailed`, `OutcomeUnknown` and `Denied`."""
+        """As `tool`, for a function that gets its arguments as one object; with `needs_approval`, as the person has
+        approved them. With `scope`, as `scope`. Raises `StepFailed`, `OutcomeUnknown` and `Denied`."""
         if (needs_approval or function is None) and not self.may_wait:
             raise NestedApproval(name)
         answer = await self.begin(
@@ -276,7 +276,7 @@ class Run:
         return await self._performed(name, answer, function or _nothing, given, {}, is_scope=scope)
 
     async def _probed(self, answer: Frame, probe: Function, *, idempotent: bool) -> Frame:
-        """Tells the worker what became of a lost call, also if the body gives the call up meanwhile."""
+        """Tells the worker the outcome of a lost call, even if the body gives the call up meanwhile."""
         verdict = cannot_tell()
         try:
             verdict = await verdict_of(lambda: _called(probe, (answer["key"],), {}))
@@ -296,11 +296,11 @@ class Run:
         returns: Callable[..., Result] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Calls a function that uses the run, as another agent does, and shows it as a call of a tool with its result.
+        """Calls a function that uses the run, such as another agent, and shows it as a tool call with its result.
 
-        It may do what the body itself may: its steps, tools and approvals are in the journal, under this call. While it
-        waits for a person it needs no process. After that, and after a crash, it is called again and repeats nothing.
-        So it should do nothing past the run. Raises `StepFailed` and `Denied`.
+        It may do everything that the body may: its steps, tools and approvals are in the journal, under this call.
+        While it waits for a person it needs no process. After that, and after a crash, it is called again and repeats
+        nothing that is journaled. So all of its effects should use the run. Raises `StepFailed` and `Denied`.
         """
         return await self._shown(
             name, function, args, kwargs, returns, key=key, needs_approval=needs_approval, scope=True
@@ -314,14 +314,14 @@ class Run:
         returns: Callable[[Any], Any] | None = None,
         parts: bool = False,
     ) -> Any:
-        """Calls a tool that is attached to the agent, at most once, and returns its result as a text, or what `returns`
-        makes of that (`json.loads`). With `parts` the result is a list, as the `content` of a message of the history:
-        `{"type": "text", "text": …}`, and `{"type": "image", "data": …, "media_type": …}` with base64. The text has a
-        note where an image is.
+        """Calls a tool that is attached to the agent, at most once, and returns its result: a text, or the value that
+        `returns` makes of the text (`json.loads`). With `parts` the result is a list, as the `content` of a message of
+        the history: `{"type": "text", "text": …}`, and `{"type": "image", "data": …, "media_type": …}` with base64. The
+        text has a note in place of each image.
 
-        The worker calls the tool, as it does for its own agents: with the same walls, limits, secrets and probes. If
-        the tool needs an approval, a person decides first, and may change the arguments. Raises `StepFailed` if the
-        tool fails or is not attached, `Denied`, and `OutcomeUnknown` if its worker died and nobody can tell.
+        The worker calls the tool, as it does for its own agents: with the same isolation, limits, secrets and probes.
+        If the tool needs an approval, a person decides first, and may change the arguments. Raises `StepFailed` if the
+        tool fails or is not attached, `Denied`, and `OutcomeUnknown` if its worker died and no probe can tell.
         """
         shown = plain(dict(arguments or {}))
         answer = await self.begin(
@@ -334,7 +334,7 @@ class Run:
     async def approval(
         self, name: str, arguments: Any, expires_s: float | None = None, on_expiry: OnExpiry = "keep"
     ) -> Approved:
-        """Asks a person. The run needs no process while it waits, for days if need be, and goes on here. Raises
+        """Asks a person. The run needs no process while it waits, even for days, and continues here. Raises
         `Denied`."""
         if not self.may_wait:
             raise NestedApproval(name)
@@ -348,17 +348,17 @@ class Run:
 
     @property
     def may_wait(self) -> bool:
-        """Whether a person or a client may be asked here: by the body itself and inside of scopes."""
+        """Whether a person or a client may be asked here: only by the body itself and inside scopes."""
         return self._here().may_wait
 
     @property
     def in_call(self) -> bool:
-        """Whether a step, tool or scope is being called. What it does in turn is in the journal alone: clients see
-        the calls of the body itself, and those that wait for them."""
+        """Whether a step, tool or scope is being called. Calls inside it are only in the journal: clients see the calls
+        of the body itself, and nested calls that wait for a client."""
         return "/" in self._here().branch
 
     def now(self) -> datetime:
-        """The end of the last journal entry that this task has seen: the same after a crash."""
+        """The end of the last journal entry that this task has seen. It is the same after a crash."""
         return datetime.fromtimestamp(self._here().at, timezone.utc)  # noqa: UP017 - Python 3.10
 
     def uuid(self) -> uuids.UUID:
@@ -370,8 +370,8 @@ class Run:
         return self._here().random.random()
 
     async def sleep(self, seconds: float) -> None:
-        """Waits so long, counted from the first attempt. From 30 s on the run needs no process while it waits, unless
-        another call is being made. Raises `ValueError` for more than a year."""
+        """Waits this long, counted from the first attempt. From 30 s on the run needs no process while it waits, unless
+        another call is running. Raises `ValueError` for more than a year."""
         if not 0 <= seconds <= LONGEST_SLEEP_S:
             raise ValueError(f"a sleep of {seconds} s: it may have from 0 to {LONGEST_SLEEP_S} s, which is a year")
         answer = await self.begin("sleep", "sleep", content_hash(seconds), seconds=seconds)
@@ -379,12 +379,12 @@ class Run:
         await self._performed("sleep", answer, asyncio.sleep, (max(0.0, left),), {})
 
     def key(self, name: str) -> str:
-        """A key that stands for this name in this turn, for ever."""
+        """Returns a key for this name in this turn, which never changes."""
         return f"hf-{self._journal}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
     async def begin(self, kind: str, name: str, content: str, **fields: Any) -> Frame:
-        """Asks the worker how to go on with an entry of the journal. Raises `StepFailed` or `OutcomeUnknown` if the
-        journal says so. For this package alone."""
+        """Asks the worker how to continue with an entry of the journal. Raises `StepFailed` or `OutcomeUnknown` if the
+        journal contains that. Only for this package."""
         scope = self._here()
         if len(text_for("the name of a call", name)) > LONGEST_NAME:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
@@ -393,7 +393,7 @@ class Run:
         return self._checked(name, answer)
 
     def take_place(self) -> None:
-        """Gives the present task its place among those beside it, before it calls anything. For this package alone."""
+        """Gives the current task its place among its siblings, before it calls anything. Only for this package."""
         self._here()
 
     async def _performed(
@@ -422,7 +422,7 @@ class Run:
         except asyncio.CancelledError:
             if (
                 not self.cancelled
-            ):  # the body has given up this call alone, and goes on: the worker must not wait for it
+            ):  # the body has given up only this call, and continues: the worker must not wait for the call
                 await self._worker.ask(given_up(answer["call"]))
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the journal has it
@@ -452,8 +452,8 @@ class Run:
             self._here().at = answer["at"]
 
     def _here(self) -> Scope:
-        """The scope of the present task. A task that uses the run for the first time gets the next number of the one
-        that has made it."""
+        """The scope of the current task. A task that uses the run for the first time gets the next number of the task
+        that has created it."""
         scope, task = _SCOPE.get(), asyncio.current_task()
         if scope.task is not task:
             scope.tasks += 1
@@ -473,7 +473,7 @@ class Run:
 
 
 def _text_of(result: Any) -> str:
-    """The text of an attached tool's result. If it has more than a text, the worker has sent an object."""
+    """The text of an attached tool's result. If the result has other parts, the worker has sent an object."""
     return result if isinstance(result, str) else result["text"]
 
 
@@ -489,4 +489,4 @@ async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 async def _nothing() -> None:
-    """Stands where a call has no function: its client makes it."""
+    """The function of a call without one: the client makes the call."""

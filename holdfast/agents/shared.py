@@ -1,10 +1,10 @@
-"""A process with the bodies of several runs, for deployments where memory matters more than that a crash ends nobody
-else's process.
+"""A process with the bodies of several runs, for deployments that save memory even if a crash then ends several runs'
+process.
 
-Each run has a socket of its own and says what it says in a process of its own. When a body has ended, its process says
-whether something of it goes on, because that could only be ended together with the other runs. A body that waits for
-what comes in another process is frozen where it is: the loop calls nothing of it any more, so its code does nothing,
-not even what stands in `finally`.
+Each run has a socket of its own, as in a process of its own. When a body has ended, its process reports whether a part
+of it continues, because only the end of the whole process could end that part. A body that waits for something that
+another process will get is frozen: the loop calls nothing of it any longer, so none of its code runs, not even in
+`finally`.
 """
 
 import asyncio
@@ -27,33 +27,33 @@ from holdfast.agents.models import FORWARDER
 LONGEST_REQUEST = 65536
 
 THREADS = 64
-"""Threads for the functions of all runs that are not async."""
+"""Threads for functions of all runs that are not async."""
 
 END_S = 1.0
 """Seconds for tasks that a body has left behind to end."""
 
 
 class _Work:
-    """What one body has begun in this process."""
+    """The tasks and jobs that one body has begun in this process."""
 
     def __init__(self) -> None:
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.jobs: set[Future[Any]] = set()
-        """Of the loop's threads."""
+        """Jobs of the loop's threads."""
         self.is_frozen = False
-        """The loop calls nothing of it any more."""
+        """Whether the loop calls nothing of the body any longer."""
         self._before = set(threading.enumerate())
 
     async def end(self) -> None:
-        """Cancels the tasks that are left, and gives them a moment."""
+        """Cancels the remaining tasks, and waits a moment for their end."""
         if left := [task for task in self.tasks if not task.done()]:
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=END_S)
 
     def goes_on(self, ours: set[threading.Thread]) -> bool:
-        """Whether something of it may go on. Nobody knows whose a thread is that a library has started meanwhile, or a
-        process, so any counts."""
+        """Whether a part of the body may continue. The body of a thread or process that a library has started meanwhile
+        is unknown, so any such thread or process counts."""
         return (
             any(not task.done() for task in self.tasks if not self.is_frozen)
             or bool(self.jobs)
@@ -66,7 +66,7 @@ _WORK: contextvars.ContextVar[_Work | None] = contextvars.ContextVar("holdfast_w
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop that stops to call what belongs to a frozen body: its tasks, its timers and its callbacks."""
+    """A loop that no longer calls the tasks, timers and callbacks of frozen bodies."""
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         return super().call_soon(_unless_frozen(callback, context), *args, context=context)
@@ -79,7 +79,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _unless_frozen(callback: Any, context: contextvars.Context | None) -> Any:
-    """The callback, which does nothing when the body is frozen that it belongs to."""
+    """Returns the callback, which does nothing if its body is frozen."""
     work = _WORK.get() if context is None else context.get(_WORK)
     if work is None:
         return callback
@@ -92,7 +92,7 @@ def _unless_frozen(callback: Any, context: contextvars.Context | None) -> Any:
 
 
 class _Threads(Threads):
-    """The loop's threads. They note whose job each of them does."""
+    """The loop's threads. They record the body of each job."""
 
     def __init__(self) -> None:
         self.all: set[threading.Thread] = set()
@@ -107,10 +107,10 @@ class _Threads(Threads):
 
 
 def execute_several(control: socket.socket) -> None:
-    """Executes the bodies that come over this socket, each with a socket of its own, until the worker hangs up."""
+    """Executes the bodies that arrive over this socket, each with a socket of its own, until the worker hangs up."""
     begin_sharing()
     try:
-        # No `asyncio.run`: at its end it cancels what is left, which would execute what bodies do in `finally`.
+        # Not `asyncio.run`: at its end it cancels the remaining tasks, which would execute the bodies' `finally`.
         _Loop().run_until_complete(_Bodies(control).execute())
     except BaseException:  # noqa: BLE001 - as of a body that calls `sys.exit`
         traceback.print_exc()
@@ -174,8 +174,8 @@ class _Bodies:
         listening = asyncio.create_task(worker.listen(body), name="frames of the worker")
         await asyncio.wait([body, listening], return_when=asyncio.FIRST_COMPLETED)
         if not body.done():
-            # The worker has left the body where it waits, and the journal goes on elsewhere. Ending the body here would
-            # execute what it does in `finally`, as no killed process does.
+            # The worker has left the body where it waits, and the journal continues elsewhere. Ending the body here
+            # would execute its `finally`, which a killed process never does.
             work.is_frozen = True
             self._kept |= {body, *work.tasks}
             worker.tell({"t": "left", "goes_on": work.goes_on(self._threads.all)})
@@ -188,7 +188,7 @@ class _Bodies:
 
 
 def _noted_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
-    """A task that its body's work knows of."""
+    """Creates a task that its body's work knows."""
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
     if (work := _WORK.get()) is not None:
         work.tasks.add(task)

@@ -1,9 +1,9 @@
 # pyright: basic, reportMissingImports=false
 """Agents of Strands Agents (`strands-agents`, from 1.62 on) as bodies of runs.
 
-Two middlewares bring each call of a model and each call of a tool to the journal. An agent of Strands holds its
-conversation, so it gets the run's history when the run begins, and nothing of it is needed afterwards. A cancel of the
-run cancels its task: Strands' own `cancel()` waits for a silent model and for its tools.
+Two middlewares pass each model call and each tool call to the journal. An agent of Strands holds its conversation, so
+it gets the run's history when the run begins, and nothing of it is needed afterwards. A cancel of the run cancels its
+task, because Strands' own `cancel()` waits for a silent model and for its tools.
 """
 
 import asyncio
@@ -50,25 +50,25 @@ UNKNOWN = "Error: the outcome of this call is unknown: its process ended before 
 _NEEDS_APPROVAL = "_holdfast_needs_approval"
 
 _ANSWERED_BY_STRANDS = {error.__name__: error for error in (ContextWindowOverflowException, ModelThrottledException)}
-"""What makes Strands ask the model again, by the names that the journal has."""
+"""Errors after which Strands calls the model again, by their names in the journal."""
 
 
 class ToolError(Exception):
-    """A tool says that it has failed, and has raised nothing. This is what it says."""
+    """A tool reports a failure without raising. The text is the tool's."""
 
 
 class InterruptNotCovered(RuntimeError):
-    """Something has interrupted the agent, and waits for an answer that no client can give."""
+    """An interrupt of the agent waits for an answer that no client can give."""
 
 
 def needs_approval(tool: Tool) -> Tool:
-    """Returns the tool. From now on, each of its calls waits until a person has agreed."""
+    """Returns the tool. From now on, each of its calls waits for a person's approval."""
     setattr(tool, _NEEDS_APPROVAL, True)
     return tool
 
 
 def warning_of(name: str, value: Any) -> str | None:
-    """What `holdfast agents check` says of a session manager, and of an agent that has one."""
+    """Returns the warning of `holdfast agents check` about a session manager, or an agent that has one."""
     manager = value if isinstance(value, SessionManager) else _session_manager_of(value)
     if manager is None:
         return None
@@ -81,7 +81,7 @@ def warning_of(name: str, value: Any) -> str | None:
 
 
 def _session_manager_of(agent: Any) -> SessionManager | None:
-    """Strands has no name for it, but hooks that hold it."""
+    """Returns the session manager. Strands has no attribute for it, but hooks that hold it."""
     if not isinstance(agent, Agent):
         return None
     for callback in agent.hooks.get_callbacks_for(AfterInvocationEvent(agent=agent)):
@@ -93,7 +93,7 @@ def _session_manager_of(agent: Any) -> SessionManager | None:
 
 
 def body_of(agent: Any, name: str) -> Body:
-    """A body that executes the agent. Each run has the agent for itself, as it has the process."""
+    """Returns a body that executes the agent. Each run has the agent for itself, as it has the process."""
 
     async def body(run: Run) -> str:
         return await run_agent(run, agent)
@@ -105,7 +105,7 @@ def body_of(agent: Any, name: str) -> Body:
 async def run_agent(run: Run, agent: Any, **options: Any) -> str:
     """Executes the agent on its own messages and the run's. Returns its answer: text, or JSON of structured output.
 
-    The options are those of `Agent.stream_async`. Raises what that raises, and `InterruptNotCovered`.
+    The options are those of `Agent.stream_async`. Raises its errors, and `InterruptNotCovered`.
     """
     journaled = _Journaled(run)
     journaled.attach(agent)
@@ -123,8 +123,8 @@ async def run_agent(run: Run, agent: Any, **options: Any) -> str:
 
 
 def messages_of(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of a run in the form of Strands, whose roles take turns: the results of tools, and what the
-    application says, are the user's."""
+    """Returns the messages of a run in Strands' form, whose roles alternate: tool results, and messages of the
+    application, are the user's."""
     messages: list[dict[str, Any]] = []
     for entry in entries:
         role = "assistant" if entry["role"] == "assistant" else "user"
@@ -145,17 +145,17 @@ class _Journaled:
         self._attached: list[Any] = []
         self._of_client: list[Any] = []
         self._failure: Exception | None = None
-        """Ends the run at the next call of a model. Strands makes a text for the model of what a tool raises."""
+        """Ends the run at the next model call. Strands turns an error of a tool into a text for the model."""
 
     def attach(self, agent: Any) -> None:
-        """Brings the calls of the agent here, once."""
+        """Makes the calls of the agent use this object, once."""
         if not any(one is agent for one in self._attached):
             self._attached.append(agent)
             agent.add_middleware(InvokeModelStage, self.model)
             agent.add_middleware(ExecuteToolStage, self.tool)
 
     def bring_client_tools(self, agent: Any) -> None:
-        """Shows the tools of the request to the agent. Where it has a tool of the same name, it keeps its own."""
+        """Adds the tools of the request to the agent. If it has a tool of the same name, it keeps its own."""
         for tool in self._run.client_tools:
             name = tool["name"]
             if name not in agent.tool_registry.registry:
@@ -167,11 +167,11 @@ class _Journaled:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether a tool uses an agent in its own thread. What happens there is a part of the tool's call."""
+        """Whether a tool uses an agent in its own thread. Calls there are a part of the tool's call."""
         return asyncio.get_running_loop() is not self._loop
 
     async def model(self, context: Any, proceed: Proceed) -> Events:
-        """Stands around each call of a model."""
+        """Wraps each model call."""
         if self._is_elsewhere:
             async for event in proceed(context):
                 yield event
@@ -207,7 +207,7 @@ class _Journaled:
                     messages.append({**injected, "content": [*injected["content"]]})
 
     async def _asked(self, events: Events, is_shown: bool) -> dict[str, Any]:
-        """Asks the model, and shows what it says meanwhile. Returns its answer."""
+        """Calls the model, and shows its output meanwhile. Returns its answer."""
         stop: Any = None
         async for event in events:
             if isinstance(event, ModelStopReason):
@@ -220,7 +220,7 @@ class _Journaled:
         return {"stop_reason": stop.stop_reason, "message": message, "usage": stop.usage, "metrics": stop.metrics}
 
     async def tool(self, context: Any, proceed: Proceed) -> Events:
-        """Stands around each call of a tool. The check of structured output is none: its result is an object."""
+        """Wraps each tool call. The check of structured output is not a tool call: its result is an object."""
         tool = context.tool
         if self._is_elsewhere or tool is None or tool.tool_type == "structured_output":
             async for event in proceed(context):
@@ -249,8 +249,8 @@ class _Journaled:
         yield ToolResultEvent(result, exception=error)
 
     async def _performed(self, tool: Any, context: Any, proceed: Proceed) -> Any:
-        """Calls the tool and returns its result as the journal has it. A tool that is an agent is a scope: what it does
-        in turn is in the journal, and may wait for a person."""
+        """Calls the tool and returns its result in the journal's form. A tool that is an agent is a scope: its own
+        calls are in the journal, and may wait for a person."""
         agent = getattr(tool, "agent", None) if tool.tool_type == "agent" else None
         if agent is not None:
             self.attach(agent)
@@ -297,7 +297,7 @@ def _blocks_of(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _image(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Strands takes the bytes of images, and no addresses."""
+    """Strands accepts the bytes of images, but no addresses."""
     if not part.get("data"):
         return {"text": f"[image: {part['url']}]"}
     kind = part["media_type"].partition("/")[2]
@@ -305,7 +305,7 @@ def _image(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """The arguments of a call in the history, which another model may have written."""
+    """Returns the arguments of a call in the history, which another model may have written."""
     with suppress(ValueError):
         return json.loads(arguments)
     return {"arguments": arguments}
@@ -327,7 +327,7 @@ def _settings_of(context: Any) -> Any:
 
 
 def _usage_of(answer: Mapping[str, Any]) -> Usage:
-    """Some providers count the cached part of a prompt apart: then the total says so."""
+    """Some providers count the cached part of a prompt separately. The total then includes it."""
     used = answer["usage"]
     prompt = max(used["inputTokens"], used["totalTokens"] - used["outputTokens"])
     return Usage(prompt, used["outputTokens"], used.get("cacheReadInputTokens", 0))
@@ -338,7 +338,7 @@ def _text_of(answer: Mapping[str, Any]) -> str:
 
 
 def _value_of(event: Any) -> Any:
-    """A result for the journal: its text, if it has nothing else. Raises what the tool has raised."""
+    """Returns a result for the journal: its text, if it has nothing else. Raises the tool's exception."""
     result = event.tool_result
     content = encode_bytes_values(result["content"])
     texts = [block["text"] for block in content if "text" in block]

@@ -1,4 +1,4 @@
-"""The form of values in the journal: JSON, and a hash by which two calls are compared."""
+"""Values in the journal: their JSON, and a hash by which two calls are compared."""
 
 import dataclasses
 import hashlib
@@ -11,38 +11,38 @@ from typing import Any, TypeVar, cast
 Result = TypeVar("Result")
 
 LARGEST_VALUE = 1_000_000
-"""Bytes of JSON that one entry of the journal may have."""
+"""The most bytes of JSON in one entry of the journal."""
 
 
 LARGEST_DATA = 64_000
-"""Bytes of JSON that readers are shown at once."""
+"""The most bytes of JSON that readers get at once."""
 
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def plain(value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE) -> Any:
-    """The value as JSON has it; dataclasses and pydantic models become objects. Raises `TypeError` for what JSON
-    cannot say, and `ValueError`, with this name, for more than `largest` bytes. Half a character of UTF-16, as
-    in the name of a file that is no text, becomes a question mark."""
+    """Returns the value as JSON has it; dataclasses and pydantic models become objects. Raises `TypeError` for values
+    that JSON cannot express, and `ValueError`, with this name, for more than `largest` bytes. Half a character of
+    UTF-16, as in the name of a file that is not text, becomes a question mark."""
     text = json.dumps(value, default=_as_json, allow_nan=False)
     if len(text) > largest:
         raise ValueError(
             f"{name} has {len(text)} bytes, {largest} are allowed: keep what is large elsewhere, and return its address"
         )
-    if "\\ud" in text:  # a half of a character, which no database stores and no reader can be shown
+    if "\\ud" in text:  # half a character, which no database stores and no reader can be sent
         text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
     return json.loads(text)
 
 
 def content_hash(value: Any) -> str:
-    """A hash of a call's content. Callables count by their qualified name. Raises `TypeError` for what JSON cannot say:
-    such a call needs a `key`."""
+    """Returns a hash of a call's content. Callables count by their qualified name. Raises `TypeError` for values that
+    JSON cannot express: such a call needs a `key`."""
     text = json.dumps(value, default=_counted, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def shown_arguments(function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a tool's call as an object: positional ones by the names of the function's parameters."""
+    """Returns the arguments of a tool call as an object: positional ones by the function's parameter names."""
     named: dict[str, Any] = {}
     if args:
         try:
@@ -53,7 +53,7 @@ def shown_arguments(function: Callable[..., Any] | None, args: tuple[Any, ...], 
 
 
 def shown_data(name: Any, value: Any) -> dict[str, Any]:
-    """The name and the value of data for readers. Raises as `Run.emit_data`."""
+    """Returns the name and the value of data for readers. Raises as `Run.emit_data`."""
     if not _DATA_NAME.fullmatch(text_for("the name of data", name)):
         raise ValueError(f"{name!r:.100} is no name of data: letters, digits, '.', '_' and '-', at most 64")
     if name.startswith("holdfast"):
@@ -62,14 +62,14 @@ def shown_data(name: Any, value: Any) -> dict[str, Any]:
 
 
 def text_for(purpose: str, text: Any) -> str:
-    """The text. Raises `TypeError` for what is none."""
+    """Returns the text. Raises `TypeError` for any other type."""
     if not isinstance(text, str):
         raise TypeError(f"{purpose} takes a text, not a {type(text).__name__}")
     return text
 
 
 def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
-    """The value as an object of the wanted type: a pydantic model, a dataclass, or whatever takes it."""
+    """Returns the value as an object of the wanted type: a pydantic model, a dataclass, or any callable's result."""
     if returns is None:
         return value
     made: Any = returns

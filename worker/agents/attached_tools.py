@@ -1,7 +1,7 @@
 """Calls of the tools that are attached to an agent in code. The worker makes them, as it does for its own agents.
 
-A call outlives the process that has requested it: the next process gets its result from the journal. A cancel of the
-run ends the call, and so does code that gives it up.
+A call outlives the process that has requested it: the next process gets its result from the journal. The call ends if
+the run is cancelled, or if the code gives the call up.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 GIVEN_UP = {"type": "CancelledError", "text": "the body has given up this call"}
 
 NOBODY = 0
-"""The number of no frame."""
+"""The number of a frame that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class CallingCode(AgentContext):
 
 
 class FoundTool(NamedTuple):
-    """An attached tool that may be called."""
+    """An attached tool that the code may call."""
 
     context: CallingCode
     tool: Tool
@@ -75,7 +75,7 @@ class CallEnd:
         return cls("failed", {"type": TOOL_ERROR, "text": result.text}, result)
 
     def shown(self, call: ToolCall) -> ToolReturn:
-        """The result as readers see it."""
+        """Returns the result in the form for readers."""
         return failure_of(call, self.value) if self._result is None else self._result
 
 
@@ -96,7 +96,7 @@ class AttachedTools:
         self._services = services
         self._context: CallingCode | None = None
         self._group: asyncio.TaskGroup | None = None
-        """The tasks of the present process."""
+        """The tasks of the current process."""
         self._tasks: dict[str, asyncio.Task[ToolReturn | CallWaits]] = {}
         self._awaited: dict[str, int] = {}
         """The numbers of the frames that wait for the ends of calls, by slots."""
@@ -107,7 +107,7 @@ class AttachedTools:
 
     @asynccontextmanager
     async def of_attempt(self) -> AsyncGenerator[None]:
-        """One process, whose calls have ended behind the block. A call that fails ends the block with its error."""
+        """Serves one process. After the block its calls have ended. A call that fails ends the block with its error."""
         self._tasks, self._awaited, self._ends, self._is_alone = {}, {}, {}, False
         async with task_group() as self._group:
             try:
@@ -116,13 +116,13 @@ class AttachedTools:
                 self.stop()
 
     def stop(self) -> None:
-        """Cancels the calls that are being made."""
+        """Cancels the running calls."""
         for task in self._tasks.values():
             task.cancel()
 
     async def next_frame(self, process: BodyProcess, quiet_s: float | None) -> Frame | None:
-        """Returns what the process says next, or the end of a call as the frame `made`, or `quiet` after `quiet_s`.
-        None: the process is gone, and the calls that it has asked for have ended."""
+        """Returns the process's next frame, or the end of a call as the frame `made`, or `quiet` after `quiet_s`. None
+        if the process is gone, and its calls have ended."""
         if not self._tasks and self._reading is None and quiet_s is None:
             return None if self._is_alone else await process.receive()
         if self._reading is None and not self._is_alone:
@@ -143,7 +143,7 @@ class AttachedTools:
         return await self.next_frame(process, quiet_s)
 
     async def stop_reading(self) -> None:
-        """Nothing of the process is taken any more, so that another reader may follow."""
+        """Stops reading frames of the process, so that another reader may follow."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()
@@ -152,8 +152,8 @@ class AttachedTools:
     async def find(
         self, entry: JournalEntry, call: ToolCall, asked_version: str | None, *, may_wait: bool
     ) -> FoundTool | Refused:
-        """Finds the tool of a call as it is now. `asked_version`: the version about which a person was asked.
-        `may_wait`: the call is one of the body itself or of a scope. Raises `NotFound` if the agent is deleted, and
+        """Finds the current tool for a call. `asked_version`: the version that a person was asked to approve.
+        `may_wait`: the body itself or a scope makes the call. Raises `NotFound` if the agent is deleted, and
         `UnreadableSecret`."""
         context = await self._read()
         context.keys[call.id] = entry.idempotency_key
@@ -175,13 +175,13 @@ class AttachedTools:
         return FoundTool(context, tool, asks, {"expires_s": expires_s, "on_expiry": on_expiry})
 
     async def end_of_lost(self, call: ToolCall, found: FoundTool, arguments: str) -> CallEnd | None:
-        """Returns the end of a call that was started before: as it was stored, as its probe says, or that it is
-        unknown. None: it is started again."""
+        """Returns the end of a call that was started before: the stored one, the probe's, or an unknown outcome. None
+        if the call is started again."""
         context, tool = found.context, found.tool
         started = await self._handle.calls.started()
         stored = started.get(call.id)
         if stored is None or self._services.runners.of(tool).traits.finds_its_result:
-            # An effect of our own tools is found by the run that had it. This one may continue another.
+            # Only the run that made it finds the effect of a base tool. This run may continue another one.
             finds_it = not is_base_tool(tool) or context.run.continues is None or call.id in started
             may_repeat = tool.idempotent and finds_it and not found.asks
             stored = await result_of_lost_call(context, call, tool, arguments, may_repeat=may_repeat)
@@ -192,12 +192,12 @@ class AttachedTools:
         self._tasks[slot] = self._in_group(_made(call, found, arguments), f"tool {call.name}")
 
     def is_making(self, slot: str) -> bool:
-        """Whether a call is being made."""
+        """Whether the call of this slot is running."""
         return slot in self._tasks
 
     def end_of(self, slot: str, frame: Frame) -> Frame | None:
-        """Returns the end of a call if it has ended. Else the frame `made` has the number of this one, which waits for
-        it. If this one says that the code has given the call up, the call is cancelled."""
+        """Returns the end of a call if it has ended. Otherwise the frame `made` will have the number of `frame`. If
+        `frame` reports that the code has given the call up, the call is cancelled."""
         if slot not in self._tasks:
             return self._ends.pop(slot, {"t": "stored"})
         self._awaited[slot] = frame["id"]
@@ -206,7 +206,7 @@ class AttachedTools:
         return None
 
     def take(self, slot: str) -> CallEnd | CallWaits:
-        """Returns the end of a call that is over, or the wait of one that depends on other runs."""
+        """Returns the end of a completed call, or the wait of a call that depends on other runs."""
         task = self._tasks.pop(slot)
         if task.cancelled():
             return CallEnd("failed", GIVEN_UP, None)
@@ -226,7 +226,7 @@ class AttachedTools:
         return group.create_task(work, name=name)
 
     async def _read(self) -> CallingCode:
-        """The agent with its current tools, rules and memory."""
+        """Returns the agent with its current tools, rules and memory."""
         if self._context is None:
             loaded = await load_context(self._services, self._handle)
             parts = {name: getattr(loaded, name) for name in ("handle", "services", "equipment", "progress")}
@@ -247,8 +247,8 @@ async def _made(call: ToolCall, found: FoundTool, arguments: str) -> ToolReturn 
 
 
 async def new_agent_of_turn(handle: RunHandle, services: AgentServices, replay: Replay) -> list[JournalEntry]:
-    """Puts the agent as it is now into the journal, if that has none: the turn begins, or an older release has begun
-    it. Returns the entry, to be stored with the next one. Raises `NotFound` if the agent is deleted."""
+    """Puts the current agent into a journal without one: if the turn begins, or if an older release began it. Returns
+    the entry, to be stored with the next one. Raises `NotFound` if the agent is deleted."""
     run = handle.run
     if has_agent([*replay.entries.values()]):
         return []
@@ -261,5 +261,5 @@ async def new_agent_of_turn(handle: RunHandle, services: AgentServices, replay: 
 
 
 def all_of(waits: Sequence[CallWaits]) -> CallWaits:
-    """The wait of a run for all runs that its calls wait for."""
+    """Returns one wait for all runs that these calls wait for."""
     return CallWaits([child for one in waits for child in one.seen], min(one.wait for one in waits))

@@ -1,4 +1,4 @@
-"""One execution of a body: its calls are matched with the journal, and what is new is stored before it counts."""
+"""One execution of a body: matches its calls with the journal, and stores new ones before they count."""
 
 import json
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ from worker.run.run_handle import AwaitsRuns, Outcome, Parked, RunHandle, Sleeps
 
 
 class Attempt:
-    """One process with the body, until the body ends, waits for a person, or is gone."""
+    """One process with the body, until the body ends or waits for a person, or the process is gone."""
 
     def __init__(self, handle: RunHandle, read: AttemptStart, models: RunModels, tools: AttachedTools) -> None:
         self.replay = read.replay
         self.has_stored = False
-        """Whether it has brought the journal further."""
+        """Whether this attempt has stored entries of the journal."""
         self.given = read.given
         self._handle = handle
         self._shown = read.shown
@@ -60,15 +60,15 @@ class Attempt:
         self._calls: dict[str, ToolCall] = {}
         self._unstored = [*read.given]
         self._sleeps: dict[str, datetime] = {}
-        """The ends of the sleeps for which no process has to stay, by their slots."""
+        """The ends of long sleeps, by slots. The process need not stay for them."""
         self._is_quiet = False
-        """The body only sleeps."""
+        """Whether the body only sleeps."""
         self._waits: list[CallWaits] = []
         self._asked: list[WaitingCall] = []
         self._scopes: dict[str, str] = {}
-        """The ids of calls that are entered again when their process has ended, by their slots."""
+        """The ids of calls that are entered again after the end of their process, by slots."""
         self._rest = 0
-        """The number of the newest question whether the process is at rest."""
+        """The number of the newest `rest` frame, which asks whether the process is at rest."""
         self._has_used_up_steps = False
         self._has_shown_change = False
         self._step_ids: set[StepId] = set()
@@ -77,14 +77,14 @@ class Attempt:
     async def load(
         cls, handle: RunHandle, services: AgentServices, models: RunModels, tools: AttachedTools, number: int
     ) -> "Attempt":
-        """Reads the journal and the history. `number`: of the worker's attempt. Raises `NotFound`, `Unavailable`."""
+        """Reads the journal and the history. `number`: the worker's attempt. Raises `NotFound` and `Unavailable`."""
         attempt = cls(handle, await read_start(handle, services, models, number), models, tools)
         models.begin(attempt)
         return attempt
 
     @property
     def in_hand(self) -> list[str]:
-        """The names of the calls that the body is making."""
+        """The names of the body's unfinished calls."""
         return [entry.name for entry in self._in_hand.values()]
 
     async def converse(self, process: BodyProcess) -> Outcome | Parked | AwaitsRuns | Sleeps | None:
@@ -116,7 +116,7 @@ class Attempt:
         return None
 
     def _reply(self, process: BodyProcess, frame: Frame, answer: Frame | None) -> None:
-        """Sends the answer to a frame. If something waits for a person, asks whether the rest has come to rest."""
+        """Sends the answer to a frame. If a call waits for a person, asks whether all else has come to rest."""
         if answer is not None:
             process.send({**answer, "id": frame["id"]})
         if self._asked and not self._is_busy and frame["t"] not in ("text", "reasoning", "data"):
@@ -124,8 +124,8 @@ class Attempt:
             process.send({"t": "rest", "number": self._rest})
 
     def _is_held_back(self, frame: Frame) -> bool:
-        """Whether a call must not begin, and gets no answer: the process is about to be killed. What a call in hand
-        begins belongs to it, and what else waits for a person is asked for together."""
+        """Whether a call must not begin, and gets no answer, because the process is about to be killed. Calls inside an
+        unfinished call still begin, and further calls for a person are collected, to ask for them together."""
         ending = [slot for slot in self._in_hand if slot not in self._scopes]
         if any(frame["branch"].startswith(f"{slot}/") for slot in ending):
             return False
@@ -135,17 +135,17 @@ class Attempt:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a call is in hand that must come to its end here."""
+        """Whether a call is unfinished that must end in this process."""
         return any(slot not in self._sleeps and slot not in self._scopes for slot in self._in_hand)
 
     @property
     def _quiet_s(self) -> float | None:
-        """Seconds without a word after which the run leaves this worker, because it only sleeps."""
+        """Seconds without a frame after which the run leaves this worker, because it only sleeps."""
         only_sleeps = self._sleeps and not (self._asked or self._is_busy)
         return self._tools.quiet_s if only_sleeps else None
 
     async def _left(self) -> Outcome | AwaitsRuns | Sleeps | None:
-        """Leaves the run, if that is asked for, when no call is in hand that must come to its end. Raises
+        """Leaves the run, if that was requested, once no call is unfinished that must end here. Raises
         `CancelRequested` and `ShutdownRequested`."""
         if self._is_busy:
             return None
@@ -185,7 +185,7 @@ class Attempt:
         return {"t": "stored", "at": seconds(ended.ended_at)}
 
     async def _begun(self, frame: Frame) -> Frame | None:
-        """Answers the beginning of a call: with what the journal has of it, or that it may start. None: it parks."""
+        """Answers the beginning of a call: with its end from the journal, or that it may start. None: it waits."""
         handle, kind = self._handle, cast("EntryKind", frame["kind"])
         entry, is_known = self.replay.begin(kind, frame["name"], frame["branch"], frame["hash"], handle.clock.now())
         call = self._come_to(entry, frame, is_known=is_known) if kind in ("tool", "approval") else None
@@ -204,7 +204,7 @@ class Attempt:
         return await self._started(entry, None, is_known=is_known)
 
     def _come_to(self, entry: JournalEntry, frame: Frame, *, is_known: bool) -> ToolCall:
-        """The call as clients see it. Those of the body itself are shown, and those that wait for a decision."""
+        """Returns the call in the form for clients. Shows the body's own calls, and those that wait for a decision."""
         call = call_of(entry, frame)
         if "/" not in entry.branch or may_ask(frame) or self._shown.decision_on(call.id) is not None:
             self._show_call(entry, call, is_known=is_known)
@@ -230,7 +230,7 @@ class Attempt:
     async def _begun_attached(
         self, entry: JournalEntry, call: ToolCall, frame: Frame, *, is_known: bool
     ) -> Frame | None:
-        """A tool of the agent, which this worker calls."""
+        """Begins a call of an attached tool, which this worker makes."""
         was_started = is_known and entry.attempt > 0
         version = None if was_started else self._shown.asked_version(call.id)
         found = await self._tools.find(entry, call, version, may_wait=frame["may_wait"])
@@ -250,7 +250,7 @@ class Attempt:
         return begun
 
     async def _made(self, slot: str, number: int) -> Frame | None:
-        """A call of this worker has ended, or waits for other runs."""
+        """Handles a call of this worker that has ended, or that waits for other runs."""
         entry, end = self._in_hand.pop(slot), self._tools.take(slot)
         if isinstance(end, CallWaits):
             self._waits.append(end)
@@ -263,7 +263,7 @@ class Attempt:
         return recorded_answer(await self._store_end(entry, end.state, end.value, call, result))
 
     async def _begun_again(self, entry: JournalEntry, call: ToolCall, frame: Frame) -> Frame:
-        """A tool was started, and its result is lost."""
+        """Begins a call again whose tool was started, and whose result is lost."""
         if (found := frame.get("found")) is not None:
             lost = await self._tools.end_of_lost(call, found, json.dumps(frame["arguments"]))
             return await (self._started(entry, call, is_known=True) if lost is None else self._ended_here(entry, lost))
@@ -275,7 +275,7 @@ class Attempt:
         return await self._started(entry, call, is_known=True)
 
     async def _begun_if_approved(self, entry: JournalEntry, call: ToolCall, frame: Frame) -> Frame | None:
-        """A tool that a person decides about starts with the arguments as the person has left them."""
+        """Starts a tool that needs an approval, with the arguments that the person has approved."""
         decision = self._shown.decision_on(call.id)
         if decision is None:
             self._asked.append(WaitingCall(msgspec.structs.replace(entry, attempt=0), call, frame))
@@ -295,7 +295,7 @@ class Attempt:
         return {**begun, "arguments": json.loads(arguments)}
 
     async def _model_begun(self, entry: JournalEntry, frame: Frame, *, is_known: bool) -> Frame | None:
-        """A model is asked, unless the run has used up its steps or its budget. Raises `BudgetExceeded`."""
+        """Lets the body ask a model, unless the run has used up its steps or its budget. Raises `BudgetExceeded`."""
         handle = self._handle
         if handle.progress.step_count >= handle.run.options.max_steps:
             if self._in_hand:
@@ -309,7 +309,7 @@ class Attempt:
         return await self._started(entry, None, is_known=is_known)
 
     async def _model_ended(self, ended: JournalEntry, frame: Frame) -> None:
-        """Stores an answer with what it has cost: a step of the run."""
+        """Stores a model's answer with its usage, as a step of the run."""
         handle = self._handle
         usage = handle.account.count(ended.name, usage_of(frame))
         step = Step(
@@ -326,7 +326,7 @@ class Attempt:
         await self._record([ended], step)
 
     def next_step_id(self) -> StepId:
-        """The step of the next answer of a model: that of the text in hand, unless another answer has it."""
+        """Returns the step of a model's next answer: the current text's, unless another answer already has it."""
         step_id = self._shown.step_in_hand
         if step_id in self._step_ids:
             return self._handle.ids.step()
@@ -334,7 +334,7 @@ class Attempt:
         return step_id
 
     async def _started(self, entry: JournalEntry, call: ToolCall | None, *, is_known: bool) -> Frame:
-        """The call starts. The start of a tool is stored first."""
+        """Starts the call. The start of a tool is stored first."""
         if is_known:
             entry = msgspec.structs.replace(entry, attempt=entry.attempt + 1)
             self.replay.put(entry)
@@ -349,14 +349,14 @@ class Attempt:
         return {**go(entry), "waited_s": waited / timedelta(seconds=1)}
 
     def _show_changed_settings(self) -> None:
-        """Shows once that the answer to other instructions is taken."""
+        """Shows once that the run uses an answer to other instructions."""
         if not self._has_shown_change:
             self._has_shown_change = True
             handle = self._handle
             handle.emit(StatusChanged(handle.at, handle.run.status, "instructions_changed"))
 
     async def _replayed(self, entry: JournalEntry, call: ToolCall | None) -> Frame:
-        """Answers from the journal. A call that was over before its result could enter the history is shown now."""
+        """Answers from the journal. Shows the result of a call that had ended before it could enter the history."""
         if call is not None and entry.slot in self._calls and not self._shown.has_result(call.id):
             result = recorded_result(entry, call, value_of(entry))
             if messages := self._shown.answered(call, result):
@@ -364,7 +364,7 @@ class Attempt:
         return recorded_answer(entry)
 
     async def _probed(self, entry: JournalEntry, frame: Frame) -> Frame:
-        """Goes on as the probe of a lost call says."""
+        """Continues a lost call by the result of its probe."""
         call = self._calls.get(entry.slot)
         if frame["kind"] != "happened":
             may_start = frame["kind"] == "did_not_happen" or frame.get("may_repeat")
@@ -379,7 +379,7 @@ class Attempt:
         return {"t": "result", "value": value, "at": seconds(ended.ended_at)}
 
     async def _unknown(self, entry: JournalEntry) -> Frame:
-        """The outcome of a tool is unknown for ever."""
+        """Stores that the outcome of a tool is unknown for ever."""
         call = self._calls.get(entry.slot)
         result = None if call is None else unknown_return(call)
         ended = await self._store_end(entry, "unknown", None, call, result)
@@ -408,7 +408,7 @@ class Attempt:
         return ended
 
     async def _taken_from_inbox(self, entry: JournalEntry) -> Frame:
-        """Gives the body what has come. Between a call and its result no message may enter the history."""
+        """Gives the body new messages. No message may enter the history between a call and its result."""
         ended = msgspec.structs.replace(entry, state="done", ended_at=self._handle.clock.now())
 
         def with_messages(messages: Sequence[NewMessage]) -> list[JournalEntry]:
@@ -425,7 +425,7 @@ class Attempt:
         return {"t": "result", "value": value_of(self.replay.entries[ended.slot]), "at": seconds(ended.ended_at)}
 
     async def _decided(self, entry: JournalEntry, call: ToolCall, frame: Frame) -> Frame | None:
-        """Answers with the decision of a person or of the client. None if it has to be asked for."""
+        """Answers with the decision of a person or of the client. None if there is none yet: the call then waits."""
         decision: Decision | None = self._shown.decision_on(call.id)
         if decision is None:
             self._asked.append(WaitingCall(entry, call, frame))
@@ -447,7 +447,7 @@ class Attempt:
         return await self._replayed(self.replay.entries[entry.slot], call)
 
     async def _parked(self) -> Parked:
-        """Asks for decisions. The process is killed behind it: the journal is all that the run needs."""
+        """Asks for decisions. The process is killed afterwards: the run needs only the journal."""
         handle, calls = self._handle, [one.call for one in self._asked]
         ended = self._shown.pausing(self._scopes.values())
         message = self._shown.asking(calls, {one.call.id: one.by for one in self._asked})
@@ -456,15 +456,15 @@ class Attempt:
         return await handle.park(messages, approvals, journal=[*self._unstored, *(one.entry for one in self._asked)])
 
     async def _ended(self, frame: Frame) -> Outcome:
-        """The body has returned. Its text is the answer, unless it has emitted text since its last tool. What is
-        in hand ends with its process."""
+        """Handles the return of the body. Its text is the answer, unless it has emitted text since its last tool.
+        Unfinished calls end with its process."""
         for entry in [entry for slot, entry in self._in_hand.items() if slot in self._calls]:
             await self._unknown(entry)
         if not self._shown.has_spoken and frame["text"]:
             self._shown.say(frame["text"])
-        # An earlier attempt may have stored another state, and its worker have died before the run's end.
+        # An earlier attempt may have stored another state before its worker died.
         if frame["state"] or self._hello["state"] or self._hello["attempt"] > 1:
-            # No checkpoint: the answer enters the history with the run's end, and until then it has to be taken back.
+            # No checkpoint: the answer enters the history only with the run's end. Until then it can become void.
             await self._handle.record_journal(self._unstored, state=json.dumps(frame["state"]).encode())
         return self._completed(StopReason.ANSWERED)
 

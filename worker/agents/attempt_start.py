@@ -20,18 +20,18 @@ class AttemptStart(NamedTuple):
     replay: Replay
     shown: ShownTurn
     decided_by: dict[str, str | None]
-    """The person who has decided about a call, by the call's id."""
+    """The person who has decided on a call, by the call's id."""
     late_input: list[NewMessage]
-    """Messages that came with a decision: they follow the results in the history."""
+    """Messages that arrived with a decision. They follow the results in the history."""
     given: list[JournalEntry]
-    """Entries with which the turn begins, as far as SQL lacks them."""
+    """Entries at the beginning of the turn that SQL lacks."""
     for_inbox: Sequence[Message | NewMessage]
-    """The late messages that the history has, and that the body had not taken from its inbox when the attempt began."""
+    """Late messages in the history that the body had not taken from its inbox before this attempt."""
     hello: Frame
 
 
 async def read_start(handle: RunHandle, services: AgentServices, models: RunModels, number: int) -> AttemptStart:
-    """Reads the journal and the history. `number`: of the worker's attempt. Raises `NotFound`, `Unavailable`."""
+    """Reads the journal and the history. `number`: the worker's attempt. Raises `NotFound` and `Unavailable`."""
     run, approvals = handle.run, services.approvals
     replay = Replay(run.journal, await handle.journal())
     given = await new_agent_of_turn(handle, services, replay)

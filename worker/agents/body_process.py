@@ -1,4 +1,4 @@
-"""The processes of agents, of which a host (`hosts`) forks one for each attempt of a run. The program in them is
+"""The processes of agents. A host (`hosts`) forks one for each attempt of a run. Their program is
 `holdfast.agents.child`."""
 
 import asyncio
@@ -19,7 +19,7 @@ Frame = dict[str, Any]
 LONGEST_FRAME = 64_000_000
 """Bytes, as in `holdfast.agents.frames`."""
 
-FRAMES = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes another one for each frame
+FRAMES = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` would make another one for each frame
 
 LENGTH_BYTES = 4
 READ_AT_ONCE = 65_536
@@ -29,27 +29,27 @@ LAST_FRAMES = ("returned", "raised", "stopped")
 
 
 class HostGone(Unavailable):
-    """The host has ended, and its processes with it; another one can be started. Or it can take no more requests."""
+    """The host has ended with its processes, and another one can be started; or it accepts no more requests."""
 
 
 class ProcessEnd(NamedTuple):
-    """How a process has ended."""
+    """The way in which a process has ended."""
 
     status: int
-    """Its exit code, negative for a signal."""
+    """The exit code, negative for a signal."""
     grown_mb: int = 0
-    """MiB that it had for itself when its host ended it, because these were too many; 0: it did not."""
+    """The process's own memory in MiB, if its host ended it for exceeding the limit; otherwise 0."""
     max_mb: int = 0
-    """The limit for that; 0: none."""
+    """The limit of that memory; 0: none."""
 
 
 class ForkedProcess:
-    """A process with the body of a run, or with those of several."""
+    """A process with the body of one run, or with the bodies of several runs."""
 
     def __init__(self, bury: Callable[[int], "asyncio.Future[ProcessEnd]"], pid: int, pidfd: int) -> None:
         self.pid = pid
         self.runs = 0
-        """The runs that it has now."""
+        """The number of its current runs."""
         self.runs_begun = 0
         self.is_open = False
         """Whether further runs may join."""
@@ -61,12 +61,12 @@ class ForkedProcess:
         asyncio.get_running_loop().add_reader(pidfd, self._died)
 
     def open_for(self, control: socket.socket) -> None:
-        """Makes the process one for several runs, which it gets over this socket."""
+        """Lets the process have several runs, which it gets over this socket."""
         control.setblocking(False)
         self._control, self.is_open = control, True
 
     def begin(self, agent: str) -> socket.socket | None:
-        """Begins a run of this agent. Returns the end of its socket. None: the process takes no further ones."""
+        """Begins a run of this agent. Returns our end of its socket; None if the process accepts no further runs."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -81,7 +81,7 @@ class ForkedProcess:
         return ours
 
     def lose_run(self) -> None:
-        """A run whose caller was cancelled has left. The process ends if it was the only one."""
+        """Removes a run whose caller was cancelled. The process ends if it has no other run."""
         self.runs, self.is_open = self.runs - 1, False
         if not self.runs:
             with contextlib.suppress(HostGone):
@@ -89,13 +89,13 @@ class ForkedProcess:
             self._close()
 
     async def kill(self) -> ProcessEnd | None:
-        """Ends the process with everything that it has started, and returns when it is gone. Returns how it has ended;
-        None if its host is gone and cannot say it."""
+        """Ends the process with all processes that it has started, and waits until it is gone. Returns how it has
+        ended; None if its host is gone and cannot report that."""
         self.is_open = False
         try:
             return await asyncio.shield(self._bury())
         except HostGone:
-            # The end of its host kills the process, but nothing that the process has started.
+            # The end of its host kills the process, but no process that it has started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             await self._is_dead.wait()
@@ -109,7 +109,7 @@ class ForkedProcess:
         return self._buried
 
     def _died(self) -> None:
-        """A process that it has started may still hold its socket open: the end of its group closes that."""
+        """A process that this one has started may still hold its socket open: killing the group closes the socket."""
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self.is_open = False
         self._is_dead.set()
@@ -121,14 +121,14 @@ class ForkedProcess:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-            self._is_dead.set()  # other tasks that wait for it must not wait for ever
+            self._is_dead.set()  # other tasks that wait for this must not wait for ever
         if self._control is not None:
             self._control.close()
             self._control = None
 
 
 class BodyProcess:
-    """The process of one attempt of a run, as this run has it."""
+    """The process of one attempt of a run, as this run uses it."""
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class BodyProcess:
         self._writer = writer
         self._buffer = bytearray()
         self._taken = 0
-        """Bytes of the buffer whose frames were taken."""
+        """Bytes of the buffer whose frames are already taken."""
         self._heard_at = time.monotonic()
         self.has_ended = False
-        """Whether the body has said its last."""
+        """Whether the body has sent its last frame."""
         self.goes_on = False
-        """Whether something of it goes on behind that."""
+        """Whether a part of the run continues after that frame."""
         of_host.add(self)
 
     @property
@@ -158,28 +158,28 @@ class BodyProcess:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it has had other runs, too."""
+        """Whether the process has had other runs, too."""
         return self._process.runs_begun > 1
 
     @property
     def has_others(self) -> bool:
-        """Whether it has other runs now."""
+        """Whether the process has other runs now."""
         return self._process.runs > 1
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it has said something."""
+        """Seconds since its last frame."""
         return time.monotonic() - self._heard_at
 
     def send(self, frame: Frame) -> None:
-        """Sends a frame. A process that is gone does not get it."""
+        """Sends a frame. Does nothing if the process is gone."""
         if self._writer.is_closing():
             return
         data = FRAMES.encode(frame).encode()
         self._writer.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
 
     async def receive(self) -> Frame | None:
-        """Returns the next frame. None if the process has ended, or sends what is no frame."""
+        """Returns the next frame. None if the process has ended, or has sent bytes that are not a frame."""
         try:
             frame = await self._received()
             if frame["t"] == "left":
@@ -192,7 +192,7 @@ class BodyProcess:
 
     async def _received(self) -> Frame:
         while (data := self._next_in_buffer()) is None:
-            # As much as has come: a body that emits tokens sends many frames at once.
+            # Read all that has arrived: a body that emits tokens sends many frames at once.
             more = await self._reader.read(READ_AT_ONCE)
             if not more:
                 raise EOFError
@@ -201,7 +201,7 @@ class BodyProcess:
         return printable_object(data, apart_from="value")
 
     def _next_in_buffer(self) -> bytearray | None:
-        """Takes the next frame's JSON. None: not all of it has come. Raises `ValueError` if it is too long."""
+        """Takes the next frame's JSON. None if it is incomplete. Raises `ValueError` if it is too long."""
         buffer, start = self._buffer, self._taken + LENGTH_BYTES
         end = start + int.from_bytes(buffer[self._taken : start], "big")
         if end - start > LONGEST_FRAME:
@@ -214,8 +214,8 @@ class BodyProcess:
         return buffer[start:end]
 
     async def freeze(self) -> bool:
-        """Asks the process to execute nothing of this run any more, and waits for its answer. Returns whether nothing
-        of it goes on: a thread and a process that the run has started do."""
+        """Asks the process to stop executing this run, and waits for its answer. Returns whether the run has stopped
+        completely: threads and processes that it has started continue."""
         self.send({"t": "leave"})
         try:
             while (frame := await self._received())["t"] != "left":
@@ -225,8 +225,8 @@ class BodyProcess:
         return not frame["goes_on"]
 
     async def leave(self) -> None:
-        """Leaves the process to its other runs. It ends if there are none. It takes no further runs if something of
-        this one goes on, or waits there for ever."""
+        """Leaves the process to its other runs, and ends it if there are none. It accepts no further runs if a part of
+        this run continues there, or waits for ever."""
         process = self._process
         process.runs -= 1
         if process.runs == 0:
@@ -237,8 +237,8 @@ class BodyProcess:
         self._close()
 
     async def kill(self) -> ProcessEnd | None:
-        """Ends the process with everything that it has started, and with its other runs; returns when it is gone.
-        Returns how it has ended; None if its host is gone and cannot say it."""
+        """Ends the process with its other runs and all processes that it has started, and waits until it is gone.
+        Returns how it has ended; None if its host is gone and cannot report that."""
         try:
             return await self._process.kill()
         finally:

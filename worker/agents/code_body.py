@@ -1,7 +1,7 @@
-"""The body of runs of an operator's own code: a process per attempt, which the journal lets continue where another one
-ended.
+"""The body of runs of an operator's own code: one process per attempt. The journal lets a process continue where
+another one ended.
 
-Crash, hand-over, decision and deploy are one thing here: the process is killed, and a later one replays the journal.
+Crash, hand-over, decision and deploy are handled alike: the process is killed, and a later one replays the journal.
 """
 
 import asyncio
@@ -40,22 +40,22 @@ MOST_CRASHES = 3
 """Processes in a row that may end before one of them has stored an entry of the journal."""
 
 LONGEST_TEXT = 2000
-"""Characters of an exception's text that the run shows."""
+"""The most characters of an exception's text in the run's error."""
 
 
 class _Crashed(NamedTuple):
-    """A process has ended by itself."""
+    """A process that has ended by itself."""
 
     ending: ProcessEnd | None
-    """None: its host is gone and cannot say it."""
+    """None if its host is gone and cannot report how it ended."""
     in_hand: list[str]
     has_stored: bool
     was_shared: bool = False
-    """Whether it had other runs, which may have ended it."""
+    """Whether the process had other runs, which may have ended it."""
 
     @property
     def said(self) -> str:
-        """How it has ended, in words."""
+        """How the process has ended, in words."""
         return f"its process ended with {_named(self.ending)}{_where(self.in_hand)}"
 
 
@@ -71,14 +71,14 @@ class CodeBody(Body):
 
     endpoint: ModelEndpoint = field(default_factory=unserved_endpoint)
     quiet_s: float = QUIET_S
-    """Seconds without a frame of its process after which a run that only sleeps leaves the worker. If its code works
-    beside the sleep for longer than that without a call, it does that work again."""
+    """Seconds without a frame of its process after which a run that only sleeps leaves the worker. Code that works
+    beside the sleep for longer than that, without a call, repeats this work."""
 
     async def execute(self, handle: RunHandle) -> Outcome | Parked | AwaitsRuns | Sleeps:
         name = handle.run.options.code_agent or ""
         serves_all = self.agents.described[name].models == "worker"
         if handle.run.follows_wait and handle.shown.message_id is not None:
-            handle.begin_again()  # the code says again what it has said before its call had to wait
+            handle.begin_again()  # the code emits again what it had emitted before its call had to wait
         try:
             async with self.endpoint.of_run(handle, serves_all=serves_all) as models:
                 return await self._to_end(handle, name, models)
@@ -137,11 +137,11 @@ class CodeBody(Body):
             await self._end(handle, process, attempt)
 
     async def _end(self, handle: RunHandle, process: BodyProcess, attempt: Attempt) -> None:
-        """Returns when the process is gone, or has nothing of the run any more. If the run is cancelled, the body may
+        """Returns when the process is gone, or executes nothing of the run any longer. The body of a cancelled run may
         clean up first."""
         error, may_stay = handle.interruption.error, False
         try:
-            # A run whose time is over is killed in a process of its own; in one that it shares, it is asked first.
+            # A run that has timed out is killed in a process of its own; in a shared process, it is asked to end first.
             if isinstance(error, CancelRequested) or (isinstance(error, RunTimeout) and process.is_shared):
                 stored = await handle.services.runs.look_up(handle.run.id)
                 process.send({"t": "cancel", "reason": None if stored.cancel is None else stored.cancel.reason})
@@ -149,7 +149,7 @@ class CodeBody(Body):
             if process.has_ended:
                 may_stay = error is None or not process.goes_on
             elif error is None:
-                # It waits for an answer that never comes. In a scope, or beside a sleep, more than that may go on.
+                # The body waits for an answer that never comes. In a scope, or beside a sleep, more may be running.
                 may_stay = not attempt.in_hand or (
                     process.has_others and bool(await _at_most(self.grace_s, process.freeze()))
                 )
@@ -158,14 +158,14 @@ class CodeBody(Body):
 
 
 async def _clean_up(process: BodyProcess) -> None:
-    """Returns when the body says that it has ended. What else it says does not count any more."""
+    """Returns when the body reports its end. Other frames no longer count."""
     while (frame := await process.receive()) is not None:
         if frame["t"] in ("stopped", "returned", "raised"):
             return
 
 
 async def _at_most(seconds: float, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of the work. None: it takes longer."""
+    """Returns the result of the work; None if it takes longer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await work
@@ -179,11 +179,11 @@ def _raised(error: BodyRaised) -> Outcome:
 
 
 def _failed_with(crashed: _Crashed, crashes: int) -> Outcome | None:
-    """The end of a run whose process has ended. None: it is executed again."""
+    """Returns the end of a run whose process has ended; None if the run is executed again."""
     if crashed.was_shared:
         return None
     if crashed.ending is not None and crashed.ending.grown_mb:
-        # Another process would grow in the same way, and pay for the same calls of models.
+        # Another process would grow in the same way, and pay for the same model calls.
         said = f"The agent's process has grown beyond HOLDFAST_AGENTS_MAX_MB ({crashed.ending.max_mb} MiB)."
         return _failed(ErrorCode.BODY_OUT_OF_MEMORY, said, crashed.said)
     if crashes < MOST_CRASHES:
@@ -197,7 +197,7 @@ def _failed(code: ErrorCode, message: str, detail: str) -> Outcome:
 
 
 def _named(ending: ProcessEnd | None) -> str:
-    """The end of a process in words."""
+    """Describes the end of a process in words."""
     if ending is None:
         return "its host"
     if ending.grown_mb:

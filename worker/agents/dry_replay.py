@@ -1,7 +1,7 @@
-"""An execution of a body that is answered from a recorded journal alone: it starts no step and no tool, and stores
+"""An execution of a body that is answered only from a recorded journal: it starts no step and no tool, and stores
 nothing.
 
-It says whether changed code still asks for what was recorded, before a deploy does.
+It shows, before a deploy, whether changed code still makes the recorded calls.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from worker.agents.body_process import BodyProcess, Frame
 from worker.agents.frames import go, recorded_answer
 
 QUIET_S = 5.0
-"""Seconds without a further call after which tasks beside one that waits count as waiting, too."""
+"""Seconds without a further call after which tasks beside a waiting one count as waiting, too."""
 
 LONGEST_S = 60.0
 """Seconds without a call after which the execution is given up."""
@@ -29,19 +29,19 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
     end: End
     said: str
-    """The same as a sentence."""
+    """The result as a sentence."""
     replayed: int
     """Calls that the journal has answered."""
     recorded: int
-    """Calls whose ends the journal has."""
+    """Calls whose ends the journal contains."""
     left: list[str]
     """The slots of recorded calls that the code did not make."""
     instructions_changed: list[str]
-    """The slots of models' calls with other instructions or settings than were recorded: their answers hold."""
+    """The slots of model calls with other instructions or settings than recorded. Their answers still count."""
 
 
 class DryReplay:
-    """A journal, and how far an execution has come in it."""
+    """A journal, and the progress of an execution in it."""
 
     def __init__(self, hello: Frame, entries: Sequence[JournalEntry]) -> None:
         self._hello = {**hello, "models": {"socket": "", "token": ""}}
@@ -53,7 +53,7 @@ class DryReplay:
         self._changed: list[str] = []
 
     async def execute(self, process: BodyProcess, *, quiet_s: float = QUIET_S) -> ReplayReport:
-        """Answers the process until it ends, or asks for what the journal does not have."""
+        """Answers the process until it ends, or makes calls that the journal cannot answer."""
         process.send(self._hello)
         while not self._waiting or self._left():
             try:
@@ -85,11 +85,11 @@ class DryReplay:
             case "raised":
                 return self._report("raised", f"the code raises {frame['type']}: {frame['text']}")
             case _:
-                pass  # what it shows
+                pass  # a frame that only shows output
         return None
 
     def _begun(self, frame: Frame) -> Frame | None:
-        """Answers from the journal. None: it has no end of this call."""
+        """Answers from the journal. None if the journal does not contain the end of this call."""
         kind = cast("EntryKind", frame["kind"])
         now = datetime.fromtimestamp(0).astimezone()
         entry, is_known = self._replay.begin(kind, frame["name"], frame["branch"], frame["hash"], now)
@@ -122,7 +122,7 @@ class DryReplay:
 
 
 def entry_of(record: dict[str, Any]) -> JournalEntry:
-    """The entry of an answer of `GET /v1/runs/{run_id}/replay`."""
+    """Converts an entry of the answer of `GET /v1/runs/{run_id}/replay`."""
     ended = record["ended_at"]
     return JournalEntry(
         number=record["number"],

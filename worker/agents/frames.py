@@ -20,17 +20,17 @@ from worker.agents.shown_turn import failure_of, result_of
 from worker.run.run_handle import RunHandle
 
 TOOL_ERROR = "ToolError"
-"""The type of an error that is the text of a tool's result."""
+"""The type of an error whose text is a tool's result."""
 
 PARTS = "holdfast_parts"
-"""The key of the parts in the value of an attached tool. The code has it too (`holdfast.agents.run`)."""
+"""The key of the parts in the value of an attached tool. `holdfast.agents.run` uses it, too."""
 
 LONG_SLEEP = timedelta(seconds=30)
-"""A body that sleeps longer needs no process meanwhile: it costs less to fork another one than to keep it."""
+"""A body that sleeps longer needs no process meanwhile: forking another one later costs less than keeping it."""
 
 
 class BodyRaised(Exception):
-    """The code of the agent has raised."""
+    """The agent's code has raised an exception."""
 
     def __init__(self, frame: Frame) -> None:
         self.error_type: str = frame["type"]
@@ -41,30 +41,30 @@ class BodyRaised(Exception):
 
 
 def go(entry: JournalEntry) -> Frame:
-    """The frame by which a call may start."""
+    """Returns the frame that lets a call start."""
     return {"t": "go", "call": entry.slot, "key": entry.idempotency_key, "attempt": entry.attempt}
 
 
 def seconds(moment: datetime | None) -> float:
-    """The time in Unix seconds; 0 for None."""
+    """Returns the time in Unix seconds; 0 for None."""
     return 0.0 if moment is None else moment.timestamp()
 
 
 def value_of(entry: JournalEntry) -> Any:
-    """The value of a call, or the error that it raised."""
+    """Returns the value of a call, or the error that it raised."""
     return None if entry.result is None else json.loads(entry.result)
 
 
 def value_of_result(result: ToolReturn) -> Any:
-    """The result of an attached tool as the journal has it: its text, or an object with its parts as well, if one of
-    them is no text."""
+    """Returns the result of an attached tool in the journal's form: its text, or an object with its text and its parts
+    if one of the parts is not text."""
     if result.parts is None:
         return result.text
     return {"text": result.text, PARTS: msgspec.to_builtins(result.parts)}
 
 
 def _attached_result(call: ToolCall, value: Any) -> ToolReturn | None:
-    """The result that has this value. None: it is that of another tool."""
+    """Returns the result with this value; None if the value is another tool's."""
     fields: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if {*fields} != {"text", PARTS}:
         return None
@@ -73,7 +73,7 @@ def _attached_result(call: ToolCall, value: Any) -> ToolReturn | None:
 
 
 def recorded_answer(entry: JournalEntry) -> Frame:
-    """The frame with the end of a call that is over."""
+    """Returns the frame with the end of a completed call."""
     at = seconds(entry.ended_at or entry.started_at)
     match entry.state:
         case "failed":
@@ -85,7 +85,7 @@ def recorded_answer(entry: JournalEntry) -> Frame:
 
 
 def recorded_result(entry: JournalEntry, call: ToolCall, value: Any) -> ToolReturn:
-    """The result of a call in the journal, as clients see it."""
+    """Returns the result of a call in the journal, in the form for clients."""
     match entry.state:
         case "failed" if value["type"] == TOOL_ERROR:
             return ToolReturn(call.id, call.name, "error", value["text"])
@@ -98,12 +98,12 @@ def recorded_result(entry: JournalEntry, call: ToolCall, value: Any) -> ToolRetu
 
 
 def call_of(entry: JournalEntry, frame: Frame) -> ToolCall:
-    """The call as clients see it."""
+    """Returns the call in the form for clients."""
     return ToolCall(entry.call_id, entry.name, json.dumps(frame["arguments"], ensure_ascii=False))
 
 
 def usage_of(frame: Frame) -> Usage:
-    """The tokens of a model's call, as the body has read them from its answer."""
+    """Returns the tokens of a model call, as the body has read them from the answer."""
     used: dict[str, int] = frame.get("usage") or {}
     return Usage(
         prompt_tokens=used.get("input_tokens", 0),
@@ -114,7 +114,7 @@ def usage_of(frame: Frame) -> Usage:
 
 
 def decided_end(decision: Decision, result: ToolReturn) -> tuple[Literal["done", "failed"], Any]:
-    """How a call ends by a decision alone: with the client's result, or denied."""
+    """Returns the end of a call by a decision alone: the client's result, or a denial."""
     if result.status == "success":
         return "done", result.text
     if decision.kind == "approval":
@@ -123,7 +123,7 @@ def decided_end(decision: Decision, result: ToolReturn) -> tuple[Literal["done",
 
 
 def settled_by_probe(entry: JournalEntry, value: Any, now: datetime) -> SettledEffect:
-    """The settlement by a probe that found that the lost call happened, with this value."""
+    """Returns the settlement by a probe that found that the lost call happened, with this value."""
     return SettledEffect(
         idempotency_key=entry.idempotency_key,
         call_id=entry.call_id,
@@ -135,17 +135,17 @@ def settled_by_probe(entry: JournalEntry, value: Any, now: datetime) -> SettledE
 
 
 def end_of_sleep(entry: JournalEntry, frame: Frame, now: datetime) -> datetime | None:
-    """When a sleep ends, counted from the first attempt. None: it is too short to leave the worker for
-    it, or no sleep."""
+    """Returns when a sleep ends, counted from the first attempt. None if this is no sleep, or one too short to leave
+    the worker."""
     end = entry.started_at + timedelta(seconds=frame.get("seconds", 0))
     return end if end - now > LONG_SLEEP else None
 
 
-# Calls for which a body needs a person or its client. Its run is parked when nothing else of it goes on.
+# Calls for which a body needs a person or its client. Its run is parked when nothing else of it is running.
 
 
 class WaitingCall:
-    """One call that waits."""
+    """A call that waits for a person or the client."""
 
     def __init__(self, entry: JournalEntry, call: ToolCall, frame: Frame) -> None:
         self.entry = entry
@@ -154,7 +154,7 @@ class WaitingCall:
         self._frame = frame
 
     def approval(self, handle: RunHandle, message_id: MessageId) -> Approval:
-        """The request for a decision on the call of this message."""
+        """Returns the request for a decision on the call in this message."""
         run, call, now = handle.run, self.call, handle.clock.now()
         expires_s = self._frame.get("expires_s")
         return Approval(
@@ -177,5 +177,5 @@ class WaitingCall:
 
 
 def may_ask(frame: Frame) -> bool:
-    """Whether a call that begins waits for a decision, unless there is one."""
+    """Whether a beginning call waits for a decision, unless there is one already."""
     return frame["kind"] == "approval" or bool(frame.get("of_client") or frame.get("needs_approval"))

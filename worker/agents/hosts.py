@@ -1,5 +1,5 @@
-"""The hosts of agents, and the agents of a worker over all modules that it was started with. A host has imported a
-module, and forks the processes of its agents. Its program is `holdfast.agents.host`."""
+"""The hosts of agents, and the agents of a worker over all of its modules. A host has imported a module, and forks the
+processes of the module's agents. Its program is `holdfast.agents.host`."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from worker.agents.body_process import BodyProcess, ForkedProcess, Frame, HostGo
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 START_S = 120.0
-"""Seconds for a module to be imported."""
+"""Seconds for the import of a module."""
 
 LAST_OUTPUT_S = 1.0
 
@@ -40,11 +40,11 @@ sys.modules["holdfast"] = holdfast
 from holdfast.agents.host import main
 main()
 """
-"""The first code of a host. It finds `holdfast.agents` in the folder that the worker names, and nothing else of it."""
+"""The first code of a host. It finds only `holdfast.agents` in the folder that the worker names."""
 
 
 def package_folder() -> Path:
-    """The folder of the package `holdfast`, in a checkout and in an installation."""
+    """Returns the folder of the package `holdfast`, in a checkout and in an installation."""
     root = Path(__file__).resolve().parents[2]
     return root.parent if root.name == "product" else root / "holdfast"
 
@@ -57,7 +57,7 @@ OF_PROVIDERS = frozenset(
     for address in provider.addresses
     for name in (address.url_variable, *address.key_variables)
 )
-"""Variables with keys, and with addresses, which may have some."""
+"""Variables that contain keys, or addresses, which may contain keys."""
 
 
 class HostedAgent(NamedTuple):
@@ -67,43 +67,43 @@ class HostedAgent(NamedTuple):
     description: str
     on_change: str
     framework: str
-    """`function` for a plain one."""
+    """`function` for a plain function."""
     models: str
     version: str
-    """Empty: its code declares none."""
+    """Empty: the code declares none."""
     shares: bool
     """Whether its runs may share a process with others."""
 
 
 class HostPlan(NamedTuple):
-    """How a host is started."""
+    """The parameters for starting a host."""
 
     module: str
     python: str
     environment: Mapping[str, str]
     keys: Mapping[str, str]
-    """The worker's variables for providers of models."""
+    """The worker's variables for model providers."""
     max_mb: int
-    """MiB that a process of an agent may have for itself; 0: any number."""
+    """The most MiB of a process of an agent for itself; 0: any number."""
     has_keys: bool = True
-    """Whether the host gets `keys`, because one of its agents asks models by itself."""
+    """Whether the host gets `keys`, because one of its agents calls models by itself."""
 
 
 class UnfitModule(InvalidRequest):
-    """The module cannot be a host's."""
+    """A host cannot use the module."""
 
     def __init__(self, said: Frame) -> None:
         super().__init__("; ".join(said["reasons"]))
         self.reasons: list[str] = said["reasons"]
         self.warnings: list[str] = said["warnings"]
         self.agents = [HostedAgent(**one) for one in said["agents"]]
-        """The agents that it has registered."""
+        """The agents that the module has registered."""
         self.trace: str = said["traceback"]
-        """The traceback of the error that it raised. Empty: none."""
+        """The traceback of the error that the module raised. Empty: none."""
 
 
 def environment_of_agents(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """The environment of agents: the worker's, without the deployment's own settings, and what a file has added."""
+    """Returns the environment of agents: the worker's without the deployment's own settings, and a file's variables."""
     own = {
         name: value
         for name, value in environment.items()
@@ -120,9 +120,9 @@ def plans(
     models: str = "own",
     max_mb: int = 0,
 ) -> list[HostPlan]:
-    """How the hosts of these modules are started. `env_file` has lines `NAME=value`; empty: there is none. `models`:
-    whose models an agent asks that does not say it. `max_mb`: MiB that a process of an agent may have for itself; 0:
-    any number. Raises `InvalidRequest` if the file cannot be read."""
+    """Returns the plans for the hosts of these modules. `env_file` has lines `NAME=value`; empty: there is none.
+    `models`: the source of models for agents that choose none. `max_mb`: the most MiB of a process of an agent for
+    itself; 0: any number. Raises `InvalidRequest` if the file cannot be read."""
     added = _added(env_file)
     all_of_it = {**environment_of_agents(environment, added), f"{OF_AGENTS}_MODELS": models}
     keys = {name: value for name, value in all_of_it.items() if name in OF_PROVIDERS and name not in added}
@@ -142,7 +142,7 @@ def _added(env_file: str) -> dict[str, str]:
 
 
 class AgentHost:
-    """One host process. `running` starts it, and ends it with everything that it has forked."""
+    """One host process. `running` starts it, and ends it with all processes that it has forked."""
 
     def __init__(self, plan: HostPlan, control: socket.socket) -> None:
         self.plan = plan
@@ -153,7 +153,7 @@ class AgentHost:
         self._control = control
         self._asked: deque[asyncio.Future[Any]] = deque()
         self.processes: set[BodyProcess] = set()
-        """The processes that have a run, once for each run."""
+        """The processes with a run, once for each run."""
         self._shared: list[ForkedProcess] = []
         self._joining = asyncio.Lock()
         loop = asyncio.get_running_loop()
@@ -163,7 +163,7 @@ class AgentHost:
     @classmethod
     @asynccontextmanager
     async def running(cls, plan: HostPlan) -> AsyncGenerator[Self]:
-        """Starts a host for the block. Raises `InvalidRequest` with one sentence if the module cannot be used."""
+        """Starts a host for the block. Raises `InvalidRequest`, in one sentence, if the module cannot be used."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -185,7 +185,7 @@ class AgentHost:
             finally:
                 host.hang_up()
                 await process.wait()
-                # A process that something of it has started may hold its output open.
+                # A process that an agent has started may hold the host's output open.
                 await asyncio.wait(printed, timeout=LAST_OUTPUT_S)
                 for one in printed:
                     one.cancel()
@@ -197,8 +197,8 @@ class AgentHost:
         return await self._with_run(process, ours)
 
     async def join(self, agent: str, at_most: int) -> BodyProcess:
-        """Begins one attempt of a run in a process that has fewer runs than `at_most`, and forks one if there is none.
-        Raises `HostGone`."""
+        """Begins one attempt of a run in a process that has fewer than `at_most` runs, or in a new one. Raises
+        `HostGone`."""
         async with self._joining:
             while True:
                 self._shared = [one for one in self._shared if one.is_open]
@@ -219,7 +219,7 @@ class AgentHost:
             raise
 
     async def _forked(self, agent: str, kind: socket.SocketKind) -> tuple[ForkedProcess, socket.socket]:
-        """A new process, and the other end of its socket."""
+        """Forks a process. Returns it with our end of its socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         try:
             with theirs:
@@ -235,11 +235,11 @@ class AgentHost:
             raise
 
     def bury(self, pid: int) -> "asyncio.Future[ProcessEnd]":
-        """Kills the process with its whole group; the future has its end."""
+        """Kills the process with its whole group. The future returns how it has ended."""
         return self._request({"t": "bury", "pid": pid})
 
     async def begin(self, process: asyncio.subprocess.Process) -> None:
-        """Returns when the module is imported. Raises `InvalidRequest`."""
+        """Waits until the module is imported. Raises `InvalidRequest`."""
         try:
             async with asyncio.timeout(START_S):
                 said = await self._ready
@@ -291,7 +291,7 @@ class AgentHost:
             answer.set_result((message["pid"], descriptors[0]) if is_new else ending)
 
     def hang_up(self) -> None:
-        """Ends the host, and with it everything that it has forked. Its open requests raise `HostGone`."""
+        """Ends the host with all processes that it has forked. Its open requests raise `HostGone`."""
         if self.is_gone:
             return
         self.is_gone = True
@@ -301,10 +301,10 @@ class AgentHost:
         for waiting in (self._ready, *self._asked):
             if not waiting.done():
                 waiting.set_exception(gone)
-                waiting.exception()  # its caller may be gone as well
+                waiting.exception()  # the caller may be gone as well
 
     def _end_unwanted(self, forked: "asyncio.Future[tuple[int, int]]") -> None:
-        """A process whose caller was cancelled before it existed."""
+        """Ends a process whose caller was cancelled before it existed."""
         if not forked.cancelled() and forked.exception() is None:
             pid, pidfd = forked.result()
             os.close(pidfd)
@@ -328,14 +328,14 @@ async def _started(plan: HostPlan, control: int) -> asyncio.subprocess.Process:
 
 
 async def _log_lines(stream: asyncio.StreamReader, name: str) -> None:
-    """Logs what agents print, a line at a time."""
+    """Logs the output of agents, a line at a time."""
     async for line in lines_of(stream):
         if text := line.decode(errors="replace").rstrip():
             log.info("agent_printed", stream=name, text=text[:LONGEST_LINE])
 
 
 class CodeAgents:
-    """Hosts, and which of them has an agent."""
+    """The hosts of a worker, and the host of each agent."""
 
     def __init__(self, stack: AsyncExitStack, per_process: int = 1) -> None:
         self._stack = stack
@@ -347,8 +347,8 @@ class CodeAgents:
     @classmethod
     @asynccontextmanager
     async def running(cls, host_plans: Sequence[HostPlan], per_process: int = 1) -> AsyncGenerator["CodeAgents"]:
-        """Starts the hosts for the block. `per_process`: how many runs may share a process. Raises `InvalidRequest` if
-        a module cannot be used, or if two of them have an agent of one name."""
+        """Starts the hosts for the block. `per_process`: the most runs that may share a process. Raises
+        `InvalidRequest` if a module cannot be used, or if two modules have an agent of the same name."""
         async with AsyncExitStack() as stack:
             agents = cls(stack, per_process)
             for plan in host_plans:
@@ -362,7 +362,7 @@ class CodeAgents:
 
     @property
     def shown(self) -> list[ShownAgent]:
-        """The agents as other processes see them."""
+        """The agents in the form for other processes."""
         return [
             ShownAgent(name=one.name, version=one.version, description=one.description, framework=one.framework)
             for one in self._described.values()
@@ -374,17 +374,17 @@ class CodeAgents:
         return {one.name: one.version for one in self._described.values()}
 
     def longest_silence_s(self) -> float:
-        """Seconds for which the most silent process of a run has said nothing; 0 if there is none."""
+        """Returns the seconds since the last frame of the most silent process of a run; 0 if there is none."""
         processes = [process for host in self._hosts.values() for process in host.processes]
         return max((process.silent_s for process in processes), default=0.0)
 
     async def fork(self, agent: str) -> BodyProcess:
-        """Forks a process for one attempt of a run of this agent. A host that was lost is started again. Raises
-        `HostGone` if that fails, too."""
+        """Forks a process for one attempt of a run of this agent. A lost host is started again. Raises `HostGone` if
+        that fails, too."""
         return await (await self._host_of(agent)).fork(agent)
 
     async def join(self, agent: str) -> BodyProcess:
-        """The same, in a process of other runs if this agent's may share one, and there is room. Raises as `fork`."""
+        """As `fork`, but in a process of other runs if this agent's runs may share one, and one has room."""
         if self._per_process == 1 or not self._described[agent].shares:
             return await self.fork(agent)
         return await (await self._host_of(agent)).join(agent, self._per_process)
@@ -392,7 +392,7 @@ class CodeAgents:
     async def _host_of(self, agent: str) -> AgentHost:
         if not self._hosts[agent].is_gone:
             return self._hosts[agent]
-        # Every run of a lost host comes here at once: the first one starts it for all of them.
+        # All runs of a lost host arrive here at once: the first one starts the host for all of them.
         async with self._starting:
             host = self._hosts[agent]
             if host.is_gone:

@@ -1,9 +1,9 @@
-"""The view that clients and later turns have of a body: its text, and its calls as calls of tools with results.
+"""The view of a body for clients and later turns: its text, and its calls as tool calls with results.
 
-A message of the history has the text up to a call, and the call. Calls side by side are shown one after the other,
-because every answer of the history is followed by its results: the second one with its result, when the first is over.
-Calls that a call makes are in the journal alone, but for those that wait for a person or a client. The call around them
-is then shown twice: with a result that says that it waits, and, behind the decision, with what it returns.
+A message of the history contains the text up to a call, and the call. Parallel calls are shown one after the other,
+because results follow every answer of the history: the second call is shown with its result, when the first is over.
+Calls inside a call are only in the journal, unless they wait for a person or a client. The outer call is then shown
+twice: first with a result that says that it waits, and after the decision with its return value.
 """
 
 import json
@@ -45,11 +45,11 @@ from shared.json_limits import printable
 from worker.run.run_handle import RunHandle
 
 WAITS_FOR_A_PERSON = "It waits for a decision, and goes on when there is one."
-"""Stands in the history as the result of a call that asks a person in its middle."""
+"""The result in the history of a call that asks a person before it ends."""
 
 
 class ShownTurn:
-    """The part of the turn that is stored, and the answer that the body is giving."""
+    """The stored part of the turn, and the current answer of the body."""
 
     def __init__(self, handle: RunHandle, turn: Sequence[Message], *, known: set[str]) -> None:
         self._handle = handle
@@ -63,7 +63,7 @@ class ShownTurn:
         open_ = open_calls(turn)
         self._open = {} if open_ is None else {call.id: call for call in open_.calls}
         self._results: dict[str, ToolReturn] = {}
-        """Results beside open calls: the history gets all results of one message together."""
+        """Results that arrived while other calls are open: the history gets all results of a message together."""
         self._decisions = {
             one.tool_call_id: one
             for message in turn
@@ -90,30 +90,30 @@ class ShownTurn:
         self._thought: list[str] = []
 
     def decision_on(self, call_id: str) -> Decision | None:
-        """The decision of a person or of the client on a call that waited."""
+        """Returns the decision of a person or of the client on a call that waited."""
         return self._decisions.get(call_id)
 
     def has_result(self, call_id: str) -> bool:
-        """Whether the history has the call, and what it has returned."""
+        """Whether the history contains the call and its result."""
         shown = _again(call_id) if call_id in self._paused else call_id
         return shown in self._steps and shown not in self._open
 
     def step_of(self, call_id: str) -> StepId | None:
-        """The step of a call in the history."""
+        """Returns the step of a call in the history."""
         return self._steps.get(call_id)
 
     @property
     def step_in_hand(self) -> StepId:
-        """The step of the answer that the body is giving."""
+        """The step of the body's current answer."""
         return self._step_id
 
     def asked_version(self, call_id: str) -> str | None:
-        """The version of the attached tool about which a person was asked."""
+        """Returns the version of the attached tool that a person was asked to approve."""
         call = self._open.get(call_id)
         return None if call is None else call.tool_version
 
     def decided(self, call: ToolCall, decision: Decision, arguments: str, decided_by: str | None) -> None:
-        """Shows a decision, once. `arguments`: as the person has left them."""
+        """Shows a decision, once. `arguments`: as the person has approved them."""
         handle = self._handle
         if not self._options.item_events or call.id in handle.shown.decided_calls:
             return
@@ -142,7 +142,7 @@ class ShownTurn:
         return not self._open
 
     def say(self, text: str) -> None:
-        """The body says something. Text before a call that the history has is in the history already."""
+        """Adds text of the body. Text before a call in the history is in the history already."""
         self.has_spoken = True
         if self._to_come:
             self._held.append(partial(self.say, text))
@@ -152,7 +152,7 @@ class ShownTurn:
             self._handle.emit(TextChunk(self._handle.at, self._step_id, self._id, text))
 
     def think(self, text: str) -> None:
-        """The body shows reasoning."""
+        """Adds reasoning of the body."""
         if self._to_come:
             return
         self._thought.append(text)
@@ -160,7 +160,7 @@ class ShownTurn:
             self._handle.emit(ReasoningChunk(self._handle.at, self._step_id, self._id, text))
 
     def show(self, frame: Mapping[str, Any]) -> None:
-        """The body shows text, reasoning or data."""
+        """Shows a frame of the body with text, reasoning or data."""
         match frame["t"]:
             case "text":
                 self.say(frame["text"])
@@ -170,15 +170,15 @@ class ShownTurn:
                 self._show_data(frame["name"], frame["data"])
 
     def _show_data(self, name: str, value: Any) -> None:
-        """Data before a call that the history has was shown when that call began."""
+        """Shows data. Data before a call in the history was shown when that call began."""
         if self._to_come:
             self._held.append(partial(self._show_data, name, value))
             return
         self._handle.emit(DataPart(self._handle.at, self._step_id, self._id, name, value))
 
     def come_to(self, call_id: str, *, is_known: bool) -> None:
-        """The body has come to a call that the history has, to one that has begun before and is not shown yet
-        (`is_known`), or to one that is new."""
+        """The body has come to a call: one in the history, one that began earlier and is not shown yet (`is_known`), or
+        a new one."""
         self.has_spoken = False
         if call_id in self._steps:
             self._to_come.discard(call_id)
@@ -187,15 +187,15 @@ class ShownTurn:
             self.forget_rest()
 
     def forget_rest(self) -> None:
-        """The body will not come to the other calls of the history. Shows what it has said meanwhile."""
+        """The body will not come to the other calls in the history. Shows its output since the last call."""
         self._to_come.clear()
         held, self._held = self._held, []
         for show in held:
             show()
 
     def asking(self, calls: Sequence[ToolCall], by: Mapping[str, AnsweredBy] | None = None) -> NewMessage:
-        """Shows calls that wait or start together. Returns the message for the history, with the text before them.
-        `by` says who answers those that wait, by their ids."""
+        """Shows calls that wait or start together. Returns the message for the history, with the text before them. `by`
+        names the side that answers each waiting call, by call ids."""
         self._show_rest()
         self._show_calls(calls, by or {})
         shown = [AnsweredCall(call.id, call.name, None, (by or {}).get(call.id, "worker")) for call in calls]
@@ -219,9 +219,8 @@ class ShownTurn:
         return [] if self._open else self._messages_of_late()
 
     def pausing(self, scopes: Collection[str]) -> list[NewMessage]:
-        """Ends the calls that are open, because a person is asked behind them, or the body has ended. Those of `scopes`
-        go on when the person has decided, and are shown again with what they return. Returns the messages for the
-        history."""
+        """Ends the open calls, because a person is asked next, or the body has ended. The calls of `scopes` continue
+        after the decision, and are shown again with their return values. Returns the messages for the history."""
         for call in self._open.values():
             if call.id in scopes:
                 self._paused.add(call.id)
@@ -302,17 +301,17 @@ class ShownTurn:
 
 
 def _again(call_id: str) -> str:
-    """The id of a call that is shown a second time: no two calls of a history may have one id."""
+    """Returns the id of a call that is shown a second time: two calls of a history may not have the same id."""
     return f"{call_id}-2"
 
 
 def result_of(call: ToolCall, value: Any) -> ToolReturn:
-    """The result of a call that has returned this value."""
+    """Returns the result of a call that has returned this value."""
     is_text = isinstance(value, str)
     text = printable(value if is_text else json.dumps(value, ensure_ascii=False))
     return ToolReturn(call.id, call.name, "success", text, is_text=is_text)
 
 
 def failure_of(call: ToolCall, error: dict[str, str]) -> ToolReturn:
-    """The result of a call that has raised."""
+    """Returns the result of a call that has raised."""
     return ToolReturn(call.id, call.name, "error", f"Error: {error['type']}: {error['text']}")

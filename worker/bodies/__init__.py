@@ -1,1 +1,1 @@
-"""The bodies of runs: the agent loop, a compaction, a single question to a model, a single call of a tool."""
+"""The bodies of runs: the agent loop, a compaction, a single request to a model, a single tool call."""

@@ -57,8 +57,8 @@ AS_THEY_ARE_NOW = ("tool_rules", "extra", "approval_expires_s", "on_approval_exp
 class Equipment:
     """The tools, rules and secrets of a run's agent.
 
-    If a client enables an approval gate, detaches a tool or changes a rule while the run is running, that applies from
-    the next call on. The agent's instructions, model and secrets stay as they were at the claim.
+    If a client enables an approval gate, detaches a tool or changes a rule while the run is running, the change applies
+    from the next call on. The agent's instructions, model and secrets stay as they were at the claim.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -185,11 +185,11 @@ class AgentContext:
         self.handle.emit(*events)
 
     def idempotency_key(self, call: ToolCall) -> str:
-        """The key of a call of the current answer: the same in every attempt, and no other call ever has it."""
+        """The key of a call of the current answer. It is the same in every attempt, and unique to this call."""
         return effect_key(self.run.id, self.handle.progress.step_id, call.id)
 
     def started_agents(self, call: ToolCall) -> Collection[AgentId]:
-        """The agents of which this call has started a run, as far as the run's log shows it."""
+        """The agents for which this call has started a run, according to the run's log."""
         return self.handle.shown.started_agents[call.id]
 
     def emit_once(self, event: ChildStarted | ChildWaits) -> None:
@@ -222,7 +222,7 @@ class AgentContext:
 
     def next_calls(self) -> NextCalls:
         """Returns the agent's tools that the model may call now, by the agent's rules. Cached, because each piece of a
-        call may ask, and there may be a thousand pieces and tools."""
+        call may need them, and there may be a thousand pieces and tools."""
         agent, tools, turn, known = self.agent, self.tools, self.progress.turn, self.progress.next_calls
         if known is None or known.agent is not agent or known.tools is not tools or known.turn is not turn:
             may_call = next_calls(agent.tool_rules, tools, turn)
@@ -285,7 +285,7 @@ class AgentContext:
     @property
     def continues_answers(self) -> bool:
         """Whether the model can continue an answer that another worker has begun to show. It cannot if the agent speaks
-        by a tool, because that answer is no text to the model, or if the run shows whole answers only."""
+        by a tool, because that answer is not text to the model, or if the run shows whole answers only."""
         if not self.run.options.stream_tokens or self.speaks_by(SPEAKS):
             return False
         return continues_answers(self.model, reasons=self.options.reasoning)
@@ -329,7 +329,7 @@ class AgentContext:
 
     async def lost_calls(self) -> Usage:
         """Returns an estimate of the model calls that were lost with earlier workers, if the run ends before it makes
-        another one. If the history ends in tool calls, the last worker was lost in one of these instead."""
+        another one. If the history ends in tool calls, the last worker was lost during one of those calls instead."""
         if not self.handle.shown.lost_calls or self.run.options.tool_name is not None:
             return Usage()
         history = (await self.first_history()).messages

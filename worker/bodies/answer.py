@@ -52,12 +52,12 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 _REFUSALS = (ModelErrorType.BAD_REQUEST, ModelErrorType.CONTEXT_WINDOW)
-"""The errors of models that cannot continue an answer, or not this one."""
+"""The errors of models that cannot continue answers, or not this answer."""
 
 
 async def take_answer(context: AgentContext, history: Sequence[Message]) -> Answer:
     """Asks the model once, for the rest of its answer if readers have seen the beginning. Raises `ModelError`; the
-    handle's `shown` then has what readers have seen."""
+    handle's `shown` then contains the part that readers have seen."""
     asked = context.system + await beside(partial(text_to_count, history), weight(history))
     shown = context.handle.shown
     beginning = _beginning(context)
@@ -123,26 +123,26 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
 
 
 class OfferedCalls(NamedTuple):
-    """The calls that the next answer may and must make."""
+    """The calls that the next answer may make, and whether it must make one."""
 
     tools: list[ToolSpec]
     must_call: bool = False
     forced_tool: str = ""
-    """The one of the tools that must be called; empty for any of them."""
+    """The tool that must be called; empty if any of the tools may be."""
     may_call: bool = True
     is_chosen: bool = False
-    """The run's own choice demands the call, and not a rule of the agent."""
+    """The run's own choice of tools demands the call; no rule of the agent does."""
 
     def demanded(self, options: Sequence[str]) -> Sequence[str]:
-        """Returns what the model must take: these options, and the demanded call."""
+        """Returns the names of the options that the model must support: these, and the demanded call."""
         return [*options, *([TOOL_CHOICE] if self.is_chosen else [])]
 
 
 def offered_calls(context: AgentContext) -> OfferedCalls:
-    """Returns what the agent's rules and the run's own choice of tools leave to the next answer.
+    """Returns the calls that the agent's rules and the run's own choice of tools allow in the next answer.
 
-    The rules count first, and the choice takes from what they leave. Raises `ModelError` if the two contradict each
-    other, or if the choice names a tool that is not there.
+    The rules apply first; the choice then selects from the allowed tools. Raises `ModelError` if the two contradict
+    each other, or if the choice names a tool that does not exist.
     """
     may_call, choice = context.next_calls(), context.run.options.tool_choice
     tools = _tool_specs(context, may_call)
@@ -161,7 +161,7 @@ def offered_calls(context: AgentContext) -> OfferedCalls:
         if not chosen:
             raise ModelError(ModelErrorType.BAD_REQUEST, _contradiction(may_call, choice, tools))
         if is_demanded and not may_call.forced and len(names) == 1:
-            # The tools are those of every other request, so that the provider's cache has them.
+            # The same tools as in every other request, so that the provider's cache contains them.
             return OfferedCalls(tools, must_call=True, forced_tool=names[0], is_chosen=True)
         return OfferedCalls(chosen, must_call=True, is_chosen=is_demanded)
     return OfferedCalls(tools, may_call=False) if choice.mode == "none" else OfferedCalls(chosen)
@@ -184,8 +184,8 @@ def _contradiction(may_call: NextCalls, choice: ToolChoice, tools: Sequence[Tool
 
 
 def _tool_specs(context: AgentContext, may_call: NextCalls) -> list[ToolSpec]:
-    """Returns the tools that the model may call now: the agent's that its rules allow, and the client's unless a call
-    of an agent's tool is forced."""
+    """Returns the tools that the model may call now: the agent's tools that its rules allow, and the client's tools
+    unless a call of an agent's tool is forced."""
     own = [
         ToolSpec(tool.name, tool.json_schema.get("description") or tool.description, tool.parameters)
         for name, tool in context.tools.items()
@@ -245,11 +245,11 @@ class PlainAnswer:
 
 
 async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> PlainAnswer:
-    """The model's whole answer to a call that makes this step of the run. Raises `ModelError`, and what interrupts a
-    run."""
+    """Returns the model's whole answer to a call that is this step of the run. Raises `ModelError`, and what interrupts
+    a run."""
     asked = call.system + await beside(partial(text_to_count, call.history), call.weight())
     await context.handle.account.reserve(call, repeats=asked)
-    # The task receives an interrupt where it awaits. An earlier one must not find that the model was asked.
+    # An interrupt arrives where the task awaits. This await delivers an earlier one before the model is asked.
     await asyncio.sleep(0)
     in_hand = context.handle.progress.begin_step(step, asked)
     answer = PlainAnswer()
@@ -261,8 +261,8 @@ async def ask_as_step(context: AgentContext, call: ModelCall, step: Step) -> Pla
 # The number of tokens in a request, before it is sent. No I/O.
 #
 # The provider has counted the last request of a history with its answer, instructions and tools: that count is exact.
-# Everything after it is estimated. So is a whole request without such a count: the first one of a history, one after a
-# compaction or for another model, and one whose server reports no tokens.
+# Everything after it is estimated. A request without such a count is estimated as a whole: the first one of a history,
+# one after a compaction or for another model, and one to a server that reports no tokens.
 #
 # The estimate is one token for every three bytes of UTF-8, and is too high for most texts: with the tokenizers of
 # today's models, English prose needs about 0.7 of it, code and JSON between 0.8 and 1.0, Chinese and Japanese between
@@ -278,7 +278,7 @@ TOKENS_AROUND = 4
 """Tokens that a provider adds around each message, call and tool: roles, names of fields, separators."""
 
 TOKENS_AROUND_RESULT = 24
-"""For a tool's result, which the model gets with its status and its time, and for a summary, which is marked as one."""
+"""Tokens around a tool's result, which has its status and its time, and around a summary, which is marked as one."""
 
 TOKENS_OF_IMAGE = 1_500
 """Roughly the providers' count for an image of ordinary size. Its bytes say nothing about it."""
@@ -337,7 +337,7 @@ class LastAnswer(NamedTuple):
 
 
 def last_answer(history: Sequence[Message]) -> LastAnswer | None:
-    """The newest answer. None: there is none, or a later summary has replaced the counted history."""
+    """The newest answer. None if there is none, or if a later summary has replaced the counted history."""
     for place in range(len(history) - 1, -1, -1):
         message = history[place]
         if isinstance(message.body, AssistantMessage) and message.step_id is not None:

@@ -61,7 +61,7 @@ class Speech:
         self._shown = 0
 
     def more(self, arguments: str) -> str:
-        """The text beyond the text so far."""
+        """The new text after these further arguments."""
         self._arguments.append(arguments)
         text = said_so_far("".join(self._arguments))
         new = text[self._shown :]

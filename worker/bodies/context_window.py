@@ -58,8 +58,8 @@ from worker.bodies.summary import (
 from worker.run.run_handle import Outcome
 
 # A run that compacts its thread: one model call that shows nothing, and one change when the run is settled. The history
-# does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing. If readers
-# are to see the summary, it is stored with the event that shows it, just before the run is settled. `ContextWindow`
+# does not change before that. So a compaction that fails, is cancelled or loses its worker changes nothing. A summary
+# that readers are to see is stored with the event that shows it, just before the run is settled. `ContextWindow`
 # handles a context that becomes full in the middle of a run.
 
 
@@ -73,7 +73,7 @@ async def compact_thread(context: AgentContext) -> Outcome:
     options = context.run.options.compaction or CompactionOptions()
     history = (await context.first_history()).messages
     if any(isinstance(message.body, Summary) and message.run_id == context.run.id for message in history):
-        return Outcome(end=COMPACTED)  # an earlier owner of the run has stored it
+        return Outcome(end=COMPACTED)  # an earlier owner of the run has stored the summary
     window = window_of(context.model, context.options.context_window)
     gone = await beside(partial(messages_to_summarise, history, options, window), weight(history))
     if not gone:
@@ -133,7 +133,7 @@ def _shown_as(message: Message) -> int:
 
 
 TRIGGER = 0.9
-"""The share of the window at which a history is compacted; programs expect it from other servers."""
+"""The share of the window at which a history is compacted. Programs written for other servers expect this share."""
 
 LEAST_ROOM = 0.1
 """The share of the window that a history gets, however long instructions and tools are."""
@@ -145,7 +145,7 @@ MOST_TOO_LITTLE = 3
 """The most by which an estimate may be too low, as a factor. A request that fits even so needs no exact count."""
 
 MOST_REFUSALS = 4
-"""How often a step is retried with a shorter request: the last one has a sixteenth of the first one's history."""
+"""How often a step is retried with a shorter request: the last request has a sixteenth of the first one's history."""
 
 REFUSED_FOR_LENGTH = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 """Servers refuse too long requests with these statuses, among other errors. A 413 has no other meaning."""
@@ -154,7 +154,7 @@ LEAST_GROWTH = 2_000
 """Tokens by which a request must exceed the last accepted one before a refusal is attributed to its length."""
 
 MUCH_LONGER = 1.1
-"""The factor by which it must exceed it, too."""
+"""The factor by which a request must exceed the last accepted one, too."""
 
 
 class ContextWindow:
@@ -166,7 +166,7 @@ class ContextWindow:
         self._limit = int(self._window * TRIGGER)
         """The most tokens of a request. A refusal by the provider lowers it."""
         self._most = context.run.options.compact_over or self._limit
-        """The most tokens in a request that the run's options allow. Only a compaction helps: no text is cut for it."""
+        """The most tokens in a request that the run's options allow. Only compaction enforces it: no text is cut."""
         self._is_learned = False
         self._longest_text = int(self._window * SHARE_OF_ONE_TEXT) * CHARACTERS_PER_TOKEN
 

@@ -1,8 +1,8 @@
-"""Asks the probe of a tool what became of a call that a lost worker had started.
+"""Asks the probe of a tool for the outcome of a call that a lost worker had started.
 
 A probe (`probe_of`) is a function of the tool's source, or another tool of its MCP server. It runs as the tool does: in
-the sandbox, with the same variables, packages and network, or at the server. It is asked before the run goes on, and
-never about a call whose result is known.
+the sandbox, with the same variables, packages and network, or at the server. The worker calls it before the run goes
+on, and never for a call whose result is known.
 """
 
 import asyncio
@@ -25,26 +25,26 @@ from worker.runners.tool_runner import ForeignOutcome
 from worker.tools.outcomes import without_secrets
 
 TRIES_AFTER_S = (0.0, 0.5, 2.0)
-"""Seconds before each try. A probe that raises is tried again: the service that it asks may be away for a moment, and
-what is unknown once is unknown for ever."""
+"""Seconds before each try. A probe that raises is tried again: the service that it asks may be unavailable for a
+moment, and a call whose outcome is unknown once stays unknown for ever."""
 
 LONGEST_VERDICT = 1_000_000
-"""Characters of what a probe returns."""
+"""The most characters of a probe's result."""
 
 _DEFINITIONS = {PYTHON: r"^(async )?def {}\(", TYPESCRIPT: r"^(export\s+)?((async\s+)?function\s+{0}\b|const\s+{0}\b)"}
-"""How a source defines a function at its top level, by its language."""
+"""Patterns of a function's definition at the top level of a source, by its language."""
 
 
 class Probe(NamedTuple):
-    """What is asked about a call of a tool."""
+    """A probe, and the parameters that it takes."""
 
     tool: Tool
-    """It is called as a tool is."""
+    """The probe in the form of a tool, so that the tool's runner can call it."""
     parameters: frozenset[str] | None = None
-    """Those that it is given. None: its runner gives it those that its function has."""
+    """The parameters that the probe takes. None: its runner passes the parameters that its function has."""
 
     def arguments(self, of_call: dict[str, Any], key: str) -> dict[str, Any]:
-        """Those of the call that it takes, and the call's key."""
+        """Returns the arguments of the call that the probe takes, and the call's key."""
         if self.parameters is None:
             return of_call
         known = {**of_call, KEY_PARAMETER: key}
@@ -71,8 +71,8 @@ def probe_of(tool: Tool) -> Probe | None:
 async def result_of_lost_call(
     context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, may_repeat: bool
 ) -> ToolReturn | None:
-    """Returns the result of a call that an earlier owner of the run had started: what the tool's probe says, or that
-    the outcome is unknown. None if the tool starts again, which is stored then.
+    """Returns the result of a call that an earlier owner of the run had started: the probe's result, or "outcome
+    unknown". None if the tool starts again; the new attempt is stored then.
 
     `arguments` is JSON. `may_repeat`: the tool may be started twice. Raises what interrupts a run.
     """
@@ -81,7 +81,7 @@ async def result_of_lost_call(
         return await _settled(context, call, verdict.result_of(call, tool))
     if verdict is None and not may_repeat:
         return unknown_return(call)
-    # Our own tools find what they have begun: their calls are made again whenever a run goes on.
+    # Base tools find the work that they have begun: their calls are made again whenever a run goes on.
     if not is_base_tool(tool):
         checkpoints = context.handle.services.checkpoints
         attempt = 1 + await context.whole(lambda: checkpoints.attempt(context.run, call.id))
@@ -105,19 +105,19 @@ async def _settled(context: AgentContext, call: ToolCall, result: ToolReturn) ->
 
 
 async def _verdict(context: AgentContext, call: ToolCall, tool: Tool, arguments: str) -> Verdict | None:
-    """Asks the probe. None: the tool has none, or it cannot tell."""
+    """Asks the probe. None if the tool has no probe, or if the probe cannot tell."""
     probe, runner = probe_of(tool), context.services.runners.of(tool)
-    # A person decides on each call of such a tool, and on none of its probe.
+    # Each call of such a tool needs a person's decision, and a probe's call has none.
     if probe is None or runner.traits.asks_always:
         return None
     checked = await check_arguments(arguments, runner.arguments(tool))
     if isinstance(checked, RefusedArguments):
-        return Verdict(happened=False)  # the tool was not started with them
+        return Verdict(happened=False)  # the tool was not started with these arguments
     given = probe.arguments(checked, context.idempotency_key(call))
     for delay_s in TRIES_AFTER_S:
         await asyncio.sleep(delay_s)
         if context.handle.interruption.leaves:
-            raise ShutdownRequested  # the next owner asks
+            raise ShutdownRequested  # the next owner asks the probe
         said = await runner.call(context, call, probe.tool, given)
         if isinstance(said, ForeignOutcome) and said.outcome.status == "success":
             return verdict_of((await without_secrets(said.outcome, context.secrets)).text)

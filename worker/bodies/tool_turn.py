@@ -44,8 +44,8 @@ TOO_LONG = "Error: the tool was given up: it has not answered within {:g} s. Whe
 OVER_LIMIT = "[… {characters} characters are left out here: the tool's results may not be so long …]"
 
 EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again: the run went on elsewhere.]\n"
-"""The beginning of the first result after that, for the model and for readers. The folder belongs to the worker: it is
-new in a continuation, and if another worker continues the run."""
+"""The beginning of the first result in a new folder, for the model and for readers. The folder belongs to the worker: a
+continuation gets a new one, and so does a run that another worker continues."""
 
 
 async def call_tool(
@@ -137,7 +137,7 @@ def within_limit(result: ToolReturn, most: int) -> ToolReturn:
 
 async def _enter_folder(context: AgentContext, call: ToolCall) -> bool:
     """Keeps the folder that calls of the run share, from this owner's first such call until the run's end is stored.
-    Returns whether this is that call, and earlier calls have used another folder."""
+    Returns whether this is that first call, and earlier calls have used another folder."""
     if context.progress.has_run_folder:
         return False
     context.progress.has_run_folder = True
@@ -308,8 +308,8 @@ async def finish_open_calls(context: AgentContext, open_: OpenCalls) -> AwaitsRu
 async def _known_result(
     context: AgentContext, call: ToolCall, decision: Decision | None, started: Mapping[str, ToolReturn | None]
 ) -> ToolReturn | None:
-    """Returns the result of a call that must not be started: the stored one, what the tool's probe says, or that the
-    outcome is unknown. None if the call may start; its intent is stored then."""
+    """Returns the result of a call that must not be started: the stored one, the probe's, or "outcome unknown". None if
+    the call may start; its intent is stored then."""
     tool = context.tools.get(call.name)
     if call.id not in started:
         if _may_start(context, call):

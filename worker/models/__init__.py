@@ -1,1 +1,1 @@
-"""Model providers, translated to our own small events. No provider's types leave this folder."""
+"""Model providers, translated to events of our own. No provider's types leave this folder."""

@@ -1,4 +1,4 @@
-"""The SDK's stream events, as ours. One `AnswerEvents` follows one answer from its first event to its last."""
+"""Translates the SDK's stream events to ours. One `AnswerEvents` follows one answer from first event to last."""
 
 import json
 from collections import defaultdict
@@ -30,7 +30,7 @@ class AnswerEvents:
         self._finished: dict[int, str] = {}
         """Arguments of the calls that were emitted as a whole."""
         self._characters: defaultdict[int, JoinedPieces] = defaultdict(JoinedPieces)
-        """Of each part, by the SDK's number of it."""
+        """The text of each part, by the SDK's number of the part."""
         self._thought_part: int | None = None
         self._thought = False
 
@@ -131,7 +131,7 @@ class AnswerEvents:
 
 
 def _reason(known: str | None, end: StreamEnd) -> str | None:
-    """What is incomplete is cut off, whatever word a server has for it; of other words, each is an end."""
+    """Returns `length` for an incomplete answer without a clear reason. Reasons unknown to the SDK count as `stop`."""
     if end.is_cut and known in (None, "stop", "tool_call"):
         return "length"
     return known or ("stop" if end.has_reason else None)

@@ -1,4 +1,4 @@
-"""The parts of one answer as they grow, and their events. The same for every protocol."""
+"""The parts of one answer while they arrive, and their events. Every protocol uses them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -57,12 +57,12 @@ class CallIds:
         return call_id
 
 
-# The end of an answer: whether it is complete, and its usage. The same for every protocol.
+# The end of an answer: whether it is complete, and its usage. Every protocol uses it.
 
 
 FinishReason = str
-"""Why a provider ended an answer, in the terms to which all of theirs are translated: `stop`, `length`, `tool_call`,
-`content_filter`, `error`."""
+"""Why a provider ended an answer. All providers' terms are translated to `stop`, `length`, `tool_call`,
+`content_filter` and `error`."""
 
 
 _NO_REASONS = ("null", "none")
@@ -99,7 +99,7 @@ class WholeAnswer(msgspec.Struct, frozen=True):
     text: str
     """All text and reasoning."""
     arguments: list[str]
-    """Of each tool call."""
+    """The arguments of each tool call."""
     counted: CountedTokens
     provider_response: str | None
     details: object = None
@@ -120,7 +120,7 @@ def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
         text = f"The model ended its answer with an error: {answer.details}{words}"
         raise ModelError(ModelErrorType.ERROR, text, retryable=True)
     is_empty = not answer.text and not answer.arguments and not call.beginning
-    # Behind results, Claude may have nothing to add. Its few tokens tell such an end from an answer that failed.
+    # After results, Claude may have nothing to add. Its few tokens tell such an end from an answer that failed.
     has_results = bool(call.history) and isinstance(call.history[-1].body, ToolReturns)
     is_done = has_results and reason == "stop" and answer.counted.completion > 0
     if is_empty and reason == "length" and ("context" in str(answer.details) or answer.counted.completion <= 1):
@@ -130,7 +130,7 @@ def finalize(call: ModelCall, answer: WholeAnswer) -> Finished:
     usage = _usage(call, answer)
     if is_empty and not is_done:
         text = f"LLM provider returned empty content in response (finish reason: {reason}).{words}"
-        # Models say nothing now and then, and something when they are asked again.
+        # Models sometimes return nothing, and something when they are asked again.
         raise EmptyAnswer(text, usage, retryable=reason in ("stop", "tool_call"))
     if reason == "length" or reason == "content_filter":
         return Finished(reason, usage, answer.provider_response)
@@ -171,18 +171,18 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 class TaggedThoughts:
-    """Tells reasoning between tags from the text, in pieces of any size. It begins the text; elsewhere only a piece
-    that is nothing but the tag begins it, because a text may also be about tags."""
+    """Separates reasoning between tags from text, in pieces of any size. Reasoning may begin the text; elsewhere it
+    begins only with a piece that is exactly the tag, because a text may also be about tags."""
 
     def __init__(self) -> None:
         self._is_inside = False
         self._may_begin = True
-        """No text has come since the beginning or since earlier reasoning, except white space."""
+        """Only white space has arrived since the beginning or since earlier reasoning."""
         self._held = ""
-        """The beginning of what may be a tag."""
+        """A piece that may be the beginning of a tag."""
 
     def is_text(self, piece: str) -> bool:
-        """Whether the piece is text, whatever it says: `more` would return it as it is."""
+        """Whether the piece is text, whatever it contains: `more` would return it unchanged."""
         return not (self._is_inside or self._may_begin or piece == THINK_TAGS[0])
 
     def more(self, piece: str) -> Iterator[tuple[bool, str]]:
@@ -208,13 +208,13 @@ class TaggedThoughts:
             yield False, text
 
     def rest(self) -> list[tuple[bool, str]]:
-        """Returns what was held back and is no tag."""
+        """Returns the held text, which is not a tag."""
         held, self._held = self._held, ""
         return [(self._is_inside, held)] if held else []
 
 
 def add_details(details: list[dict[str, Any]], more: object) -> None:
-    """Adds pieces of reasoning in OpenRouter's form. Those of one number and type are one, as it wants them back."""
+    """Adds pieces of reasoning in OpenRouter's form. Joins pieces of one number and type, as it wants them back."""
     pieces = cast("list[object]", more) if isinstance(more, list) else []
     for piece in (cast("dict[str, Any]", one) for one in pieces if isinstance(one, dict)):
         last = details[-1] if details else {}
@@ -280,7 +280,7 @@ class GrowingCall:
 
     def __init__(self, call_id: str | None, pieces: _Pieces) -> None:
         self.given_id = call_id
-        """The server's id for it, which another call may share."""
+        """The server's id for this call, which another call may share."""
         self.id = ""
         self.name = ""
         self.pieces = pieces
@@ -396,7 +396,7 @@ class AnswerParts:
                 if rest := pieces.end():
                     self._events.append(Text(rest))
             case GrowingCall() as call:
-                # A server may continue it after the next part.
+                # A server may continue the call after the next part.
                 self._finish_call(call, call.pieces.pause())
             case GrowingThought() as thought:
                 self._tell_thought(thought, thought.pieces.end())

@@ -55,7 +55,7 @@ REDACTED = "redacted_thinking"
 
 DEFAULT_THINKING_TOKENS = 8_192
 LEAST_THINKING_TOKENS = 1_024
-"""The API's own minimum, and the least that is left for the answer."""
+"""The API's own minimum, and the least number of tokens that is left for the answer."""
 
 _API_VERSION = "2026-10-21"
 _DROPS_THINKING = {"prefix_mismatch_behavior": "drop_block"}
@@ -86,7 +86,7 @@ class AnthropicRequest:
     def after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
         """Returns a changed request if that may avoid the error.
 
-        Something before the model's thinking has changed, a block of memory for example: the thinking is left out.
+        If something before the model's thinking has changed, a memory block for example, leaves the thinking out.
         """
         if not self._model.binds_thinking or error.error_type != ModelErrorType.BAD_REQUEST:
             return None
@@ -127,7 +127,7 @@ class AnthropicRequest:
         if options.reasoning and not call.must_call and family_of(call.handle).can_think and _may_think(turns):
             thinking = self._thinking(call, limit)
         fields |= {"thinking": thinking} if thinking is not None else self._without_thinking()
-        # A thinking model takes neither of the two, the newest never do, and the others refuse them together.
+        # A thinking model takes neither option, the newest never do, and the others refuse them together.
         if thinking is None and self._model.takes_temperature:
             if options.temperature is not None and call.demanded_option("top_p") is None:
                 fields["temperature"] = max(self._least_temperature, min(options.temperature, 1.0))
@@ -234,7 +234,7 @@ def _mark_for_cache(body: dict[str, Any]) -> None:
 def _may_think(turns: Sequence[Turn]) -> bool:
     """Whether thinking may be on.
 
-    Between a tool's result and the model's next words the API wants the thinking that led to the call; a call made by
+    Between a tool's result and the model's next text the API wants the thinking that led to the call; a call made by
     another model, or by an answer that was rebuilt, has none.
     """
     for turn in reversed(turns):

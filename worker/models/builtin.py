@@ -6,8 +6,8 @@
 * `builtin/scripted` plays a script from the user's message (format: `Script`): reasoning, text, tool calls, pauses and
   errors
 
-They stream and count tokens like a provider, and never import an SDK. Any caller who may send a message chooses what
-they play, so it is bounded: a script is short, an answer is generated word by word, silence is limited.
+They stream and count tokens like a provider, and never import an SDK. Any caller who may send a message determines the
+answer, so its cost is bounded: a script is short, an answer is generated word by word, silence is limited.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """OpenAI's Chat Completions: builds requests, and turns an answer's chunks into events. No I/O.
 
-Compatible servers send much that OpenAI does not. Unknown content is ignored, unless nothing of the answer would be
-left. A server's deviations from OpenAI are in its `Quirks`.
+Compatible servers send many things that OpenAI does not. Unknown content is ignored, unless nothing of the answer
+would be left. A server's deviations from OpenAI are in its `Quirks`.
 """
 
 import json
@@ -212,8 +212,8 @@ class ChatRequest:
 def _complete_reasoning(messages: list[_Message], quirks: Quirks) -> None:
     """Adds an empty reasoning field to answers with calls that lack it, if the server would refuse them without.
 
-    The quirks say so for some servers. Others have used one of the fields in this history; they need it only since the
-    last message of the user.
+    The quirks name some of these servers. Others have used one of the fields in this history, and need it only since
+    the last message of the user.
     """
     answers = [message for message in messages if message["role"] == "assistant"]
     if quirks.reasoning_goes_back == "always":
@@ -276,7 +276,7 @@ class _Chunk(msgspec.Struct):
     usage: Any = None
     error: Any = None
     message: Any = None
-    """An error's, from servers that send it without `error`."""
+    """The error's message, from servers that send it without `error`."""
 
 
 _CHUNKS = Decoder(_Chunk)
@@ -438,7 +438,7 @@ def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) ->
 
 
 def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
-    """The texts of content that may be a list of parts, and whether each is reasoning, which Mistral sends so."""
+    """Yields the texts of content, and whether each is reasoning. Mistral sends reasoning in a list of parts."""
     for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
             case str():
@@ -457,7 +457,7 @@ def _counted(usage: object, *, reasoning_is_apart: bool) -> CountedTokens:
     return CountedTokens(
         prompt=number_in(usage, "prompt_tokens"),
         completion=number_in(usage, "completion_tokens") + (max(reasoning, 0) if reasoning_is_apart else 0),
-        # DeepSeek has its own field for them.
+        # DeepSeek has its own field for cached tokens.
         cached=number_in(usage, "prompt_tokens_details", "cached_tokens")
         or number_in(usage, "prompt_cache_hit_tokens"),
         cache_written=number_in(usage, "prompt_tokens_details", "cache_write_tokens"),

@@ -1,7 +1,7 @@
-"""Server-sent events, as far as models' answers use them: bytes in, the data of whole events out, or bytes that the
-SDKs can parse. No I/O.
+"""Server-sent events, to the extent that models' answers use them: bytes in, the data of whole events out, or bytes
+that the SDKs can parse. No I/O.
 
-Written after "Server-sent events" in the HTML standard. Names and ids of events are ignored, because every provider
+Follows "Server-sent events" in the HTML standard. Names and ids of events are ignored, because every provider
 puts the type into the data. llama.cpp's server has a field of its own for errors, which is read as data.
 """
 
@@ -24,7 +24,7 @@ LONGEST_EVENT = 32 * 1024 * 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 LONGEST_TEXT = 8 * 1024 * 1024
-"""Bytes that are kept of a response that is no stream of events."""
+"""Bytes that are kept of a response that is not a stream of events."""
 
 
 class EventTooLong(ValueError):
@@ -180,7 +180,7 @@ def _unreadable(content_type: str, text: str) -> ModelError:
 # A server's answer in a form that the SDKs can parse: bytes in, bytes out. No I/O.
 #
 # The SDKs parse the exact protocols of OpenAI and Google. Other servers' deviations are corrected here, as the
-# protocols without an SDK do: byte order marks, line ends, split characters, repeated counts, answers that are no
+# protocols without an SDK do: byte order marks, line ends, split characters, repeated counts, answers without a
 # stream, and data after an answer's end.
 
 
@@ -215,10 +215,10 @@ class _Feedback(msgspec.Struct, rename="camel"):
 
 
 class _Event(msgspec.Struct, rename="camel"):
-    """The fields that show that an answer has ended, or that it continues all the same."""
+    """The fields that show that an answer has ended, or that it continues nevertheless."""
 
     type: str | None = None
-    """The Responses wire's."""
+    """The Responses API's."""
     candidates: list[_Candidate] | None = None
     """Gemini's."""
     prompt_feedback: _Feedback | None = None
@@ -251,7 +251,7 @@ class StreamEnd(NamedTuple):
     has_reason: bool = False
     """The server has given a reason for the end, in any term."""
     is_cut: bool = False
-    """The word says that the answer is incomplete."""
+    """The reason means that the answer is incomplete."""
     words: str = ""
     """The server's text in addition to the reason."""
 

@@ -40,8 +40,8 @@ from shared.tool_arguments import as_object
 from worker.models.provider import ModelCall
 from worker.models.special_tokens import whole_characters
 
-# A conversation as turns of the two sides, in no provider's form. `history_mapping.py` makes them from our messages,
-# and each protocol makes its own request from them.
+# A conversation as turns of the two sides, in no provider's form. This module makes them from our messages, and each
+# protocol makes its own request from them.
 
 
 class ImageLink(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class FileData(msgspec.Struct, frozen=True):
     media_type: str
     base64: str
     note: str
-    """Replaces it where a server accepts no files."""
+    """Replaces the file where a server accepts no files."""
 
     @property
     def data_url(self) -> str:
@@ -85,7 +85,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 PLAIN = "plain"
-"""The only key of a result that the model gets unchanged."""
+"""The only key of an envelope whose text the model gets unchanged."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Result(msgspec.Struct, frozen=True):
     call_id: str
     tool_name: str
     envelope: dict[str, str]
-    """Its status, its text and its time. If the only key is `PLAIN`, the model gets the text alone."""
+    """The result's status, text and time. If the only key is `PLAIN`, the model gets the text alone."""
     images: list[Image] = []
 
     @property
@@ -193,7 +193,7 @@ def _part(part: ContentPart) -> str | Image | FileData:
 
 
 def _image_of(part: ImageContent) -> Image | None:
-    """The image. None: it can be read by no model, and an error would end every later run of the history."""
+    """The image. None if no model can read it, because an error would end every later run of the history."""
     if part.data is not None:
         return _image(part.data, part.media_type)
     is_link = part.url is not None and part.url.startswith(("http://", "https://", "data:"))
@@ -336,7 +336,7 @@ GO_ON = "[Please go on.]"
 SUMMARY_OF_EARLIER = "[Earlier messages are left out here. This is a summary of them.]"
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Models also call tools that there are not, by names for which providers refuse the next request."""
+"""Models also call tools that do not exist, by names for which providers refuse the next request."""
 
 
 def map_history(call: ModelCall, *, provider_name: str, safe_call_id: Callable[[str], str] | None = None) -> list[Turn]:
@@ -430,9 +430,9 @@ class _MappedHistory:
         self._answer(AssistantTurn([TextPart(text)]), at)
 
     def _answer(self, answer: AssistantTurn, at: datetime) -> None:
-        """Adds an answer. Its calls are open until the next message that is not a result."""
+        """Adds an answer. Its calls are open until a message that is not their result."""
         if self._turns and isinstance(self._turns[-1], AssistantTurn):
-            self._ask(Prompt(GO_ON))  # as the model was asked for it
+            self._ask(Prompt(GO_ON))  # the model was asked for this answer with the same text
         parts = [self._with_safe_call(part) if isinstance(part, ToolCallPart) else part for part in answer.parts]
         self._open_calls = [part for part in parts if isinstance(part, ToolCallPart)]
         self._called_at = at
@@ -481,8 +481,8 @@ def _rebuilt_answer(body: AssistantMessage) -> list[AnswerPart]:
 
 
 def _is_answer(parts: Sequence[AnswerPart]) -> bool:
-    """Whether a provider takes the parts back as an answer. It refuses one that ends in reasoning, as one does that was
-    cut off there."""
+    """Whether a provider takes the parts back as an answer. It refuses an answer that ends in reasoning, such as one
+    that was cut off there."""
     said = [part for part in parts if not isinstance(part, TextPart) or part.text.strip()]
     return bool(said) and not isinstance(said[-1], ReasoningPart)
 

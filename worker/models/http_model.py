@@ -26,14 +26,14 @@ _LONGEST_ERROR = 1_000_000
 """Bytes of an error's body that are read."""
 
 _LAST_BYTES_S = 0.5
-"""Seconds that a server has to end a response after the answer in it. Only then the connection can be reused."""
+"""Seconds that a server has to end a response after the answer in it. Otherwise the connection cannot be reused."""
 
 
 class Answer(Protocol):
     """A protocol's parser of one answer."""
 
     is_over: bool
-    """The server has announced that nothing follows."""
+    """The server has announced that no event follows."""
 
     @property
     def has_begun(self) -> bool:
@@ -54,7 +54,7 @@ class Answer(Protocol):
         ...
 
     def drain_events(self) -> list[ModelEvent]:
-        """Our events since the last call."""
+        """Returns our events since the last call."""
         ...
 
 
@@ -132,8 +132,8 @@ class HttpModel:
     async def _events(
         self, answer: Answer, pieces: AsyncIterator[bytes], response: httpx2.Response, end: "_End"
     ) -> AsyncGenerator[list[bytes]]:
-        """The data of the events that each piece completes, and then of those that the end of the response completes.
-        Raises `ModelError` for a response that is no answer."""
+        """Yields the data of the events that each piece completes, and then of those that the end of the response
+        completes. Raises `ModelError` for a response that is not an answer."""
         events = EventStream()
         try:
             while not answer.is_over and (piece := await end.next_of(pieces)) is not None:
@@ -187,8 +187,8 @@ async def _beginning_of(response: httpx2.Response) -> bytes:
 
 
 def _events(answer: Answer, stream: Iterable[bytes]) -> Iterator[ModelEvent]:
-    """Returns our events for those of the stream; events before an unreadable one count. After the reason for its end,
-    an error does not invalidate an answer."""
+    """Returns our events for the stream's. Events before an unreadable one count. After the reason for the answer's
+    end, an error does not invalidate the answer."""
     for data in stream:
         try:
             answer.take(data)
@@ -217,8 +217,8 @@ async def _pieces(response: httpx2.Response, limit: SilenceLimit) -> AsyncGenera
 
 
 class _End:
-    """How long to wait after an answer's reason for its end: for its counts, or for more of it, because some servers
-    send a reason with every event."""
+    """The time to wait after an answer's reason for its end: for its counts, or for more of the answer, because some
+    servers send a reason with every event."""
 
     def __init__(self) -> None:
         self._by: float | None = None

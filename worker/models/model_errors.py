@@ -19,7 +19,7 @@ SHORTEST_KEY = 8
 """Characters. A shorter value is not a key but a placeholder, and may occur in any text."""
 
 LONGEST_PAUSE = 1e9
-"""Seconds. A longer pause is read as this one, for which no run waits either."""
+"""Seconds. A longer pause is read as this one; no run waits for either."""
 
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?")
 _NUMBER_OF_UNITS = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)\s*")
@@ -34,7 +34,7 @@ _UNIT_S: Mapping[str, float] = {
 }
 
 _WEEKDAY = re.compile(r"\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\s*,", re.IGNORECASE)
-"""Its comma belongs to an HTTP date, and separates nothing."""
+"""Its comma belongs to an HTTP date, and does not separate values."""
 
 _ISO_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9].*")
 
@@ -64,7 +64,7 @@ CONTEXT_OVERFLOW = re.compile(
 )
 
 _LESS_AT_ONCE = re.compile("request too large|must be reduced in order to run", re.IGNORECASE)
-"""Words about a request that exceeds the tokens of a minute alone: waiting does not help, a shorter request does."""
+"""Words about a request that exceeds the tokens of a minute alone. Waiting does not help; a shorter request does."""
 
 _ASKED_PAUSE = re.compile(rf"(?:try again|retry) (?:in|after) (?P<pause>{_DURATION.pattern})", re.IGNORECASE)
 """A pause in the words of an error. Errors inside a stream have no headers."""
@@ -103,7 +103,7 @@ _ZAI_NO_CREDIT_CODES = frozenset({"1113", *(str(code) for code in (*range(1308, 
 _MEANING_OF_CODE: Mapping[str, _Meaning] = {
     "invalid_api_key": _AUTHENTICATION,
     "model_not_found": _BAD_REQUEST,
-    # Groq's: the model wrote what cannot be read. Asked again, it may write something else.
+    # Groq's: the model wrote output that cannot be read. Asked again, it may write something else.
     **dict.fromkeys(("tool_use_failed", "output_parse_failed", "json_validate_failed"), _SERVER),
     "context_length_exceeded": _OVERFLOW,
 }
@@ -224,7 +224,7 @@ _PLACES_OF_TEXT = ("message", "error", "detail", "msg", "errors", "Message")
 
 
 def message_in(body: object, levels: int = 8) -> str | None:
-    """The text in a provider's error body, whose place differs; of a list, the texts of its first errors."""
+    """The text in a provider's error body, whose place differs. For a list, the texts of its first errors."""
     if isinstance(body, str):
         return body.strip() or None
     if isinstance(body, list):
@@ -250,8 +250,8 @@ def excerpt_of(text: str) -> str:
 
 
 def corrected(meaning: _Meaning, words: str) -> _Meaning:
-    """The meaning of an error, after its words: a request may have been too long. Errors of limits and keys mention too
-    many tokens as well, but mostly those of a minute."""
+    """Corrects the meaning of an error by its words: a request may have been too long. Errors of limits and keys
+    mention too many tokens as well, but mostly those of a minute."""
     is_limit = meaning[0] in (ModelErrorType.RATE_LIMIT, ModelErrorType.AUTHENTICATION)
     return _OVERFLOW if (_LESS_AT_ONCE if is_limit else CONTEXT_OVERFLOW).search(words) else meaning
 

@@ -80,11 +80,11 @@ class ModelCall(msgspec.Struct, frozen=True):
     tools: Sequence[ToolSpec] = ()
     options: ModelOptions = ModelOptions()
     beginning: str = ""
-    """The beginning of the answer, which the model must continue. Only for models that can (`continues_answers`)."""
+    """The beginning of the answer, which the model must continue. Only for models with `continues_answers`."""
     must_call: bool = False
     """The answer must call one of the tools."""
     forced_tool: str = ""
-    """With `must_call`: the answer must call this one of the tools. Empty: any of them."""
+    """With `must_call`: the tool that the answer must call. Empty: any of the tools."""
     may_call: bool = True
     """False: the answer must not call a tool. The request still contains the tools, which explain the calls in the
     history."""
@@ -155,7 +155,7 @@ class CallFinished(msgspec.Struct, frozen=True):
 
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
-"""Why an answer ends: it is complete, or the model had more to say."""
+"""Why an answer ends: it is complete, it calls tools, or it was cut off."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """The call failed and is tried again after `wait` seconds. What came before stays; the answer goes on with it."""
+    """The call failed and is tried again after `wait` seconds. Earlier events stay valid; the answer continues them."""
 
     attempt: int
     wait: float
@@ -180,7 +180,7 @@ ModelEvent = Text | Thought | CallStarted | CallArguments | CallFinished | Finis
 
 
 class EmptyAnswer(ModelError):
-    """The model has answered without a word."""
+    """The model has answered with nothing."""
 
     def __init__(self, detail: str, usage: Usage, *, retryable: bool) -> None:
         super().__init__(ModelErrorType.ERROR, detail, retryable=retryable)
@@ -226,8 +226,8 @@ class SilenceLimit:
         self._deadline = self._loop.time() + self._idle
 
     def bytes_seen(self) -> None:
-        """Something arrived, such as a ping. Before the first event that is not enough: a queue may send pings for
-        ever."""
+        """Something arrived, such as a ping. Before the first event that is not enough: a server may send pings for
+        ever while the request is in its queue."""
         if self._answering:
             self._deadline = self._loop.time() + self._idle
 
@@ -278,10 +278,10 @@ class SilenceLimit:
         return ModelError(ModelErrorType.TIMEOUT, detail)
 
 
-# Tries a call of a model again after a failure, and has the model go on with an answer that broke off.
+# Tries a model call again after a failure, and lets the model continue an answer that broke off.
 #
-# This is the only retry loop around a model call. What was shown of an answer cannot be revoked here. So after its
-# first event, a failed answer is only continued: by a model that takes its beginning, and if nothing but text has come.
+# This is the only retry loop around a model call. Events that were shown cannot be revoked here. So after its first
+# event, a failed answer is only continued, if the model can do that and all events so far are text.
 
 
 FIRST_WAIT = 0.5
@@ -309,7 +309,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 LEAST_REPEATED = 20
 """Characters. Some servers repeat the text that they got, others do not. A shorter beginning could also be words that
-the model uses again."""
+the model repeats by itself."""
 
 
 class ContinuedText:
@@ -353,8 +353,8 @@ class ContinuedText:
 async def stream_with_retries(
     provider: ModelProvider, call: ModelCall, policy: RetryPolicy
 ) -> AsyncGenerator[ModelEvent]:
-    """Yields the answer to `call`. Retries according to the policy what fails before its first event, and continues
-    what breaks off later, as one answer. Its usage includes that of empty answers before it. Raises `ModelError`."""
+    """Yields the answer to `call`. Retries failures before its first event according to the policy, and continues an
+    answer that breaks off later. Its usage includes that of empty answers before it. Raises `ModelError`."""
     begun, spent = None, Usage()
     for number in count(1):
         attempt = _Attempt(provider, call, begun)
@@ -379,9 +379,9 @@ class _BegunText(msgspec.Struct, frozen=True):
 
     text: str
     lost: Usage
-    """An estimate of what the attempts have cost that broke off."""
+    """An estimate of the cost of the attempts that broke off."""
     failure: ModelError
-    """Of the last of them."""
+    """The failure of the last attempt."""
 
 
 class _Attempt:
@@ -394,10 +394,10 @@ class _Attempt:
         self._continued = None if before is None else ContinuedText(before.text)
         self.failure: ModelError | None = None
         self.seen: list[ModelEvent] = []
-        """What has come of the answer, as it was shown."""
+        """The events of the answer, as they were shown."""
 
     async def events(self) -> AsyncGenerator[ModelEvent]:
-        """The events as they arrive. A failure ends them and is stored."""
+        """Yields the events as they arrive. A failure ends them and is stored."""
         answer = self._provider.stream(self._call) if self._continued is None else self._rest(self._continued)
         try:
             async with aclosing(answer) as events:
@@ -414,7 +414,7 @@ class _Attempt:
                     yield part
 
     def _joined(self, event: ModelEvent, continued: ContinuedText) -> list[ModelEvent]:
-        """The event as part of the one answer."""
+        """The event as part of the whole answer."""
         match event:
             case Text():
                 text = continued.more(event.text)
@@ -422,19 +422,19 @@ class _Attempt:
             case Finished():
                 rest = continued.rest()
                 used = event.usage if self._before is None else self._before.lost.plus(event.usage)
-                # The provider's own form of the answer has only the rest of it.
+                # The provider's own form of the answer contains only the rest of it.
                 end = replace(event, usage=used, provider_response=None)
                 return [Text(rest), end] if rest else [end]
             case _:
                 return [event]
 
     def final(self, failure: ModelError) -> ModelError:
-        """The error for the caller. If a model refuses to go on, it is the one that broke the answer off."""
+        """The error for the caller. If a model refuses to continue, that is the error that broke the answer off."""
         is_refused = self._before is not None and not self.seen and not failure.retryable
         return self._before.failure if self._before is not None and is_refused else failure
 
     def begun(self) -> _BegunText | None:
-        """What the model may go on with; None if there is nothing, or if it cannot."""
+        """The text that the model may continue; None if there is none, or if the model cannot continue it."""
         call, before = self._call, self._before
         if not self.seen or self.failure is None:
             return before

@@ -133,7 +133,7 @@ def _effort(call: ModelCall, route: Route) -> str | None:
     if effort == "none":
         return None if not family.can_think or _can_stop_reasoning(route) else "cannot be kept from reasoning"
     match route.wire:
-        case "chat":  # what OpenAI serves itself over this protocol does not reason
+        case "chat":  # models that OpenAI itself serves over this protocol do not reason
             takes = family.can_think and route.provider != "openai"
         case "responses":
             takes = family.can_think
@@ -148,7 +148,7 @@ def _effort(call: ModelCall, route: Route) -> str | None:
 
 def _can_stop_reasoning(route: Route) -> bool:
     match route.wire:
-        case "chat" | "responses":  # the word goes there as it is
+        case "chat" | "responses":  # the server gets the value unchanged
             return True
         case "anthropic":
             return claude_model(route.model).without_thinking != "least"
@@ -220,7 +220,7 @@ _REFUSES: Mapping[str, Callable[[ModelCall, Route], str | None]] = {
     TOOL_CHOICE: _forced_call,
     FILES: _files,
 }
-"""By the option: what keeps a model from taking it, or None. Every model takes the options that are not here."""
+"""By option: a function that returns why a model does not take it, or None. Every model takes all other options."""
 
 
 MOST_BUILT_MODELS = 512
@@ -268,7 +268,7 @@ class Models:
         self._built: OrderedDict[str, ModelProvider] = OrderedDict()
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
-        """The answer as it comes, ending in `Finished`. Raises `ModelError`, its own and the provider's.
+        """Yields the answer as it arrives, ending in `Finished`. Raises `ModelError`, our own or the provider's.
 
         Closing this generator, or cancelling the task that reads it, closes the connection to the provider.
         """

@@ -1,7 +1,7 @@
 """The fields of one event in the form that the SDKs can read. No I/O.
 
-Servers that imitate OpenAI's Responses wire or Gemini's send numbers as ids, texts as numbers, null for a list, and ids
-that change from event to event. The SDKs refuse the whole answer for one of them, or take one call for two.
+Servers that imitate OpenAI's Responses API or Gemini's send numbers as ids, texts as numbers, null for a list, and ids
+that change from event to event. One such field makes an SDK refuse the whole answer, or take one call for two.
 """
 
 import json
@@ -15,7 +15,7 @@ from worker.models.special_tokens import NOT_READ, as_text, read_json, whole_num
 ENDS = ("response.completed", "response.incomplete")
 
 _BEGINS = ("response.created", "response.queued", "response.in_progress")
-"""The end of an answer repeats their contents."""
+"""The event at the end of an answer repeats the contents of these."""
 
 _COMPLETED = (
     *(b"response.output_item.", b"arguments.done", b"part.added", b'"parts"', b"responseId"),
@@ -92,7 +92,7 @@ _READ_GEMINI, _READ_RESPONSES = msgspec.json.Decoder(_Gemini), msgspec.json.Deco
 
 
 class ItemIds:
-    """The ids of an answer's items on the Responses wire. An event whose id no item has belongs to the item at its
+    """The ids of an answer's items in the Responses API. An event with an unknown id belongs to the item at the event's
     place; an item without an id of its own gets one."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class SdkFields:
 
     def __init__(self) -> None:
         self._response_id: Any = None
-        """Gemini's, of the first event: if the id changes, the SDK considers the answer interrupted."""
+        """Gemini's id in the first event: if the id changes, the SDK considers the answer interrupted."""
         self._ids = ItemIds()
 
     def completed(self, data: bytes) -> bytes:
@@ -138,8 +138,8 @@ class SdkFields:
         return data if completed == event else json.dumps(completed).encode()
 
     def _is_sound(self, data: bytes) -> bool:
-        """Whether each field has the type that the SDK expects, and its item a known id. Most events pass, and are not
-        rewritten."""
+        """Whether each field has the type that the SDK expects, and each item a known id. Most events pass, and are
+        not rewritten."""
         try:
             event = _READ_RESPONSES.decode(data)
             if event.type is None:
@@ -207,7 +207,7 @@ def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
 
 
 def _lacks_count(given: object, fitting: object) -> bool:
-    """Whether a Gemini count is no number."""
+    """Whether a Gemini count is not a number."""
     if not isinstance(fitting, dict):
         return given is not None
     counts = cast("dict[str, object]", fitting)
@@ -215,7 +215,7 @@ def _lacks_count(given: object, fitting: object) -> bool:
 
 
 def _with_args(part: object) -> object:
-    """A part of Gemini's with the arguments of its call as an object. Some servers send them as text, and an empty
+    """One of Gemini's parts with the arguments of its call as an object. Some servers send them as text, and an empty
     object as an empty list."""
     call = _object(_object(part).get("functionCall"))
     if "args" not in call:
@@ -242,7 +242,7 @@ def _with_full_parts(candidate: object) -> object:
 
 
 def _is_empty(part: object) -> bool:
-    """Whether a part contains neither text nor anything else but a mark of its kind."""
+    """Whether a part contains nothing but a mark of its kind."""
     if not isinstance(part, dict):
         return False
     return all(value is None or name == "thought" for name, value in cast("dict[str, object]", part).items())

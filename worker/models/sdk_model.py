@@ -1,9 +1,9 @@
-"""One model that is called with pydantic-ai's `direct.model_request_stream`, and no other part of it.
+"""One model that is called with pydantic-ai's `direct.model_request_stream`, and with no other part of pydantic-ai.
 
 Imported with the first SDK, never before. `responses_wire.py` and `google_wire.py` contain the differences between
 protocols.
 
-`as_model_error` translates the SDKs' errors; no other code knows both kinds.
+`as_model_error` translates the SDKs' errors; no other code knows both kinds of errors.
 """
 
 import base64
@@ -141,7 +141,7 @@ def _detail(error: sdk_errors.ModelAPIError) -> str:
     text = message_in(error.body) or error.message
     cause = error.__cause__
     if isinstance(error, sdk_errors.ModelConnectionError) and cause is not None:
-        # "Connection error." alone says too little; the transport's own text is further down the chain.
+        # "Connection error." alone is too vague; the transport's own text is further down the chain.
         deepest = _named(cause.__cause__ or cause)
         text = deepest if text in deepest else f"{text} ({deepest})"
     return sound(text)[:LONGEST_DETAIL]
@@ -231,10 +231,10 @@ def _part(part: AnswerPart) -> sdk.ModelResponsePart:
 
 
 MOST_BYTES = 20_000_000
-"""Per image: a whole request to Gemini may not have more."""
+"""Per image. Gemini allows no more for a whole request."""
 MOST_BYTES_TOGETHER = 60_000_000
 SAYING_NOTHING = ("", "application/octet-stream", "binary/octet-stream")
-"""Media types that servers send for any content. The address must show the type then."""
+"""Media types that servers send for any content. The address must then show the type."""
 
 
 class _NoImage(Exception):

@@ -85,7 +85,7 @@ class IncomingResponse:
         self.keeps_alive = False
         """Whether the connection may be used for another request when this response is whole."""
         self.failure: httpx2.TransportError | None = None
-        """Why it will never be complete."""
+        """Why the response will never be complete."""
         self.unread = 0
         """Bytes of the body that the reader has not read yet."""
         self._body: list[bytes] = []
@@ -106,7 +106,7 @@ class IncomingResponse:
     def feed(self, data: bytes) -> None:
         """Reads bytes from the server."""
         if self._parser is None:
-            self.keeps_alive = False  # it sends more than the response, or bytes that cannot be parsed
+            self.keeps_alive = False  # the server sends more than the response, or bytes that cannot be parsed
             return
         self._overhead += len(data)
         try:
@@ -329,7 +329,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def is_at_rest(self) -> bool:
-        """The same, including events that the event loop has not seen yet, such as the end of the connection."""
+        """`can_be_used`, also after events that the event loop has not seen yet, such as the end of the connection."""
         return self.can_be_used and not _is_readable(self._open_transport())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -400,7 +400,7 @@ class ServerConnection(asyncio.Protocol):
         self._open_transport().abort()
 
     async def _send(self, asked: OutgoingRequest, body: bytes | httpx2.AsyncByteStream, within_s: float | None) -> bool:
-        """Sends it at the pace of the server. Returns whether all of it was sent."""
+        """Sends the request at the pace of the server. Returns whether all of it was sent."""
         if isinstance(body, bytes):
             return await self._write(asked.head + asked.framed(body) + asked.end(), within_s)
         is_sent = await self._write(asked.head, within_s)
@@ -414,8 +414,8 @@ class ServerConnection(asyncio.Protocol):
         return is_sent and await self._write(asked.end(), within_s)
 
     async def _write(self, data: bytes, within_s: float | None) -> bool:
-        """Whether the socket has accepted it. If the server has closed the connection, or has answered without reading,
-        nothing more is sent."""
+        """Returns whether the socket has accepted the bytes. If the server has closed the connection, or has answered
+        without reading, nothing more is sent."""
         if self._is_over or self._open_transport().is_closing():
             return False
         if data:
@@ -480,7 +480,7 @@ async def within(seconds: float | None, too_late: type[httpx2.TimeoutException])
 
 
 async def until(done: "asyncio.Future[None]", seconds: float | None, too_late: type[httpx2.TimeoutException]) -> None:
-    """Waits until it is done."""
+    """Waits until the future is done."""
     if seconds is None:
         await done
     else:

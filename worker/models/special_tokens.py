@@ -1,13 +1,13 @@
 """Chat templates' special tokens in the text of a request.
 
-Many hosts of open models tokenize what users and tools say with special tokens allowed: a literal `<|im_start|>` in a
-tool's result reaches the model as the real one, and the text behind it as a turn of its own, in whatever role it names.
-So a zero-width joiner is put into each such token. It is taken out again of what the model says, which copies it, or
-another invisible character, into what it writes.
+Many hosts of open models tokenize the texts of users and tools with special tokens allowed: a literal `<|im_start|>` in
+a tool's result reaches the model as the real token, and the text after it as a turn of its own, in any role that the
+text names. So we put a zero-width joiner into each such token. The model may copy it, or another invisible character,
+into its answer, so we remove it there again.
 
 The shapes of the tokens are those of pydantic-ai (`_special_tokens.py`).
 
-JSON of providers is decoded here as far as it is needed.
+This module also decodes providers' JSON, to the extent that we need it.
 """
 
 import json
@@ -37,7 +37,7 @@ class Decoder(Generic[_Event]):
         self._decoder = msgspec.json.Decoder(event)
 
     def decode(self, data: bytes) -> _Event:
-        """The event. Raises `ModelError` if it is not JSON, or has another form than every answer."""
+        """The event. Raises `ModelError` if the data is not JSON, or has another form than every answer."""
         try:
             return self._decoder.decode(data)
         except (*NOT_READ, RecursionError) as error:
@@ -187,12 +187,12 @@ _MISTRALS = re.compile("mi[sx]tral|ministral|magistral|devstral|codestral|pixtra
 
 
 def is_mistrals(model: str) -> bool:
-    """Whether the model is one of Mistral's, whose templates refuse a user's message behind results."""
+    """Whether the model is one of Mistral's, whose templates refuse a user's message after results."""
     return _MISTRALS.search(model) is not None
 
 
 def alternating(messages: Sequence[dict[str, Any]], *, answers_results: bool) -> list[dict[str, Any]]:
-    """The messages with those of the user in a row as one: many templates demand that user and model take turns.
+    """Joins consecutive messages of the user: many templates demand that user and model take turns.
 
     `answers_results`: the model must answer results before the user speaks.
     """
@@ -209,7 +209,7 @@ def alternating(messages: Sequence[dict[str, Any]], *, answers_results: bool) ->
 
 
 def _both(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
-    """The contents of two messages as that of one."""
+    """The contents of two messages as the content of one."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     contents = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second))
@@ -268,7 +268,7 @@ _ENDS_NAME = re.compile(r'[\s"]')
 _HALF = re.compile("[\ud800-\udfff]")
 _IN_HALVES = re.compile("[\ud800-\udfff\U00010000-\U0010ffff]")
 _WRITTEN_IN_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|[\xf0-\xf4]")
-"""In JSON: as an escape, as bytes that are invalid UTF-8, or whole."""
+"""A half in JSON: as an escape, as bytes that are invalid UTF-8, or inside a whole character."""
 
 _HIDDEN = 0x10F800 - 0xD800
 """Added to a half, it gives one of the last private-use characters of Unicode."""

@@ -39,7 +39,7 @@ NO_PARAMETERS: _Schema = {"type": "object", "properties": {}}
 
 
 def parameters_of(tool: ToolSpec) -> _Schema:
-    """A tool's parameters as one object without alternatives, which every provider demands of the schema as a whole.
+    """A tool's parameters as one object without alternatives: every provider demands that of the schema as a whole.
     The worker checks the arguments of a call against the tool's own schema."""
     schema = tool.parameters or NO_PARAMETERS
     if schema.get("type") == "object" and not any(kind in schema for kind in _ALTERNATIVES):
@@ -75,7 +75,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def for_openai(tool: ToolSpec) -> _Schema:
-    """The parameters with each object in them that names no properties open to all: OpenAI's form would close it."""
+    """The parameters, with every object without named properties opened: OpenAI's form would close it."""
     return parameters_of(tool) if tool.strict else _with_parts(parameters_of(tool), _opened)
 
 
@@ -124,7 +124,7 @@ class ToolSchema(NamedTuple):
 
 
 def tool_schema(parameters: _Schema) -> ToolSchema:
-    """The parameters without keywords that mean nothing, and with those that OpenAI demands."""
+    """The parameters without meaningless keywords, and with the keywords that OpenAI demands."""
     plain = _plain(parameters)
     is_strict = all(_fits_strict_mode(schema) for schema in _within(plain)) and not _is_too_big(plain)
     return ToolSchema(plain, is_strict)

@@ -116,7 +116,7 @@ class EgressDialer:
     """Connects tools to hosts that the operator allows, by a list of names and the usual policy of addresses.
 
     It resolves a name once and connects to the addresses that it checked, so a name that changes its address gains
-    nothing.
+    no access.
     """
 
     def __init__(self, allowed: AllowedHosts, policy: AddressPolicy, resolve: Resolve | None = None) -> None:
@@ -198,11 +198,11 @@ _KEYED = frozenset({b"POST", b"PATCH"})
 
 
 class RequestKeys:
-    """The idempotency keys of the requests of one call: the same when the call is made again, and different for each
-    request, because a service answers two requests with one key as if they were one."""
+    """The idempotency keys of the requests of one call. They are the same if the call is made again, and different for
+    each request, because a service treats two requests with one key as one."""
 
     def __init__(self, key: str) -> None:
-        """`key`: the call's key. Empty: its requests get none."""
+        """`key`: the call's key. Empty: its requests get no keys."""
         self._key = key
         self._made: Counter[bytes] = Counter()
 

@@ -31,7 +31,7 @@ from shared.redis.queue import JobLeases, Renewal, WorkerPresence
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 STANDSTILL_LEASES = 10
-"""If the loop is blocked for so many leases, the thread stops renewing, and other workers get the jobs."""
+"""Leases' lengths. If the loop is blocked for longer, the thread stops renewing, and other workers get the jobs."""
 
 
 class LeaseState(Enum):
@@ -126,7 +126,7 @@ class Leases:
         return True
 
     def refused(self, job_id: str) -> bool:
-        """A forgotten lease could not be taken again. False when the job was stopped before."""
+        """Records that a forgotten lease could not be taken again. False if the job was stopped before."""
         lease = self._living(job_id)
         if lease is None:
             return False
@@ -273,8 +273,8 @@ class LeaseRenewer:
 
     async def _retake(self, job_id: str) -> None:
         """Takes a forgotten lease again. It asks SQL before and after: the sweeper, which considers such a job lost,
-        first stores a new dispatch in SQL and then checks whether the lease is back. So one of the two sees the
-        other."""
+        first stores a new dispatch in SQL and then checks whether the lease is back. So either this worker sees the
+        dispatch or the sweeper sees the lease."""
         if not await self._still_ours(job_id):
             self._refuse(job_id, "the run was claimed or dispatched again")
             return

@@ -260,7 +260,7 @@ class RunExecutor:
     code: OwnVersions = ANY_VERSION
     """The versions of this worker's agents of own code."""
     taker_of: Callable[[str, str], Awaitable[str | None]] = _nobody
-    """Which version continues the runs that began in a version of an agent (`VersionPresence.taker_of`)."""
+    """Returns the version that continues the runs of a version of an agent (`VersionPresence.taker_of`)."""
 
     async def execute_run(self, run_id: RunId, dispatch: int) -> None:
         """Executes the run of one dispatch. Does nothing if the run cannot be claimed now, or not by this dispatch.
@@ -304,7 +304,7 @@ class RunExecutor:
 
     @asynccontextmanager
     async def _announced(self, run: Run) -> AsyncGenerator[None]:
-        """Announces that the run begins, beside its first work, and that it has changed again."""
+        """Announces the run's beginning during its first work, and its next change after the block."""
         log = self.services.event_log
         try:
             async with background(log.announce(run), name=f"announce {run.id}"):
@@ -313,7 +313,7 @@ class RunExecutor:
             await log.announce(run)
 
     async def _claim(self, run_id: RunId, dispatch: int, limits: AttemptLimits | None) -> Run | None:
-        """Claims the run, unless workers with the version of its code live: then it is dispatched for them."""
+        """Claims the run. If workers with the version of its code are alive, dispatches the run for them instead."""
         try:
             return await self._claimed(run_id, dispatch, limits, self.code)
         except OtherVersion as other:

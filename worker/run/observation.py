@@ -41,9 +41,9 @@ from worker.run.interruption import Interruption
 #
 #     ObservedRun            from its claim until this worker gives it up
 #     ├── ObservedStep       one model call with what belongs to it, or the calls that an earlier owner left open
-#     │   ├── ObservedModelCall      the step's own, and that of a summary; its retries, and its first piece
+#     │   ├── ObservedModelCall      the step's call or that for a summary, with its retries and its first piece
 #     │   ├── ObservedToolCall       several at a time, if the tools may run together
-#     │   └── ObservedWrite          a checkpoint, or the question for an approval
+#     │   └── ObservedWrite          a checkpoint, or the request for an approval
 #     └── ObservedWrite      the settlement
 #
 # Each is one mutable record: observers get it when it begins, and again, complete, when it has ended. They are not
@@ -62,12 +62,12 @@ class Observed:
     """Unix time in milliseconds."""
     ended_at: int = 0
     began_s: float = 0.0
-    """By a monotonic clock, as the duration `seconds`."""
+    """By a monotonic clock, which also measures the duration `seconds`."""
     seconds: float = 0.0
     outcome: str = ""
-    """Set when it ends: `success`; what interrupted it (`cancelled`, `timed_out`, `budget`, `handed_over`, `lost`,
-    `put_off`, `waits`, `interrupted`); or how it failed (`error`, for a model call the `ModelErrorType`). A record with
-    other outcomes documents them."""
+    """Set at the end: `success`; an interruption (`cancelled`, `timed_out`, `budget`, `handed_over`, `lost`, `put_off`,
+    `waits`, `interrupted`); or a failure (`error`, for a model call the `ModelErrorType`). A record with other outcomes
+    documents them."""
     error: BaseException | None = None
     """The exception that ended it. Its text may be a model's or a tool's."""
 
@@ -76,21 +76,21 @@ class Observed:
 class ObservedRun(Observed):
     """One claim of a run. `outcome`: the status that this worker gave it (`completed`, `failed`, `cancelled`), `parked`
     if it waits for a person, `waits` if it waits for room in a budget or for other runs, `refused` if another owner
-    ended it; else what interrupted it."""
+    ended it; else the interruption."""
 
     run: Run
-    """As it was claimed: `fence` is the number of the attempt."""
+    """The run as it was claimed: `fence` is the number of the attempt."""
     worker: str
     agent_name: str = ""
     """Known once the run is loaded."""
     queue_wait_s: float | None = None
-    """From its submission to its first claim; None for a later one."""
+    """From the run's submission to its first claim; None for later claims."""
     settled: Run | None = None
     """The run as this worker ended it."""
     cancelled_after_s: float | None = None
     """From a client's cancel request to the run's end; None if the cancel let the step end first."""
     interrupted_in: Literal["model", "tool", "between"] = "between"
-    """What the interrupt cut off."""
+    """The work that the interrupt cut off."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -101,7 +101,7 @@ class ObservedStep(Observed):
     number: int
     """In the run, from 1."""
     goes_on: bool = False
-    """The step consists only of calls that an earlier owner left open or that a decision has allowed."""
+    """The step makes only calls that an earlier owner left open or that a decision has allowed."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,7 +119,7 @@ class ObservedModelCall(Observed):
     """No piece of the answer has arrived. The consumer of the stream calls `RunObservation.hear` only while this is
     true."""
     is_first: bool = False
-    """It brought the first piece of an answer in this claim of the run. A summary is no answer."""
+    """The call brought the first piece of an answer in this claim of the run. A call for a summary never does."""
     first_piece_at: int = 0
     first_piece_s: float = 0.0
     """Seconds from the request to the first piece."""
@@ -165,10 +165,10 @@ class RunObserver:
         return self
 
     def began(self, what: Observed) -> None:
-        """Something begins. Its `parent` has begun and not ended."""
+        """`what` begins. Its `parent` has begun and not ended."""
 
     def ended(self, what: Observed) -> None:
-        """It has ended, possibly by an interrupt. Its record is complete."""
+        """`what` has ended, possibly by an interrupt. Its record is complete."""
 
     def first_piece(self, call: ObservedModelCall) -> None:
         """The first piece of a model's answer has arrived."""
@@ -177,11 +177,11 @@ class RunObserver:
         """A model call failed before its answer, and is retried."""
 
     def shown(self, size: int, delay_s: float | None) -> None:
-        """Redis has events of `size` bytes, so live readers see them. The oldest was emitted `delay_s` seconds ago.
-        None for the end of the log, which SQL has numbered."""
+        """Redis has events of `size` bytes, so live readers see them. The oldest was emitted `delay_s` seconds ago;
+        `delay_s` is None for the end of the log, which SQL has numbered."""
 
     def restarted(self) -> None:
-        """What readers have seen of a step is void; the step begins again."""
+        """The events that readers have seen of a step are void; the step begins again."""
 
     def log_lost(self) -> None:
         """Redis has lost a part of the log; the publisher sends again what SQL lacks."""
@@ -320,14 +320,14 @@ class RunObservation:
         return _Scope(self, record)
 
     def begin(self, what: Observed) -> None:
-        """Its scope calls it."""
+        """Called by the scope of `what`."""
         what.began_at, what.began_s = unix_ms(self._clock.now()), self._clock.monotonic()
         if isinstance(what, ObservedStep):
             self._step = what
         self._tell(lambda observer: observer.began(what))
 
     def end(self, what: Observed, error: BaseException | None) -> None:
-        """Its scope calls it."""
+        """Called by the scope of `what`."""
         what.ended_at, what.seconds = unix_ms(self._clock.now()), self._clock.monotonic() - what.began_s
         what.error = error
         what.outcome = what.outcome or self._outcome_of(error)

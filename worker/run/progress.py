@@ -162,13 +162,13 @@ class RunAccount:
         and the model's price is unknown.
 
         `repeats` is the text of the prompt if the call repeats the step's calls that were lost with their workers:
-        those are counted with it.
+        the lost calls are then counted as well.
         """
         run, used = self._publisher.run, self._progress.usage
         lost = None if repeats is None else self.lost(call.handle, repeats)
         await self._whole(lambda: self._budgets.reserve(run, used if lost is None else used.plus(lost), call))
-        # Only now: the account takes what the run has used from the place that was set aside. Other calls of the run
-        # may have been counted meanwhile.
+        # Only after the reservation, which reads the run's earlier usage. Other calls of the run may have been
+        # counted meanwhile.
         if lost is not None:
             self._progress.usage = self._progress.usage.plus(lost)
             self._publisher.shown.forget_lost()
@@ -185,7 +185,7 @@ class RunAccount:
         return priced
 
     def count_aside(self, model: str, usage: Usage) -> None:
-        """Counts a finished call that is no step: adds its tokens, and leaves `context_tokens` unchanged."""
+        """Counts a finished call that is not a step: adds its tokens, and leaves `context_tokens` unchanged."""
         progress = self._progress
         total = progress.usage.plus(self.priced(model, usage))
         progress.usage = replace(total, context_tokens=progress.usage.context_tokens)

@@ -34,7 +34,7 @@ from worker.run.observation import (
     RunObserver,
 )
 
-# How a run's new owner adopts its log: what earlier owners have shown, and how the new owner continues after that.
+# How a run's new owner adopts its log: the events of earlier owners, and the event with which the new owner continues.
 
 
 class RecoveredLog(NamedTuple):
@@ -43,7 +43,7 @@ class RecoveredLog(NamedTuple):
     follows: Seq
     """The number after which the owner's first event comes."""
     shown: ShownStep
-    """What readers have seen of the current step."""
+    """The part of the current step that readers have seen."""
     opening: LogContinued | StepRestarted | None
     """The owner's first event; None for the run's first owner."""
 
@@ -89,7 +89,7 @@ def _opening(run: Run, shown: ShownStep, log: AdoptedLog, at: int, *, goes_on: b
 
 # The log lines of a run at DEBUG: its model calls, tool calls and writes, as they begin and end.
 #
-# They have ids, figures and outcomes, but no prompts, answers or tool names: those do not belong in a log.
+# The lines contain ids, figures and outcomes, but no prompts, answers or tool names: those do not belong in a log.
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -145,10 +145,10 @@ SPILL_AT = 2000
 """Entries of one unfinished step at which the publisher stores them before the step ends."""
 
 SPILL_BYTES = 2_000_000
-"""The same limit in bytes. It bounds what a checkpoint has to pack."""
+"""The same limit in bytes. It bounds the bytes that a checkpoint has to pack."""
 
 APPEND_AT_MOST = 5000
-"""The most entries of one append. More of them wait only after an outage of Redis, and a long script would block
+"""The most entries of one append. More entries wait only after an outage of Redis, and a long script would block
 Redis."""
 
 FLUSH_S = 2.0
@@ -182,7 +182,7 @@ class Publisher:
         """The run with its owner's current fence."""
         self.observation = observation
         self.shown = ShownStep()
-        """What readers have seen of the current step."""
+        """The part of the current step that readers have seen."""
         self.has_saved = False
         """Whether this owner of the run has finished a step."""
         self._event_log = event_log

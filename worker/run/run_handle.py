@@ -93,7 +93,7 @@ class AwaitsRuns(msgspec.Struct, frozen=True):
 
     seen: frozenset[SeenChild]
     next: Dispatch | None
-    """The run's next dispatch, if it does not have to wait: a child has changed meanwhile."""
+    """The run's next dispatch, if the run need not wait because a child has changed meanwhile."""
 
 
 class RunHandle:
@@ -128,7 +128,7 @@ class RunHandle:
         self.services = services
         """For the parts of the handle."""
         self.held = AsyncExitStack()
-        """What the body needs until the run's end is stored."""
+        """Resources that the body needs until the run's end is stored."""
         self.clock, self.ids = services.clock, services.ids
         self.progress = RunProgress(usage=run.usage, step_count=run.step_count)
         self.calls, self.inbox = RunCalls(self), RunInbox(self)
@@ -185,7 +185,7 @@ class RunHandle:
 
     @property
     def shown(self) -> ShownStep:
-        """What readers have seen of the current step."""
+        """The part of the current step that readers have seen."""
         return self.publisher.shown
 
     def emit(self, *events: Event) -> None:
@@ -232,7 +232,7 @@ class RunHandle:
     async def record_journal(
         self, entries: Sequence[JournalEntry], *, step: Step | None = None, anew: bool = False, state: bytes = b""
     ) -> None:
-        """Stores entries in the middle of a step, a model call and a state; `anew`: deletes others. As `compact`."""
+        """Stores entries, a model call and a state in a step; `anew` deletes other entries. Raises as `compact`."""
         record, now, used = self.services.checkpoints.record_journal, self.clock.now(), self.progress
         spent = step and Spent(step, used.usage, used.step_count, self.services.budgets.accounts_of(self.run))
         with self.interruption.shielded():
@@ -386,8 +386,8 @@ class RunInbox:
         """Moves waiting messages into the history. Returns whether there were any. `journal` returns the entries of the
         journal that record them.
 
-        Each enters the history once, and the log shows it once. If a worker dies between the two, the next worker finds
-        in the log what was shown, and does not show it again.
+        Each message enters the history once, and the log shows it once. If a worker dies between these two writes, the
+        next worker finds the shown messages in the log, and does not show them again.
         """
         handle, inbox = self._handle, self._handle.services.inbox
         with handle.interruption.shielded():
@@ -411,7 +411,7 @@ class RunInbox:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a body ended its run, and what the worker still has to store."""
+    """The end that a body has given its run, and the data that the worker still has to store."""
 
     end: RunEnd
     messages: list[NewMessage] = []
@@ -424,7 +424,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sleeps(msgspec.Struct, frozen=True):
-    """The run has nothing to do until then. Another claim continues it."""
+    """The run has nothing to do before `until`. Another claim continues it."""
 
     until: datetime
 

@@ -48,7 +48,7 @@ long batch."""
 
 
 def asked_content(what: Observed) -> Attributes:
-    """Returns the texts that are known when it begins."""
+    """Returns the texts that are known when `what` begins."""
     match what:
         case ObservedModelCall(call=call):
             messages, left_out = _newest(call.history)
@@ -64,7 +64,7 @@ def asked_content(what: Observed) -> Attributes:
 
 
 def answered_content(what: Observed) -> Attributes:
-    """Returns the texts that are known when it ends."""
+    """Returns the texts that are known when `what` ends."""
     match what:
         case ObservedModelCall(answer=AssistantMessage() as answer):
             shown = [{**one, "finish_reason": what.finish_reason} for one in _messages(answer)]
@@ -108,7 +108,7 @@ def _messages(body: MessageBody) -> list[dict[str, Any]]:
         case Summary():
             return [_message("system", _text(body.text))]
         case SystemMessage() | ApprovalResponse():
-            return []  # the call's instructions replace the one, the results the other
+            return []  # the call's instructions replace system messages, and the results replace decisions
 
 
 def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ NOTHING_LEFT = (
 
 
 async def _nothing(_: Run) -> None:
-    """What follows the end of a run where no runs have children."""
+    """Does nothing: for workers whose runs have no children."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ def failed_by_budget(error: BudgetExceeded) -> RunEnd:
 
 
 def failed_by_defect(error: Exception) -> RunEnd:
-    """The end of a run after a defect of Holdfast or of what it runs on."""
+    """The end of a run after a defect of Holdfast or of its environment."""
     shown = RunError(
         ErrorCode.INTERNAL_ERROR, "An error occurred during agent execution.", f"{type(error).__name__}: {error}"
     )

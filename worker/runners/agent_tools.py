@@ -86,7 +86,7 @@ class AgentToolRunner:
         try:
             children = await self.children.of_call(run.run, call.id)
             for child in children:
-                # An earlier attempt may have stored it and ended before it dispatched it.
+                # An earlier attempt may have stored the child, and ended before it dispatched it.
                 await self.started.queue.dispatch_stored(child)
             # An agent may have been renamed since, and another agent may have its old name.
             is_known = bool(children) and tool.name != ASKS_TAGGED_AGENTS

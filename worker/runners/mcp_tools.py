@@ -24,7 +24,7 @@ NO_SERVER = "Error: the tool was not called: its MCP server {!r} is no longer th
 
 
 OF_A_SERVER = RunnerTraits(timeout_s=None)
-"""The runner limits the time of a call itself: it then knows whether the server may have acted."""
+"""The runner limits the time of a call itself, and so knows whether the server may have acted."""
 ALWAYS_ASKING = RunnerTraits(timeout_s=None, asks_always=True)
 
 
@@ -84,7 +84,7 @@ class McpToolRunner:
             outcome = ToolOutcome("error", f"Error: {error.message}")
         else:
             outcome, images = ToolOutcome("error" if result.is_error else "success", result.text), result.images
-        # The caller knows the agent's secrets, and not those of the server.
+        # The caller knows the agent's secrets, but not the server's.
         for target in targets:
             outcome = await without_secrets(outcome, {**target.headers, **target.env})
         return ForeignOutcome(outcome, partial(_returned, call, images))

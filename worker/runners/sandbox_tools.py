@@ -23,8 +23,8 @@ from worker.runners.tool_runner import CallingRun, ForeignOutcome, RunnerTraits,
 from worker.tools.outcomes import MAX_RESULT_CHARS, ToolInvocation, ToolOutcome, ToolSandbox
 
 _ASKS = re.compile(r"\bagent_(state|id)\b")
-"""Matches a source that uses the agent. Others do not get it: the memory may be large, and most tools do not need
-it."""
+"""Matches a source that uses the agent. Other sources do not get it: the memory may be large, and most tools do not
+need it."""
 
 
 BEHIND_WALLS = RunnerTraits(limits_results=True, timeout_s=None)

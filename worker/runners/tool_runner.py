@@ -1,8 +1,8 @@
 """The interface of a tool runner, which makes the calls of one kind of tool, and the table of runners.
 
-A runner's caller does what is the same for all calls: it checks rules, gates and arguments, stores the intent, removes
-secrets, limits time and the length of results, and shows and stores the call. The tool's row says whether a call may be
-started twice (`Tool.idempotent`).
+A runner's caller does the work that is the same for all calls: it checks rules, gates and arguments, stores the intent,
+removes secrets, limits time and the length of results, and shows and stores the call. The tool's row says whether a
+call may be started twice (`Tool.idempotent`).
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -57,11 +57,11 @@ class CallingRun(Protocol):
         ...
 
     def idempotency_key(self, call: ToolCall, /) -> str:
-        """Returns the key of a call: the same in every attempt, and no other call ever has it."""
+        """Returns the key of a call. It is the same in every attempt, and unique to this call."""
         ...
 
     def started_agents(self, call: ToolCall, /) -> Collection[AgentId]:
-        """Returns the agents of which this call has started a run, as far as `emit_once` has shown it."""
+        """Returns the agents for which this call has started a run, as far as `emit_once` has shown it."""
         ...
 
     def emit_once(self, event: ChildStarted | ChildWaits, /) -> None:
@@ -79,7 +79,7 @@ class CallingRun(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerTraits:
-    """What the caller does around a runner's calls. The defaults suit a third party's server."""
+    """Properties of a runner's calls, for the caller. The defaults suit a third party's server."""
 
     sees_secrets: bool = True
     """A call may see the agent's secrets, because it runs foreign code or asks a foreign server. The worker decrypts
@@ -90,7 +90,7 @@ class RunnerTraits:
     limits_results: bool = False
     """The runner enforces `Tool.return_char_limit` itself. If not, the caller cuts its results."""
     asks_always: bool = False
-    """A person decides on each call, whatever the agent and the tool say, because the operator demands it."""
+    """A person decides on each call, whatever the settings of agent and tool, because the operator demands it."""
     timeout_s: float | None = 60.0
     """Seconds after which the caller cancels a call and returns an error result. None if the runner ends its calls
     itself."""

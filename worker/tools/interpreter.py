@@ -14,7 +14,7 @@ SYSTEM_FILES = (
     *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/nix/store"),
     *("/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf"),
 )
-"""Libraries, time zones, and the files that the loader of libraries reads. No files of the machine's owner."""
+"""Libraries, time zones, and the files of the dynamic loader. No files of the machine's owner."""
 LOOK = (
     "import sys, sysconfig; "
     "print('\\n'.join(['.'.join(map(str, sys.version_info[:2])), sys.executable, sysconfig.get_path('stdlib'), "
@@ -40,26 +40,26 @@ class Interpreter(msgspec.Struct, frozen=True):
 
 
 def own_interpreter() -> Interpreter:
-    """The worker's own, without its installed packages."""
+    """Returns the worker's own Python, without its installed packages."""
     paths = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("LIBDIR") or "")
     return Interpreter(os.path.realpath(sys.executable), paths)
 
 
 def described(lines: Sequence[str]) -> Interpreter:
-    """Parses a Python's answer to `LOOK`. Raises `ValueError` when it is too old, or no Python."""
+    """Parses a Python's answer to `LOOK`. Raises `ValueError` if it is too old, or not a Python."""
     version, executable, *libraries = lines
     if tuple(map(int, version.split("."))) < OLDEST:
         raise ValueError(f"it is Python {version}; tools need {OLDEST[0]}.{OLDEST[1]} or newer")
     return Interpreter(str(Path(executable).resolve()), tuple(libraries))
 
 
-# The Node.js that JavaScript calls become, and the part of the machine's files that it needs.
+# The Node.js that runs JavaScript calls, and the part of the machine's files that it needs.
 
 
 HARNESS = Path(__file__).parent / "guest" / "child_javascript.js"
 OLDEST_NODE = 18
 BESIDE = "/usr/share/nodejs"
-"""Where some distributions keep parts of Node.js itself."""
+"""The folder in which some distributions keep parts of Node.js itself."""
 NODE_LOOK = (
     "console.log(JSON.stringify({version: process.versions.node, executable: process.execPath, "
     "libraries: process.report.getReport().sharedObjects}))"
@@ -72,7 +72,7 @@ class NodeProgram(msgspec.Struct, frozen=True):
     executable: str
     version: str
     libraries: tuple[str, ...]
-    """All files that it loads when it starts, its loader among them."""
+    """All files that it loads at its start, including the dynamic loader."""
 
     @property
     def files(self) -> list[str]:
@@ -98,7 +98,7 @@ class _Answer(msgspec.Struct):
 
 
 def described_node(answer: str) -> NodeProgram:
-    """Parses a Node.js' answer to `NODE_LOOK`. Raises `ValueError` when it is too old, or no Node.js."""
+    """Parses the answer of a Node.js to `NODE_LOOK`. Raises `ValueError` if it is too old, or not a Node.js."""
     said = msgspec.json.decode(answer, type=_Answer)
     if int(said.version.partition(".")[0]) < OLDEST_NODE:
         raise ValueError(f"it is Node.js {said.version}; tools need {OLDEST_NODE} or newer")

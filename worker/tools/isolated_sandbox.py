@@ -1,10 +1,10 @@
-"""Runs each tool call as a fork of its project's zygote, behind walls: see `SandboxTier` for which.
+"""Runs each tool call as an isolated fork of its project's zygote. `SandboxTier` lists the kinds of isolation.
 
-The worker holds the call by its pidfd. The call's end is its process's end, never an end of file.
+The worker holds the call by its pidfd. A call ends with its process, never with an end of file.
 
 A worker has one zygote per project, so that no project's calls share a memory layout or a hash seed. A zygote that has
-made many calls is replaced: those that run finish on the old one. A zygote that was idle for a while is ended, and only
-some idle ones are kept.
+made many calls is replaced; its running calls finish first. A zygote that was idle for a while is ended, and at most a
+few idle zygotes are kept.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ MOST_IDLE = 8
 
 
 class ZygoteNeeds(msgspec.Struct, frozen=True):
-    """The requirements of a call for its zygote. Calls with different ones do not share a zygote."""
+    """The requirements of a call for its zygote. Calls with different requirements do not share a zygote."""
 
     project_id: ProjectId
     folders: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class ZygotePool:
         self._endings: set[asyncio.Task[None]] = set()
 
     async def zygote(self, key: ZygoteNeeds) -> Zygote:
-        """The project's zygote for such calls; started, if there is none. Raises `OSError` when it does not start."""
+        """Returns the project's zygote for such calls; starts it if there is none. Raises `OSError` if that fails."""
         found = self._current.get(key)
         if found is not None and not found.is_gone and found.begun < self._calls_of_one:
             self._current.move_to_end(key)
@@ -84,11 +84,11 @@ class ZygotePool:
             self._retire(key)
         if key not in self._starting:
             self._starting[key] = asyncio.create_task(self._start(key), name="start a zygote")
-        # One caller's cancellation must not end a start that others wait for.
+        # One caller's cancellation must not end a start that other callers wait for.
         return await asyncio.shield(self._starting[key])
 
     async def aclose(self) -> None:
-        """Ends every zygote, and what still runs in it."""
+        """Ends every zygote, with the calls that still run in it."""
         for task in list(self._starting.values()):
             await asyncio.wait([task])
         for key in list(self._current):
@@ -136,7 +136,7 @@ class ZygotePool:
             self._retire(key)
 
     def _drop_idle(self) -> None:
-        """The one that was used last stays, for the call that it was started for."""
+        """Keeps the most recently used zygotes. The last one was just started for a call."""
         idle = [key for key, zygote in self._current.items() if zygote.is_idle]
         for key in idle[: max(0, len(idle) - self._most_idle)]:
             self._retire(key)
@@ -154,7 +154,7 @@ STARTS = 3
 """How often a call is tried if the zygotes end before they have begun it."""
 WALLS_FAILED = 71
 CLOCK_S = 0.2
-"""The kernel looks at the processor time that a call has used now and then."""
+"""Seconds. The kernel compares a call's processor time with its limit only from time to time."""
 
 
 class IsolatedSandbox:
@@ -170,8 +170,8 @@ class IsolatedSandbox:
         folders: ToolFolders | None = None,
         reach: EgressDialer | None = None,
     ) -> None:
-        """`grace_s`: from SIGTERM to SIGKILL. `folders`: among the system's temporary ones if not given. `reach`: the
-        hosts to which calls with a network may connect; None: none."""
+        """`grace_s`: seconds from SIGTERM to SIGKILL. `folders`: by default below the system's temporary folder.
+        `reach`: connects calls with a network to the allowed hosts; None: no call gets a network."""
         self._plan = plan
         self._folders = folders or ToolFolders(Path(tempfile.gettempdir()), plan.user)
         self._reach = reach
@@ -216,7 +216,7 @@ class IsolatedSandbox:
 
     @asynccontextmanager
     async def _prepared(self, invocation: ToolInvocation, run_folder: Path | None) -> AsyncGenerator["WalledProcess"]:
-        """The call's process, not started, with what it needs for as long as the block lasts."""
+        """Yields the call's process, not started. Its folder, its proxy and its watches last as long as the block."""
         async with contextlib.AsyncExitStack() as stack:
             directory = ""
             if self._plan.tier is not SandboxTier.ONE:
@@ -276,8 +276,8 @@ class WalledProcess:
         run_folder: str = "",
         proxy: EgressProxy | None = None,
     ) -> None:
-        """`sent`: the payload. `result_bytes`: the longest frame that is read. `directory`: for the call to write in,
-        where it has no file system of its own. `run_folder`: as in `Zygote.fork`. `proxy`: gets the call's socket."""
+        """`sent`: the payload. `result_bytes`: the longest frame that is read. `directory`: the call's writable folder,
+        if it has no file system of its own. `run_folder`: as in `Zygote.fork`. `proxy`: gets the call's socket."""
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._needs = needs
@@ -309,7 +309,7 @@ class WalledProcess:
         return "its walls could not be built; it ended" if code == WALLS_FAILED else how_it_ended(code)
 
     async def start(self) -> None:
-        """Foreign code runs only once this has returned, for the payload is sent last."""
+        """Foreign code runs only after this has returned, because the payload is sent last."""
         with child_ends(self._pipes, (self._payload, self.result, self.stdout, self.stderr)) as ends:
             self._call = await self._forked(ends)
         if self._proxy is not None and (listening := self._call.take_listening()) is not None:
@@ -344,7 +344,7 @@ class WalledProcess:
             self._terminate(self._call)
 
     def kill(self, because: str) -> None:
-        """Without grace. `because`: how it ended, in words."""
+        """Kills the call without grace. `because`: the reason, as the call's result shows it."""
         if self._call is not None and not self.is_over:
             self._killed_because = because
             self._call.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Tests at a worker's start whether JavaScript calls work on this machine, behind the chosen walls."""
+"""Tests at a worker's start whether JavaScript calls work on this machine, with the chosen isolation."""
 
 import asyncio
 import shutil
@@ -19,7 +19,7 @@ from worker.tools.zygote import ZygotePlan
 
 OFF = "off"
 LOOK_S = 120.0
-"""Longer than a machine stands still: a worker that begins meanwhile would have no tools in JavaScript."""
+"""Longer than a machine stands still: otherwise a worker that starts meanwhile would have no tools in JavaScript."""
 TRIAL_S = 10.0
 TRIAL = """
 import fs from "node:fs";
@@ -46,20 +46,20 @@ export async function tool(walls) {
   return "held";
 }
 """
-"""In the memory of the sandbox: if it is too little for Node.js, the worker's start reports that, and not the first
-call."""
+"""It runs in the memory of the sandbox. If that is too little for Node.js, the worker's start reports it, and not the
+first call."""
 
 _FOUND: dict[tuple[str, ZygotePlan | PlainProcess, CallLimits], str | None] = {}
-"""The cached result for each Node.js: a machine does not change while a process lives."""
+"""The cached result for each Node.js: a machine does not change while a process is alive."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> NodeProgram | None:
-    """The Node.js that JavaScript calls become; None where there is none, or none that works, which the log says.
+    """Returns the Node.js that runs JavaScript calls. None, with a line in the log, if there is none that works.
 
-    `setting`: a path, "off", or empty for the one on the PATH. `walls`: around it. Raises
-    `InvalidRequest` when the one that was asked for by its path does not work.
+    `setting`: a path, "off", or empty for the one on the PATH. `walls`: the isolation around it. Raises
+    `InvalidRequest` if a Node.js that the setting names by its path does not work.
     """
     found = setting or shutil.which("node") or shutil.which("nodejs")
     if found is None or setting == OFF:
@@ -83,7 +83,7 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
 
 
 def look_at(path: str) -> NodeProgram:
-    """The Node.js at this path. Raises `OSError`, `ValueError` or `SubprocessError`."""
+    """Returns the Node.js at this path. Raises `OSError`, `ValueError` or `SubprocessError`."""
     answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
         [path, "-e", NODE_LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
     )
@@ -99,7 +99,7 @@ def sandbox_of(
     folders: ToolFolders | None = None,
     reach: EgressDialer | None = None,
 ) -> ToolSandbox:
-    """Returns the sandbox that runs calls behind these walls, in Python and, if there is a `node`, in JavaScript."""
+    """Returns the sandbox that runs calls in this isolation, in Python and, if there is a `node`, in JavaScript."""
     if isinstance(walls, PlainProcess):
         return ProcessSandbox(limits, grace_s=grace_s, python=walls.python, user=walls.user, node=node, folders=folders)
     walled = msgspec.structs.replace(walls, node=node)
@@ -107,7 +107,7 @@ def sandbox_of(
 
 
 async def trial(node: NodeProgram, walls: ZygotePlan | PlainProcess, limits: CallLimits) -> str | None:
-    """Makes a call. Returns None if it worked and the walls held, otherwise the reason."""
+    """Makes a call. Returns None if it worked and the isolation held, otherwise the reason."""
     is_plain = isinstance(walls, PlainProcess)
     quick = walls if is_plain else msgspec.structs.replace(walls, preload=False)
     sandbox = sandbox_of(quick, limits, node, grace_s=1.0)

@@ -1,6 +1,6 @@
 """The output of a tool's process as an outcome. All of it is tenant data, and none of it is trusted.
 
-`Invocation` is a tool call as the sandbox gets it: the seam behind which isolation can be strengthened.
+`ToolInvocation` is a tool call as the sandbox gets it: the interface behind which isolation can be strengthened.
 """
 
 import asyncio
@@ -35,22 +35,22 @@ class ToolInvocation(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     """Variables that this tool may see; it sees no others."""
     agent: dict[str, Any] | None = None
-    """The agent and its memory as JSON, for a function that has a parameter `agent_state`. None: it gets None."""
+    """The agent and its memory as JSON, for a function with a parameter `agent_state`. None: the function gets None."""
     folders: tuple[str, ...] = ()
     """Folders of packages that this tool may import from. It can only read them."""
     language: Literal["python", "javascript"] = "python"
-    """A source in JavaScript is a module that exports the function. Where `function` is empty it is a program, whose
-    value is what it exports as default."""
+    """A source in JavaScript is a module that exports the function. If `function` is empty, the source is a program,
+    whose value is its default export."""
     parameters: tuple[str, ...] = ()
-    """The order of the arguments, for a language that knows no others."""
+    """The order of the arguments, for a language without named arguments."""
     has_network: bool = False
-    """It may connect to the hosts that the operator allows."""
+    """The call may connect to the hosts that the operator allows."""
     run_id: RunId | None = None
-    """The run whose folder it shares with other calls, within `ToolSandbox.of_run`; None: it has no such folder."""
+    """The run whose folder the call shares with other calls, within `ToolSandbox.of_run`; None: it has no folder."""
     idempotency_key: str = ""
     """The call's key, which is the same in every attempt. The function gets it if it has a parameter of this name."""
     is_probe: bool = False
-    """The function gets those of the arguments for which it has parameters."""
+    """The function gets only the arguments for which it has parameters."""
     timeout_s: float = 180.0
     limits: ToolLimits = ToolLimits()
     """The tool's own limits, if they are lower."""
@@ -75,7 +75,7 @@ class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Address space."""
     processor_s: int
     file_bytes: int
-    """The longest file that it writes."""
+    """The longest file that the call may write."""
     threads: int = 1024
     """Where a call has no user of its own, all threads of its user count, so this can only stop a runaway."""
 
@@ -103,8 +103,8 @@ class ToolSandbox(Protocol):
     async def call(self, invocation: ToolInvocation) -> ToolOutcome:
         """Runs one call. A tool's own failure is an outcome, never an exception.
 
-        When the awaiting task is cancelled, the tool gets its chance to clean up and is dead, with every process that
-        it started, before the cancellation goes on.
+        When the awaiting task is cancelled, the tool gets its chance to clean up. The tool and every process that it
+        has started are dead before the cancellation continues.
         """
         ...
 
@@ -113,30 +113,30 @@ class ToolSandbox(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Ends every call that still runs and frees the sandbox's resources."""
+        """Ends every running call and frees the sandbox's resources."""
         ...
 
 
 # Removes an agent's secrets from its tools' results and output, before the model, readers of the conversation or
 # streams see them.
 #
-# It is against accidents, such as a program that prints its settings or an error that quotes a request with its key. It
-# does not stop a tool that leaks a secret on purpose: one that is spelled backwards, in pieces or encoded is not
+# This prevents accidents, such as a program that prints its settings or an error that quotes a request with its key. It
+# does not stop a tool that leaks a secret on purpose: a secret that is spelled backwards, in pieces or encoded is not
 # recognized.
 #
 # A tenant chooses the number and the text of secrets and the output of tools. So the cost of one result is bounded:
-# each spelling is looked for by itself, in a time that grows with the text alone, and of a text that is too long for so
-# many spellings the end is left out.
+# each spelling is searched separately, in a time that grows with the text alone, and a text that is too long for the
+# number of spellings loses its end.
 
 
 SHORTEST = 8
-"""Characters of the shortest value that is looked for. Shorter ones are words, which stand in any text."""
+"""Characters of the shortest value that is searched. Shorter values are words, which occur in any text."""
 
 AT_ONCE = 500_000
-"""Characters times spellings that are looked through on the event loop: a millisecond; 30 for the worst of texts."""
+"""Characters times spellings that are searched on the event loop: a millisecond; 30 for the worst of texts."""
 
 MOST = 100_000_000
-"""Characters times spellings that are looked through at all: 0.2 s on a thread; some seconds for the worst of texts."""
+"""Characters times spellings that are searched at most: 0.2 s on a thread; some seconds for the worst of texts."""
 
 CUT = "... [left out: too long to be looked through for the agent's secrets]"
 
@@ -144,7 +144,7 @@ _NOT_IN_A_NAME = re.compile(r"[^\w.-]")
 
 
 async def without_secrets(outcome: ToolOutcome, secrets: Mapping[str, str]) -> ToolOutcome:
-    """The outcome with `[secret NAME]` in place of each value."""
+    """Returns the outcome with `[secret NAME]` in place of each value."""
     shown_as = dict(_spellings(secrets))
     if not shown_as:
         return outcome
@@ -155,7 +155,7 @@ async def without_secrets(outcome: ToolOutcome, secrets: Mapping[str, str]) -> T
 
 
 def _redacted(outcome: ToolOutcome, shown_as: Mapping[str, str]) -> ToolOutcome:
-    # The longest first: a secret may be the beginning of another one.
+    # Replace the longest first: a secret may be the beginning of another one.
     spellings = sorted(shown_as, key=len, reverse=True)
     longest = MOST // len(spellings)
 
@@ -174,8 +174,8 @@ def _redacted(outcome: ToolOutcome, shown_as: Mapping[str, str]) -> ToolOutcome:
 
 
 def _spellings(secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each way in which a value is usually written, with what stands in its place: as it is, as JSON and as Python
-    write it, and each of its lines, because output is looked through line by line."""
+    """Yields each usual spelling of a value, with its replacement: the value itself, its JSON and Python forms, and
+    each of its lines, because output is searched line by line."""
     for name, value in secrets.items():
         shown = f"[secret {_NOT_IN_A_NAME.sub('_', name)}]"
         for text in (value, *value.splitlines()):
@@ -184,17 +184,17 @@ def _spellings(secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield from ((way, shown) for way in ways if len(way) >= SHORTEST)
 
 
-# The worker's ends of the pipes to a tool's process: bounded memory whatever the other side does, and no threads.
+# The worker's ends of the pipes to a tool's process. They use no threads, and bounded memory whatever the tool does.
 
 
 CHUNK_BYTES = 1 << 16
 LAST_READS = 64
-"""More than any pipe holds by default; a writer that outlived its call must not keep the reader busy."""
+"""More than any pipe holds by default. A writer that has outlived its call must not keep the reader busy."""
 
 
 class CappedPipe:
-    """Reads all that arrives, keeps the first `limit` bytes. Drains without waiting for an end of file that a stray
-    process could hold back for ever."""
+    """Reads all bytes that arrive, and keeps the first `limit`. Drains without waiting for an end of file, which a
+    stray process could delay for ever."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -217,7 +217,7 @@ class CappedPipe:
         return bytes(self._kept)
 
     def drain(self) -> None:
-        """Takes what is still in the pipe after the last writer has died."""
+        """Reads the bytes that are left in the pipe after the last writer has died."""
         for _ in range(LAST_READS):
             before = self.received
             self._read()
@@ -281,7 +281,7 @@ class PayloadPipe:
         with contextlib.suppress(BlockingIOError):
             try:
                 self._rest = self._rest[os.write(self._write_end, self._rest) :]
-            except BrokenPipeError:  # the child died before it read everything: its exit tells
+            except BrokenPipeError:  # the child died before it read everything; its exit status shows why
                 self._rest = self._rest[:0]
             if not self._rest:
                 self._stop_writing()
@@ -297,7 +297,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_RESULT_CHARS = 1_000_000
 BYTES_PER_CHAR = 6
-"""The widest that JSON writes one character of valid text: a control character as an escape."""
+"""The most bytes in which JSON writes one character of valid text: a control character as an escape."""
 SHUTTING_DOWN = ToolOutcome("error", "Error: the tool was not started, because the worker is shutting down")
 
 
@@ -305,7 +305,7 @@ NO_NODE = ToolOutcome("error", "Error: this worker has no Node.js, which runs Ja
 
 
 class Frame(msgspec.Struct):
-    """What the child writes on the result's descriptor; any tool can write there too."""
+    """The answer that the child writes on the result's descriptor; any tool can write there too."""
 
     status: str
     text: str
@@ -314,17 +314,17 @@ class Frame(msgspec.Struct):
 
 
 def text_limit(invocation: ToolInvocation) -> int:
-    """Characters of the result that are kept."""
+    """Returns the number of the result's characters that are kept."""
     return max(0, min(invocation.return_char_limit, MAX_RESULT_CHARS))
 
 
 def result_bytes(invocation: ToolInvocation) -> int:
-    """The longest frame that is read."""
+    """Returns the bytes of the longest frame that is read."""
     return text_limit(invocation) * BYTES_PER_CHAR + 1024
 
 
 def payload(invocation: ToolInvocation, limits: CallLimits) -> bytes:
-    """What the call's process reads first."""
+    """Returns the bytes that the call's process reads first."""
     call: dict[str, Any] = {
         "source": textwrap.dedent(invocation.source_code),
         "function": invocation.function,
@@ -343,18 +343,18 @@ def payload(invocation: ToolInvocation, limits: CallLimits) -> bytes:
 
 
 def not_started(error: OSError) -> ToolOutcome:
-    """The machine's fault, not the tool's; but the run can go on, and the result says so to the model."""
+    """An error of the machine, not of the tool. The run can continue, and the model sees this result."""
     log.error("tool_process_not_started", reason=str(error))
     return ToolOutcome("error", f"Error: the tool was not started: {error.strerror or error}")
 
 
 def refused(reason: str) -> ToolOutcome:
-    """The call asks for something that it does not get here."""
+    """The call requires something that this worker does not provide."""
     return ToolOutcome("error", f"Error: the tool was not started: {reason}")
 
 
 def read_frame(pipe: CappedPipe) -> Frame | None:
-    """The frame, if there is a whole and readable one."""
+    """Returns the frame if it is complete and readable."""
     length, body = int.from_bytes(pipe.kept[:4], "big"), pipe.kept[4:]
     if not 0 < length <= len(body):
         return None
@@ -365,7 +365,7 @@ def read_frame(pipe: CappedPipe) -> Frame | None:
 
 
 def outcome(frame: Frame, limit: int, stdout: CappedPipe, stderr: CappedPipe) -> ToolOutcome:
-    """The frame and the output, within their limits."""
+    """Returns the outcome with the frame and the output, within their limits."""
     text = printable(frame.text)
     if frame.truncated or len(text) > limit:
         notice = f"NOTE: function output was truncated since it exceeded the character limit of {limit}"
@@ -375,7 +375,7 @@ def outcome(frame: Frame, limit: int, stdout: CappedPipe, stderr: CappedPipe) ->
 
 
 def how_it_ended(status: int) -> str:
-    """In words: an exit status as a watcher reports it."""
+    """Describes an exit status, in the form that a watcher reports."""
     killer = -status if status < 0 else status - 128
     if killer in {known.value for known in signal.Signals}:
         return f"the tool's process was killed by {signal.Signals(killer).name}"
@@ -383,18 +383,18 @@ def how_it_ended(status: int) -> str:
 
 
 def printable(text: str) -> str:
-    """NUL is the one character that a database refuses to store."""
+    """Replaces NUL, the one character that a database refuses to store."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def lines(pipe: CappedPipe) -> list[str]:
-    """Captured output, with a last line that says how much is missing."""
+    """Returns captured output. Its last line states how much is missing."""
     found = printable(pipe.kept.decode("utf-8", "replace")).splitlines()
     missing = pipe.received - len(pipe.kept)
     return [*found, f"... [{missing} more bytes dropped]"] if missing else found
 
 
 def whole(pipe: CappedPipe) -> list[str]:
-    """The same as one text, which is how clients read what a tool complained of: a traceback is one thing."""
+    """Returns `lines` as one text, because clients read a tool's error output, such as a traceback, as a whole."""
     text = "\n".join(lines(pipe))
     return [text] if text else []

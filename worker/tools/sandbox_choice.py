@@ -1,6 +1,6 @@
-"""Which walls this machine can give to tools: tried out at the start of a worker, not guessed.
+"""Finds the isolation that this machine can give to tools, by a trial at the start of a worker, not by a guess.
 
-A tier counts only if a call was really made behind its walls, and the walls refused what they are there to refuse.
+A tier counts only if a call was really made in it, and the isolation refused what it exists to refuse.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ from worker.tools.tool_process import RunningCalls, ToolProcess
 from worker.tools.zygote import ZygotePlan, bubblewrap
 
 SYSTEM_PYTHONS = ("/usr/local/bin/python3", "/usr/bin/python3")
-"""Where root's own Python is closed to the tools' user."""
+"""Used if root's own Python is not readable for the tools' user."""
 TIERS = {"auto": (SandboxTier.ONE, SandboxTier.TWO), "tier1": (SandboxTier.ONE,), "tier2": (SandboxTier.TWO,)}
 LOOK_S = 120.0
-"""Longer than a machine stands still: a worker that begins meanwhile would do without this Python."""
+"""Longer than a machine stands still: otherwise a worker that starts meanwhile would do without this Python."""
 TRIAL_S = 20.0
 TRIAL = """
 import errno, importlib, json, os, socket, tempfile
@@ -71,11 +71,11 @@ FIX = (
 )
 
 _FOUND: dict[tuple[str, str, str, int], ZygotePlan] = {}
-"""The cached result for each choice of settings: a machine does not change while a process lives."""
+"""The cached result for each choice of settings: a machine does not change while a process is alive."""
 
 
 class SandboxChoice(msgspec.Struct, frozen=True):
-    """The settings for the walls around tools."""
+    """The settings for the isolation of tools."""
 
     sandbox: str
     tool_user: str
@@ -83,8 +83,8 @@ class SandboxChoice(msgspec.Struct, frozen=True):
     scratch_mb: int
 
     async def best_walls(self) -> ZygotePlan | None:
-        """The best walls that work here; None for a plain process, which was asked for, or is all that this kind of
-        machine has. Raises `InvalidRequest` when there are none, with the reason and the fix."""
+        """Returns the best isolation that works here. None for a plain process, if the settings demand it or this kind
+        of machine has nothing better. Raises `InvalidRequest`, with the reason and the fix, if no isolation works."""
         if self.sandbox == "process" or (self.sandbox == "auto" and sys.platform != "linux"):
             return None
         key = (self.sandbox, self.tool_user, self.tool_python, self.scratch_mb)
@@ -122,7 +122,7 @@ class SandboxChoice(msgspec.Struct, frozen=True):
 
 
 def tools_user(name: str) -> tuple[int, int] | None:
-    """User and group that tools get; None when the worker is a normal user, whose tools are its own."""
+    """Returns the user and group of tools; None if the worker is a normal user, whose tools run as that user."""
     if os.getuid() != 0:
         return None
     try:
@@ -135,7 +135,7 @@ def tools_user(name: str) -> tuple[int, int] | None:
 
 
 def look_at(path: str) -> Interpreter:
-    """The Python at this path. Raises `InvalidRequest` when it is none, or too old."""
+    """Returns the Python at this path. Raises `InvalidRequest` if there is none, or if it is too old."""
     try:
         answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
             [path, "-I", "-S", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
@@ -146,7 +146,7 @@ def look_at(path: str) -> Interpreter:
 
 
 async def trial(plan: ZygotePlan) -> str | None:
-    """Makes a call behind these walls. Returns None if they held, otherwise the reason."""
+    """Makes a call in this isolation. Returns None if the isolation held, otherwise the reason."""
     pool = ZygotePool(msgspec.structs.replace(plan, preload=False))
     limits = CallLimits(memory_bytes=512 << 20, processor_s=10, file_bytes=1 << 20)
     invocation = ToolInvocation(ProjectId("trial"), TRIAL, "tool", {}, timeout_s=TRIAL_S)
@@ -173,11 +173,11 @@ async def trial(plan: ZygotePlan) -> str | None:
     return None if (outcome.status, outcome.text) == ("success", "held") else said
 
 
-# Runs each tool call in an interpreter of its own: bounded, without our environment, and gone when the call is over.
+# Runs each tool call in an interpreter of its own: bounded, without our environment, and dead when the call is over.
 #
-# This keeps a tool's mistakes away from the worker. It is no wall against malice: a tool shares the machine's files
-# and network, and the worker's user unless that is root. It is for machines that have no better, and for tools that
-# everybody trusts.
+# This keeps a tool's mistakes away from the worker. It does not protect against malice: a tool shares the machine's
+# files and network, and the worker's user unless that is root. It is for machines that have nothing better, and for
+# tools that all users trust.
 
 
 class ProcessSandbox:
@@ -193,9 +193,9 @@ class ProcessSandbox:
         user: tuple[int, int] | None = None,
         folders: ToolFolders | None = None,
     ) -> None:
-        """`grace_s`: from SIGTERM to SIGKILL. `node`: what JavaScript calls become; None: there are none. `user`: the
-        user and group that tools become, for a worker that is root; None: the worker's own. `folders`: among the
-        system's temporary ones if not given."""
+        """`grace_s`: seconds from SIGTERM to SIGKILL. `node`: runs JavaScript calls; None: refuses them. `user`: the
+        user and group of tools, for a worker that is root; None: the worker's own. `folders`: by default below the
+        system's temporary folder."""
         self._limits = limits
         self._grace_s = grace_s
         self._python = python
@@ -235,28 +235,28 @@ class ProcessSandbox:
         return self._folders.of_run(run_id)
 
     async def aclose(self) -> None:
-        """See `ToolSandbox.aclose`. The calls that still run get their grace, at the same time."""
+        """See `ToolSandbox.aclose`. All running calls get their grace at the same time."""
         await self._running.aclose()
         await self._folders.aclose()
 
 
-# Lets only so many tool calls run at once, and shares the places fairly among projects.
+# Limits how many tool calls run at once, and shares the places fairly among projects.
 #
-# A model may ask for a hundred calls in one answer. Each is a process, so without a bound one answer could take the
-# machine's memory.
+# A model may ask for a hundred calls in one answer. Each call is a process, so without a bound one answer could take
+# the machine's memory.
 
 
 class CallSlots:
-    """Places for calls. One that gets free goes to the waiting project that has the fewest, and among those that have
-    as few, to the one that has waited longest.
+    """Places for calls. A place that becomes free goes to the waiting project with the fewest places, and among such
+    projects to the one that has waited longest.
 
-    Beyond `slots` there are `spare_slots`, which only a project takes that has no place: calls of one project that take
-    all others for as long as a call may last do not keep another project waiting.
+    Beyond `slots` there are `spare_slots`, only for projects without a place: if the calls of one project take all
+    other places, for as long as a call may last, another project need not wait.
     """
 
     def __init__(self, slots: int, spare_slots: int = 0) -> None:
         self._free = slots
-        """Below zero: so many spare places are taken."""
+        """Below zero: the number of spare places that are taken."""
 
         self._spare = spare_slots
         self._taken: Counter[ProjectId] = Counter()
@@ -264,7 +264,7 @@ class CallSlots:
 
     @asynccontextmanager
     async def slot(self, project_id: ProjectId) -> AsyncGenerator[None]:
-        """Waits for a place, and has it for the block."""
+        """Waits for a place, and keeps it for the block."""
         await self._take(project_id)
         try:
             yield
@@ -309,7 +309,7 @@ class CallSlots:
         place.set_result(None)
 
     def _forget(self, project_id: ProjectId, place: asyncio.Future[None]) -> None:
-        """A project that goes on waiting goes to the end of those that wait."""
+        """Removes a place. If the project has more calls that wait, it becomes the last of the waiting projects."""
         places = self._waiting.pop(project_id)
         places.remove(place)
         if places:
@@ -320,7 +320,7 @@ class BoundedSandbox:
     """A `ToolSandbox` in front of another one. A call's time begins when it has its place."""
 
     def __init__(self, sandbox: ToolSandbox, *, calls_at_once: int, spare_calls: int = 0) -> None:
-        """`spare_calls`: beyond `calls_at_once`, for projects that have none."""
+        """`spare_calls`: places beyond `calls_at_once`, for projects that have none."""
         self._sandbox = sandbox
         self._slots = CallSlots(calls_at_once, spare_calls)
 
@@ -334,13 +334,12 @@ class BoundedSandbox:
         return self._sandbox.of_run(run_id)
 
     async def aclose(self) -> None:
-        """See `ToolSandbox.aclose`. Calls that wait get their places as others end, and are refused then."""
+        """See `ToolSandbox.aclose`. Waiting calls get their places as others end, and are refused then."""
         await self._sandbox.aclose()
 
 
-# Who tools without walls are, and their Python: a worker that is root gives them another user, or does not start.
-#
-# Root's plain processes could read and change the whole machine. An operator who wants that says so by name, with
+# The user and the Python of tools without isolation. A worker that is root gives tools another user, or does not start:
+# root's plain processes could read and change the whole machine. An operator who wants that sets
 # `HOLDFAST_TOOL_USER=root`.
 
 
@@ -359,7 +358,7 @@ def tool(uid):
 
 
 class PlainProcess(msgspec.Struct, frozen=True):
-    """How a tool runs without walls."""
+    """The Python and the user of a tool without isolation."""
 
     python: str
     user: tuple[int, int] | None
@@ -367,15 +366,15 @@ class PlainProcess(msgspec.Struct, frozen=True):
 
     @property
     def whose_power(self) -> str:
-        """Who can do what a tool can do."""
+        """The user whose rights a tool has, in words."""
         if self.user is not None:
             return f"the user {self.user[0]}"
         return "root, which is this worker's user," if os.getuid() == 0 else "this worker's user"
 
 
 async def plain_process(choice: SandboxChoice) -> PlainProcess:
-    """How plain processes run here. Raises `InvalidRequest` when the worker is root and the tools' user cannot run
-    tools, unless that user is said to be root."""
+    """Returns the plan for plain processes here. Raises `InvalidRequest` if the worker is root and the tools' user
+    cannot run tools, unless the settings name root as that user."""
     user = None if choice.tool_user in ROOT_NAMES else tools_user(choice.tool_user)
     if user is None:
         return PlainProcess(choice.tool_python or sys.executable, None)
@@ -393,7 +392,7 @@ async def plain_process(choice: SandboxChoice) -> PlainProcess:
 
 
 async def _trial(python: str, user: tuple[int, int]) -> str | None:
-    """Makes a call. None when a tool runs as the user that it should, else what went wrong."""
+    """Makes a call. Returns None if the tool runs as the right user, otherwise the reason."""
     try:
         await asyncio.to_thread(look_at, python)
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""The directory of one tool call among the machine's files: made before it, and gone behind it, whatever is in it."""
+"""The directory of one tool call among the machine's files: made before the call, and removed with its files after."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from shared.domain.ids import ProjectId, RunId
 from worker.tools.outcomes import ToolInvocation
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How a folder is opened, and nothing that leads elsewhere."""
+"""Flags that open a folder, and no link that leads elsewhere."""
 
 
 async def remove_in_thread(top: Path) -> None:
-    """As `remove_tree`, to its end whatever happens. A cancellation of the waiting task is raised when it is gone."""
+    """Runs `remove_tree` to its end in any case, and only then raises a cancellation of the waiting task."""
     await whole(asyncio.get_running_loop().run_in_executor(None, remove_tree, top))
 
 
@@ -33,8 +33,8 @@ async def scratch_directory(
     *,
     remove: Callable[[Path], Awaitable[None]] = remove_in_thread,
 ) -> AsyncGenerator[str]:
-    """A new directory for the block, of the user and group `owner`, in the folder `above` or that for temporary files.
-    `remove` is for one in which something was left. Raises `OSError` when it cannot be made."""
+    """Yields a new directory of the user and group `owner`, below `above` or the system's temporary folder. `remove` is
+    called after the block if files are left in it. Raises `OSError` if the directory cannot be made."""
     directory = Path(tempfile.mkdtemp(prefix="holdfast-tool-", dir=above))
     try:
         if owner is not None:
@@ -48,13 +48,13 @@ async def scratch_directory(
 
 
 def remove_tree(top: Path) -> None:
-    """Removes a directory of any depth, whose tool is dead. What cannot be removed is left."""
-    if top.is_symlink():  # a tool without walls can put a link to anything in its directory's place
+    """Removes a directory of any depth, whose tool is dead. Files that cannot be removed stay."""
+    if top.is_symlink():  # a tool without isolation can replace its directory by a link to anything
         with suppress(OSError):
             top.unlink()
         return
     with suppress(OSError):
-        top.chmod(0o700)  # a tool can make folders that nobody may enter
+        top.chmod(0o700)  # a tool can make folders that no user may enter
         _Removal(os.open(top, FOLDER)).to_its_end()
     with suppress(OSError):
         top.rmdir()
@@ -64,19 +64,19 @@ class _Level(NamedTuple):
     name: str
     identity: tuple[int, int]
     folders: list[str]
-    """Names of those that are left in it."""
+    """Names of the subfolders that are not removed yet."""
 
 
 class _Removal:
-    """The removal of what is in a folder. It goes down and up by descriptors, of which one is open at a time: no path
-    gets too long, nothing calls itself, and a folder costs the same however deep it lies."""
+    """The removal of a folder's contents. It moves down and up by descriptors, of which one is open at a time. So no
+    path gets too long, no function recurses, and a folder costs the same at any depth."""
 
     def __init__(self, descriptor: int) -> None:
         self._here = descriptor
         self._levels: list[_Level] = []
 
     def to_its_end(self) -> None:
-        """Closes the folder, too. Raises `OSError` where it cannot go on."""
+        """Removes everything, and closes the folder. Raises `OSError` where it cannot continue."""
         try:
             self._begin("")
             while self._levels[-1].folders or len(self._levels) > 1:
@@ -89,7 +89,7 @@ class _Removal:
 
     def _begin(self, name: str) -> None:
         with suppress(OSError):
-            os.fchmod(self._here, 0o700)  # or nothing could be removed from it
+            os.fchmod(self._here, 0o700)  # otherwise its contents could not be removed
         entries = list(os.scandir(self._here))
         folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         for entry in entries:
@@ -127,27 +127,27 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
-# An eye on a tool's folder that lies among the machine's files, where no file system of its own bounds it.
+# Watches a tool's folder that lies among the machine's files, where no file system of its own bounds it.
 #
-# The kernel bounds each file that a call writes, but not how many. So the worker looks now and then, and has the call
-# killed when it has gone over. Between two looks a call can write more; what it has deleted and still holds open is not
-# seen. A directory that cannot be looked through counts as too full: an honest call has no use for one.
+# The kernel bounds each file that a call writes, but not their number. So the worker measures the folder regularly, and
+# kills a call that has exceeded its limit. Between two measurements a call can write more, and files that it has
+# deleted but holds open are not seen. An unreadable directory counts as too full: an honest call has no use for one.
 
 
 LOOK_EVERY_S = 0.1
 RESTS_FOR = 3
-"""Times as long as the last look took: a folder that is nearly full of small files must not keep a processor busy."""
+"""The pause, in measurement times: a folder that is nearly full of small files must not keep a processor busy."""
 MOST_ENTRIES = 16384
-"""As many as the file system has that other calls get for themselves."""
+"""The limit of the file system that other calls have for themselves."""
 
 
 class ScratchWatch:
-    """Looks for as long as the block lasts."""
+    """Measures the folder for as long as the block lasts."""
 
     def __init__(
         self, directory: str, most_bytes: int, kill: Callable[[str], None], *, name: str = "its scratch directory"
     ) -> None:
-        """`kill` gets the reason. `name`: what the tool knows the directory as."""
+        """`kill` gets the reason. `name`: the tool's name for the directory."""
         self._name = name
         self._began = 0.0
         self._directory = directory
@@ -170,7 +170,7 @@ class ScratchWatch:
         self._timer = self._loop.call_later(max(LOOK_EVERY_S, RESTS_FOR * took_s), self._look)
 
     def _look(self) -> None:
-        """In a thread only if there is something to look at."""
+        """Measures in a thread, but only if the folder has entries."""
         if is_empty(self._directory):
             self._wait()
             return
@@ -188,7 +188,7 @@ class ScratchWatch:
 
 
 def room(most_bytes: int) -> str:
-    """In words."""
+    """Describes the limits in words."""
     return f"{most_bytes >> 20} MB, {MOST_ENTRIES} files"
 
 
@@ -201,7 +201,7 @@ def is_empty(directory: str) -> bool:
 
 
 def is_too_full(directory: str, most_bytes: int) -> bool:
-    """Whether there is more on the disk below it, or in more pieces, than there may be."""
+    """Whether the directory has more bytes on the disk, or more entries, than it may have."""
     taken = 0
     try:
         for number, size in enumerate(sizes(directory), start=1):
@@ -214,7 +214,7 @@ def is_too_full(directory: str, most_bytes: int) -> bool:
 
 
 def sizes(directory: str) -> Iterator[int]:
-    """Bytes on the disk of everything below it. Ignores files that are removed meanwhile."""
+    """Yields the bytes on the disk of each entry below it. Ignores files that are removed meanwhile."""
     waiting = [directory]
     while waiting:
         for entry in listed(waiting.pop()):
@@ -235,10 +235,10 @@ def disk_bytes(entry: "os.DirEntry[str]") -> int:
         return 0
 
 
-# Where files of tools lie on a machine: a folder for each worker, and in it one for each call and each run.
+# The places of tools' files on a machine: a folder for each worker, and in it one for each call and each run.
 #
-# A worker has its folder's lock for as long as it lives, and the system takes the lock from it however it dies. So the
-# next worker that starts on the machine knows whose files nobody needs any more.
+# A live worker holds its folder's lock, and the system releases the lock however the worker dies. So the next worker
+# that starts on the machine finds the folders without an owner.
 
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -247,9 +247,9 @@ PREFIX = "holdfast-worker-"
 LOCK = "lock"
 VARIABLE = "HOLDFAST_RUN_FOLDER"
 MOST_REMOVALS = 4
-"""Of folders of calls that have ended, at once: each takes a thread."""
+"""The number of removals at once of folders of calls that have ended. Each removal takes a thread."""
 ENTERED = 0o711
-"""Of folders in which another user, as whom tools run, has one: it can enter, and see no names."""
+"""The mode of folders that contain one of the tools' user: that user can enter them, and see no names."""
 
 
 class ToolFolders:
@@ -265,11 +265,11 @@ class ToolFolders:
 
     @asynccontextmanager
     async def of_call(self) -> AsyncGenerator[str]:
-        """A new folder for the block. Raises `OSError` when it cannot be made.
+        """Yields a new folder. Raises `OSError` if it cannot be made.
 
-        What a call leaves in it is removed behind the call, which does not wait for that: the removal of thousands of
-        folders takes seconds, and the call would keep its place for them. While `MOST_REMOVALS` are under way, a call
-        does wait, so that tools do not leave more than can be removed.
+        Files that a call leaves are removed after the call, which does not wait for that: the removal of thousands of
+        folders takes seconds, during which the call would keep its place. While `MOST_REMOVALS` are under way, a call
+        does wait, so that tools do not leave more files than the worker can remove.
         """
         async with scratch_directory(self._owner, self._top, remove=self._remove) as directory:
             yield directory
@@ -284,8 +284,8 @@ class ToolFolders:
 
     @asynccontextmanager
     async def of_run(self, run_id: RunId) -> AsyncGenerator[None]:
-        """Calls of the run may share a folder during the block. Behind it the folder is gone, unless the run is in
-        another block too: a run that was lost and came back is for a moment here twice."""
+        """Calls of the run may share a folder during the block. It is removed afterwards, unless the run has another
+        block: a run that was lost and claimed again has two for a moment."""
         self._users[run_id] = self._users.get(run_id, 0) + 1
         self._runs.setdefault(run_id, None)
         try:
@@ -299,8 +299,8 @@ class ToolFolders:
                     await remove_in_thread(folder)
 
     def of_invocation(self, invocation: ToolInvocation) -> Path | None:
-        """The run's folder, made for its first call; None for a call that has none. Raises `OSError` when it cannot be
-        made, `KeyError` outside of `of_run`."""
+        """Returns the run's folder, which is made for its first call; None for a call that uses none. Raises `OSError`
+        if it cannot be made, and `KeyError` outside of `of_run`."""
         run_id = invocation.run_id
         if run_id is None:
             return None
@@ -313,7 +313,7 @@ class ToolFolders:
         return found
 
     def _of_project(self, project_id: ProjectId) -> Path:
-        """The folder in which a project's runs have theirs. It stays: walls that were built around it know it."""
+        """Returns the folder for the folders of a project's runs. It stays, because zygotes have mounted it."""
         found = self._projects.get(project_id)
         if found is None:
             found = Path(tempfile.mkdtemp(prefix="holdfast-runs-", dir=self._top))
@@ -322,7 +322,7 @@ class ToolFolders:
         return found
 
     async def aclose(self) -> None:
-        """Removes every folder. No call uses them any more."""
+        """Removes every folder. No call uses them any longer."""
         if self._removals:
             await asyncio.wait(self._removals)
         for folder in self._projects.values():
@@ -331,13 +331,13 @@ class ToolFolders:
 
 
 def with_run_folder(invocation: ToolInvocation, path: str) -> ToolInvocation:
-    """The call, with the path under which it finds its run's folder among its variables."""
+    """Returns the call with a variable that contains the path of its run's folder."""
     return msgspec.structs.replace(invocation, environment=invocation.environment | {VARIABLE: path})
 
 
 @contextmanager
 def worker_folder(above: Path | None = None) -> Generator[Path]:
-    """A folder of this worker's own for the block, below `above` or the system's folder for temporary files; locked."""
+    """Yields a locked folder of this worker's own, below `above` or the system's folder for temporary files."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=above))
         lock = _locked(folder)
@@ -347,13 +347,13 @@ def worker_folder(above: Path | None = None) -> Generator[Path]:
         folder.chmod(ENTERED)
         yield folder
     finally:
-        # After the removal, so that no other process begins to remove it too.
+        # The lock is released after the removal, so that no other process begins to remove the folder too.
         remove_tree(folder)
         os.close(lock)
 
 
 def remove_left_folders(above: Path | None = None) -> int:
-    """Removes the folders of workers of this user that do not live any more; how many. Slow if they left much."""
+    """Removes the folders of this user's dead workers. Returns their number. Slow if they contain much."""
     removed = 0
     for folder in Path(above or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -372,10 +372,10 @@ def remove_left_folders(above: Path | None = None) -> int:
 
 
 def _locked(folder: Path) -> int | None:
-    """The descriptor that holds the folder's lock; None when another has it, or the folder is gone.
+    """Returns the descriptor that holds the folder's lock; None if another process holds it, or the folder is gone.
 
-    A folder is there for a moment before its worker has locked it. Who removes it then has made the lock's file and
-    has the lock, or has removed the file: the worker finds that, and makes itself another folder.
+    A new folder is unlocked for a moment. A process that removes it then has made the lock's file and holds the lock,
+    or has removed the file. The folder's worker notices that, and makes another folder.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""One isolated process of one tool call, seen from the worker: started, waited for, stopped, and surely dead.
+"""One isolated process of one tool call, seen from the worker: it is started, waited for, stopped, and surely dead.
 
-What the call means is `sandbox_choice.py`; what happens on the other side is `child_watcher.py`. The end of a call is
-the end of its process, never an end of file. Waiting is by callback, so that nothing is left to cancel or to forget.
+`sandbox_choice.py` makes it for a call; `child_watcher.py` is its other side. A call ends with its process,
+never with an end of file. Waiting is by callback, so that no task has to be cancelled or can be forgotten.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from worker.tools.outcomes import (
 CHILD = str(Path(__file__).parent / "guest" / "child_watcher.py")
 OUTPUT_BYTES = 256 << 10
 PATIENCE_S = 1.0
-"""Beyond the grace, for the watcher to have killed everything; then the worker does it itself."""
+"""Seconds beyond the grace in which the watcher must kill everything. After that the worker does it."""
 
 
 class ToolProcess(asyncio.SubprocessProtocol):
@@ -68,22 +68,22 @@ class ToolProcess(asyncio.SubprocessProtocol):
 
     @property
     def stopped(self) -> bool:
-        """The worker stopped it before it had ended by itself."""
+        """Whether the worker stopped the process before it had ended by itself."""
         return self._stopping
 
     @property
     def exit_status(self) -> int:
-        """As the watcher reports it: 128 + n when signal n killed the tool; below zero when one killed the watcher."""
+        """The watcher's report: 128 + n if signal n killed the tool; below zero if a signal killed the watcher."""
         status = self._transport.get_returncode() if self._transport else None
         return -1 if status is None else status
 
     @property
     def ending(self) -> str:
-        """In words, how it ended."""
+        """How the process ended, in words."""
         return how_it_ended(self.exit_status)
 
     async def start(self) -> None:
-        """Starts the process. Foreign code runs only once this has returned, for the payload is sent last."""
+        """Starts the process. Foreign code runs only after this has returned, because the payload is sent last."""
         with child_ends(self._pipes, (self._payload, self.result, self.stdout, self.stderr)):
             command = [CHILD, str(self.result.child_end), str(os.getpid()), str(self._grace_s)]
             command.append("" if self._user is None else f"{self._user[0]}:{self._user[1]}")
@@ -113,15 +113,15 @@ class ToolProcess(asyncio.SubprocessProtocol):
 
     @property
     def is_over(self) -> bool:
-        """There is no process, or no longer."""
+        """Whether the process has ended, or was never started."""
         return self._transport is None or self._exited.done()
 
     async def exited(self) -> None:
-        """Waits for the end. To be cancelled does no harm to the process."""
+        """Waits for the end. A cancellation of the wait does not affect the process."""
         await asyncio.wait([self._exited])
 
     def stop(self) -> None:
-        """Asks the tool to clean up and end; what is left of it after the grace is killed. Does not wait."""
+        """Asks the tool to clean up and end. Processes that are left after the grace are killed. Does not wait."""
         if self._stopping or self._exited.done():
             return
         self._stopping = True
@@ -129,11 +129,11 @@ class ToolProcess(asyncio.SubprocessProtocol):
             self._terminate()
 
     def close(self) -> None:
-        """Takes the last output and gives everything back."""
+        """Reads the last output and frees all resources."""
         if self._last_resort is not None:
             self._last_resort.cancel()
         if self._transport is not None:
-            if self.exit_status < 0:  # killed with no chance to look after what it watched
+            if self.exit_status < 0:  # the watcher was killed before it could kill the processes below it
                 self._kill_session(self._transport.get_pid())
             self._transport.close()
         for channel in (self.result, self.stdout, self.stderr):
@@ -160,7 +160,7 @@ class ToolProcess(asyncio.SubprocessProtocol):
                 self._transport.send_signal(number)
 
 
-# The life of a tool call in a worker, whatever its process is made of: started, waited for, and surely dead.
+# The life of a tool call in a worker, for every kind of process: it is started, waited for, and surely dead.
 
 
 USED_UP = "the tool used up its memory and ended"
@@ -175,33 +175,33 @@ class CallProcess(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """The worker stopped it before it had ended by itself."""
+        """Whether the worker stopped the process before it had ended by itself."""
         ...
 
     @property
     def ending(self) -> str:
-        """In words, how it ended."""
+        """How the process ended, in words."""
         ...
 
     async def start(self) -> None:
-        """Raises `OSError` when it cannot be started."""
+        """Starts the process. Raises `OSError` if that fails."""
         ...
 
     async def exited(self) -> None:
-        """Waits for the end. To be cancelled does no harm to the process."""
+        """Waits for the end. A cancellation of the wait does not affect the process."""
         ...
 
     def stop(self) -> None:
-        """Asks the tool to clean up and end; what is left of it after the grace is killed. Does not wait."""
+        """Asks the tool to clean up and end. Processes that are left after the grace are killed. Does not wait."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """There is no process, or no longer."""
+        """Whether the process has ended, or was never started."""
         ...
 
     def close(self) -> None:
-        """Takes the last output and gives everything back."""
+        """Reads the last output and frees all resources."""
         ...
 
 
@@ -236,7 +236,7 @@ class RunningCalls:
         return _outcome(process, invocation, timed_out=timed_out)
 
     async def aclose(self) -> None:
-        """See `ToolSandbox.aclose`. The calls that still run get their grace, at the same time."""
+        """See `ToolSandbox.aclose`. All running calls get their grace at the same time."""
         self._is_closed = True
         for process in self._calls:
             process.stop()
@@ -245,7 +245,7 @@ class RunningCalls:
 
 
 async def _death(process: CallProcess) -> None:
-    """Waits for the end whatever happens. A cancellation of the waiting task is raised when the process is dead."""
+    """Waits for the end in any case, and raises a cancellation of the waiting task only when the process is dead."""
     cancellation: asyncio.CancelledError | None = None
     while not process.is_over:
         try:
@@ -269,5 +269,5 @@ def _outcome(process: CallProcess, invocation: ToolInvocation, *, timed_out: boo
 
 
 def _complains_of_memory(process: CallProcess, invocation: ToolInvocation) -> bool:
-    """V8 says so, and then makes its process crash, each time by another signal."""
+    """V8 reports this in its error output, and then makes its process crash, each time by another signal."""
     return invocation.language == "javascript" and b"out of memory" in process.stderr.kept

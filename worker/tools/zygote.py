@@ -18,7 +18,7 @@ from shared.domain.tools import SandboxTier
 from worker.tools.interpreter import Interpreter, NodeProgram
 from worker.tools.outcomes import CallLimits, CappedPipe
 
-# How a zygote is started: its command line, its program, and what its calls may see.
+# The start of a zygote: its command line, its program, and the files that its calls may see.
 
 
 GUEST = Path(__file__).parent / "guest"
@@ -41,13 +41,13 @@ sys.modules["child_zygote"].main(program["plan"], int(sys.argv[2]), int(sys.argv
 """The first code of a zygote: makes modules of the texts that the worker has sent."""
 
 ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-"""All that a zygote and bubblewrap get: what they were started with can be read in /proc."""
+"""The whole environment of a zygote and of bubblewrap, because a process's initial environment is visible in /proc."""
 
 
 CERTIFICATES = "/etc/ssl/cert.pem"
-"""Where calls with a network find whom to trust."""
+"""The file with the certificate authorities, for calls with a network."""
 RUN_FOLDERS, RUN_FOLDER = "/run-folders", "/run-folder"
-"""Where a zygote in tier 1 sees the folders of all of its project's runs, and where a call finds that of its own."""
+"""Paths in tier 1: the folders of all runs of the project, for a zygote; and the own run's folder, for a call."""
 
 
 class ZygotePlan(msgspec.Struct, frozen=True):
@@ -57,29 +57,29 @@ class ZygotePlan(msgspec.Struct, frozen=True):
     interpreter: Interpreter
     scratch_bytes: int
     user: tuple[int, int] | None = None
-    """User and group of the tools, when the worker is root."""
+    """User and group of the tools, if the worker is root."""
     node: NodeProgram | None = None
-    """What JavaScript calls become; None: there are none."""
+    """Runs JavaScript calls; None: there are none."""
     folders: tuple[str, ...] = ()
     """Folders of packages that calls may read, and import from."""
     preload: bool = True
     """Load the parts of the standard library that tools use most before the first call."""
 
     network: bool = False
-    """Each call gets a proxy's socket, the only thing that it can connect to."""
+    """Each call gets a proxy's socket, the only address to which it can connect."""
     certificates: str = ""
-    """A file of the certificate authorities that calls with a network are shown."""
+    """A file of the certificate authorities that calls with a network get."""
     runs: str = ""
-    """The folder with those of a project's runs, for the zygote of calls that have one, in tier 1."""
+    """The folder for the folders of a project's runs, for the zygote of calls that use them, in tier 1."""
 
     @property
     def readable(self) -> list[str]:
-        """The files and folders that a call may read, by the names that it has for them."""
+        """The files and folders that a call may read, by their paths in the call."""
         return [*self.interpreter.readable, *self.folders_inside, *([CERTIFICATES] if self.network else [])]
 
     @property
     def folders_inside(self) -> list[str]:
-        """`folders` by the names that a call has for them: in a file system of its own, none is hidden by another."""
+        """`folders` by their paths in a call: in a file system of its own, no folder hides another."""
         if self.tier is not SandboxTier.ONE:
             return list(self.folders)
         return [f"/packages/{number}" for number, _ in enumerate(self.folders)]
@@ -110,9 +110,9 @@ class ZygotePlan(msgspec.Struct, frozen=True):
         return json.dumps({"plan": plan, "modules": modules}).encode()
 
     def _bubblewrap(self) -> list[str]:
-        """The outer walls of tier 1: a file system with nothing but what tools may read, no network, no process of
-        the machine. As root without a user namespace, whose only user would be root again: the zygote gives root up
-        itself, and is left no other capability than those that it takes."""
+        """The outer isolation of tier 1: a file system that contains only what tools may read, no network, and no
+        processes of the machine. Root gets no user namespace, whose only user would be root again: the zygote drops
+        root itself, and keeps only the capabilities that it needs for that."""
         if self.tier is not SandboxTier.ONE:
             return []
         shared = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -132,15 +132,15 @@ class ZygotePlan(msgspec.Struct, frozen=True):
 
 
 def bubblewrap() -> str | None:
-    """Its path, if it is installed."""
+    """Returns the path of bubblewrap, if it is installed."""
     return shutil.which("bwrap") or shutil.which("bwrap", path=os.defpath)
 
 
 def _binds(shown: Sequence[tuple[str, str]]) -> list[str]:
-    """Options that show these files and folders, each under the second of its names, read-only, and the links by which
-    the system reaches its own."""
+    """Returns options that show these files and folders read-only, each under the second of its names, and the links
+    by which the system reaches its own files."""
     devices = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-    # What bubblewrap makes unasked above a path is root's alone.
+    # Folders that bubblewrap makes by itself above a path are accessible to root alone.
     above = sorted(
         {str(parent) for path in (*devices, *(inside for _, inside in shown)) for parent in Path(path).parents} - {"/"}
     )
@@ -156,17 +156,17 @@ def _binds(shown: Sequence[tuple[str, str]]) -> list[str]:
 START_S = 20.0
 END_S = 1.0
 PATIENCE_S = 10.0
-"""For a zygote to say how a call ended that is seen to be dead."""
+"""Seconds for a zygote to report the end of a call whose process is known to be dead."""
 COMPLAINT_BYTES = 4096
 MESSAGE_BYTES = 1 << 16
 
 
 class ZygoteGone(OSError):
-    """The zygote ended before it had answered: the call that was asked for has not begun."""
+    """The zygote ended before it had answered: the requested call has not begun."""
 
 
 class ForkedCall:
-    """One call's process, by its pidfd: a number that never means another process."""
+    """One call's process, by its pidfd: a descriptor that never refers to another process."""
 
     def __init__(self, pidfd: int, loop: asyncio.AbstractEventLoop, listening: socket.socket | None = None) -> None:
         self._pidfd = pidfd
@@ -176,7 +176,7 @@ class ForkedCall:
         self._is_abandoned = False
         self.over: asyncio.Future[None] = loop.create_future()
         self.status: int | None = None
-        """A wait status, when the zygote could say it."""
+        """The wait status; None if the zygote could not report it."""
         self.processor_s = 0.0
         loop.add_reader(pidfd, self._died)
 
@@ -191,13 +191,13 @@ class ForkedCall:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def end(self, status: int | None, processor_s: float = 0.0) -> None:
-        """It is dead and buried."""
+        """Records that the process is dead and reaped."""
         if not self.over.done():
             self.status, self.processor_s = status, processor_s
             self.over.set_result(None)
 
     def abandon(self) -> None:
-        """Kills it. Nobody is left to say how it ends."""
+        """Kills the process. Its zygote is gone, so no process can report its end."""
         self._is_abandoned = True
         self.signal(signal.SIGKILL)
         if self._last_wait is not None:
@@ -222,7 +222,7 @@ class ForkedCall:
 
 
 class Zygote(asyncio.SubprocessProtocol):
-    """One zygote process. It calls `on_idle` when its last call is over, and when it has gone."""
+    """One zygote process. It calls `on_idle` when its last call is over, and when the process is gone."""
 
     def __init__(self, plan: ZygotePlan, on_idle: Callable[["Zygote"], None]) -> None:
         self._plan = plan
@@ -237,7 +237,7 @@ class Zygote(asyncio.SubprocessProtocol):
         self._running: dict[int, ForkedCall] = {}
         self.begun = 0
         self.landlock = 0
-        """The version that the kernel has, once the zygote is ready."""
+        """The kernel's version of landlock, once the zygote is ready."""
         self.is_gone = False
 
     @property
@@ -245,7 +245,7 @@ class Zygote(asyncio.SubprocessProtocol):
         return not self._running and not self._asked
 
     async def start(self) -> None:
-        """Raises `OSError` with the reason when it does not start."""
+        """Starts the zygote. Raises `OSError` with the reason if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         ours.setblocking(False)
@@ -265,10 +265,10 @@ class Zygote(asyncio.SubprocessProtocol):
     async def fork(
         self, pipes: Sequence[int], scratch: str, run_folder: str = "", node_limits: CallLimits | None = None
     ) -> ForkedCall:
-        """A new call that waits for its payload on the first of the pipes. `scratch`: its directory, where it has none
-        of its own. `run_folder`: its run's, by its name in `ZygotePlan.runs`, or its path in tier 2. `node_limits`:
-        those of a call that becomes Node.js. Raises `ZygoteGone` when it can only have failed to begin, `OSError` when
-        it could not be forked."""
+        """Forks a call, which waits for its payload on the first of the pipes. `scratch`: its directory, if it has no
+        file system of its own. `run_folder`: its run's folder, by name in `ZygotePlan.runs`, or by path in tier 2.
+        `node_limits`: the limits of a call that becomes Node.js. Raises `ZygoteGone` if the call cannot have begun, and
+        `OSError` if it could not be forked."""
         if self._control is None or self.is_gone:
             raise ZygoteGone("the zygote is gone")
         self.begun += 1
@@ -287,13 +287,13 @@ class Zygote(asyncio.SubprocessProtocol):
         return await answer
 
     def kill(self) -> None:
-        """At once, with every call."""
+        """Kills the zygote at once, with every call."""
         if self._transport is not None and not self._exited.done():
             with contextlib.suppress(ProcessLookupError):
                 self._transport.kill()
 
     async def aclose(self) -> None:
-        """Ends it, and with it every call that is left."""
+        """Ends the zygote, with every call that is left."""
         self._lose()
         if self._transport is not None:
             await asyncio.wait([self._exited], timeout=END_S)
@@ -378,7 +378,7 @@ class Zygote(asyncio.SubprocessProtocol):
         if not answer.done():
             answer.set_result(call)
             return
-        # Nobody waits for it any more, and it has no payload.
+        # No task waits for the call any longer, and it has no payload.
         call.signal(signal.SIGKILL)
         call.over.add_done_callback(lambda _: call.close())
 
@@ -393,7 +393,7 @@ class Zygote(asyncio.SubprocessProtocol):
             if not answer.done():
                 answer.set_exception(ZygoteGone("the zygote ended"))
         for call in self._running.values():
-            call.abandon()  # its parent's death kills it as well; this is sooner
+            call.abandon()  # the death of its parent kills it as well; this is sooner
         self._asked.clear()
         self._running.clear()
         if not self._ready.done():

@@ -2,9 +2,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
 """Graphs of LangGraph as bodies of runs.
 
-LangChain's cache of answers is the journal: a model that is asked again after a crash answers from there. The calls of
-each `ToolNode` go through the journal one by one. A graph gets checkpoints in memory alone, for interrupts and for
-messages between its steps: after a crash it is executed again from the run's messages, and comes to where it was.
+The journal replaces LangChain's cache of answers: a model that is called again after a crash answers from there. The
+calls of each `ToolNode` use the journal one by one. A graph has checkpoints only in memory, for interrupts and for
+messages between its steps: after a crash it is executed again from the run's messages, and reaches its old place.
 """
 
 import asyncio
@@ -53,11 +53,11 @@ __all__ = [
 ]
 
 Resume = Callable[[Run, str, Any], Awaitable[Any]]
-"""Answers an interrupt: gets the run, the name of the node and the value of `interrupt(value)`, and returns what that
-call is to return."""
+"""Answers an interrupt: gets the run, the name of the node and the value of `interrupt(value)`, and returns the return
+value of that call."""
 
 OLDEST = (1, 0, 2)
-"""The oldest version of LangGraph that tests run with."""
+"""The oldest version of LangGraph that tests use."""
 
 _STATE = "langgraph"
 
@@ -72,9 +72,9 @@ check_version(importlib.metadata.version("langgraph"))
 
 
 def as_tool(graph: Any, name: str, description: str) -> BaseTool:
-    """An agent as a tool of another: it gets the text `input`, and its last message is the result. It may ask a person.
-    Then, and after a crash, it is entered again; what it has done is in the journal. Raises `TypeError` for what is no
-    compiled graph."""
+    """Makes an agent a tool of another: it gets the text `input`, and its last message is the result. It may ask a
+    person. Then, and after a crash, it is entered again, and the journal has its earlier calls. Raises `TypeError` for
+    an object that is not a compiled graph."""
     expert = _prepared(graph)
 
     async def ask(input: str) -> str:
@@ -89,7 +89,7 @@ def as_tool(graph: Any, name: str, description: str) -> BaseTool:
 
 
 def warning_of(name: str, value: Any) -> str | None:
-    """What `holdfast agents check` says of a graph with a checkpointer."""
+    """Returns the warning of `holdfast agents check` about a graph with a checkpointer."""
     saver = value.checkpointer if isinstance(value, Pregel) else None
     if not isinstance(saver, BaseCheckpointSaver):
         return None
@@ -102,8 +102,8 @@ def warning_of(name: str, value: Any) -> str | None:
 
 
 def body_of(agent: Any, name: str) -> Body:
-    """A body that executes the graph. Raises `TypeError` for what is no compiled graph, and for one with breakpoints
-    (`interrupt_before`), for which no client has an answer."""
+    """Returns a body that executes the graph. Raises `TypeError` for an object that is not a compiled graph, and for a
+    graph with breakpoints (`interrupt_before`), for which no client has an answer."""
     graph = _prepared(agent)
 
     async def body(run: Run) -> str:
@@ -115,7 +115,7 @@ def body_of(agent: Any, name: str) -> Body:
 
 async def ask_person(run: Run, name: str, value: Any) -> Any:
     """Asks for an approval with the interrupt's value. Returns True if it was approved, False if it was denied, and the
-    value as the person has changed it. The requests of LangChain's HumanInTheLoopMiddleware are approved one by one."""
+    value with the person's changes. The requests of LangChain's HumanInTheLoopMiddleware are approved one by one."""
     if isinstance(value, Mapping) and "action_requests" in value:
         return {"decisions": await _all([_decided(run, action) for action in value["action_requests"]])}
     shown = plain(value if isinstance(value, Mapping) else {"value": value})
@@ -130,9 +130,9 @@ async def ask_person(run: Run, name: str, value: Any) -> Any:
 
 async def run_agent(run: Run, agent: Any, *, resume: Resume = ask_person, **inputs: Any) -> str:
     """Executes the graph on the run's messages. Returns the text of its last message, or an empty one if readers have
-    seen that in front of an interrupt.
+    seen that before an interrupt.
 
-    `inputs` are further keys of the graph's input. `resume` answers interrupts. Raises what the graph raises, and
+    `inputs` are further keys of the graph's input. `resume` answers interrupts. Raises the graph's errors, and
     `NotJournaled`.
     """
     prepared = _prepared(agent)
@@ -154,7 +154,7 @@ async def run_agent(run: Run, agent: Any, *, resume: Resume = ask_person, **inpu
 
 
 async def _executed(calls: Calls, graph: Any, given: Any, resume: Resume) -> Mapping[str, Any]:
-    """The state of the graph at its end."""
+    """Returns the state of the graph at its end."""
     run = calls.run
     config = {"configurable": {"thread_id": run.id, "run": run}}
     with_tools = [name for name, node in graph.nodes.items() if isinstance(node.bound, JournaledTools)]
@@ -175,7 +175,7 @@ async def _executed(calls: Calls, graph: Any, given: Any, resume: Resume) -> Map
             given = Command(resume=answers if len(asked) > 1 else answers[asked[0][1].id])
         elif not state.next:
             return state.values
-        else:  # the results of tools are there: the only place where a message fits in front of the next answer
+        else:  # the tool results are complete: the only place where a message fits before the next answer
             if not run.in_call and (injected := await run.inbox.take()):
                 update = Command(update={"messages": messages_of(injected)}, goto=list(state.next))
                 await graph.aupdate_state(config, update, as_node=behind)
@@ -183,8 +183,8 @@ async def _executed(calls: Calls, graph: Any, given: Any, resume: Resume) -> Map
 
 
 def _show_custom(run: Run, value: Any) -> None:
-    """Shows what a node has given to its stream writer. LangGraph takes any value; one that cannot be shown is named in
-    the operator's log."""
+    """Shows a value from a node's stream writer. LangGraph accepts any value; the operator's log names a value that
+    cannot be shown."""
     try:
         run.emit_data("custom", value)
     except (TypeError, ValueError) as error:
@@ -192,7 +192,7 @@ def _show_custom(run: Run, value: Any) -> None:
 
 
 def _alone(execution: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-    """Executes a graph as if no other were around it: else the other would be interrupted, and be executed again."""
+    """Executes a graph as if it were not inside another: otherwise the outer one would be interrupted and run again."""
     context = copy_context()
     context.run(var_child_runnable_config.set, None)
     return context.run(asyncio.create_task, execution)
@@ -203,7 +203,7 @@ def _with_checkpoints(graph: Any) -> Any:
 
 
 def _prepared(graph: Any) -> Any:
-    """The same graph, whose tools' calls go through the journal."""
+    """Returns the same graph with tool calls that use the journal."""
     if not isinstance(graph, Pregel):
         raise TypeError(f"a {type(graph).__name__} is no compiled graph: register what its compile() returns")
     if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
@@ -216,7 +216,7 @@ def _prepared(graph: Any) -> Any:
 
 
 async def _all(asking: Sequence[Awaitable[Any]]) -> list[Any]:
-    """What each of them returns. They ask side by side, so that they wait in one pause."""
+    """Returns all results. The requests run in parallel, so that they wait in one pause."""
     return [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
 
 
@@ -232,7 +232,7 @@ async def _decided(run: Run, action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Copies:
-    """Copies the values of checkpoints, which never leave the process. What cannot be copied stays the same object."""
+    """Copies the values of checkpoints, which never leave the process. Values that cannot be copied are shared."""
 
     def dumps_typed(self, obj: Any) -> tuple[str, Any]:
         try:
@@ -250,6 +250,6 @@ def _kept_state(run: Run, graph: Any) -> dict[str, Any]:
 
 
 def _keep_state(run: Run, graph: Any, values: Mapping[str, Any]) -> None:
-    """A graph that was compiled with a checkpointer finds its state again in the thread's next run."""
+    """Stores the state of a graph that was compiled with a checkpointer, for the thread's next run."""
     if graph.checkpointer:
         run.state[_STATE] = {key: packed(value) for key, value in values.items() if key != "messages"}

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
-"""Calls of models in the journal, which replaces LangChain's cache of answers.
+"""Model calls in the journal, which replaces LangChain's cache of answers.
 
 A cache sees the call of every chat model, wherever a graph makes it, but for `stream` and `astream` of the model
-itself, which are refused. Text is shown while the model speaks: LangChain tells its callbacks of each token.
+itself, which are refused. Text is shown while it arrives: LangChain calls its callbacks for each token.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from holdfast.agents.run import Run, call
 Result = TypeVar("Result")
 
 _NOT_SHOWN = "nostream"
-"""LangGraph's tag of a model whose text is not for readers."""
+"""LangGraph's tag for a model whose text is not for readers."""
 
 
 class NotJournaled(RuntimeError):
-    """The graph does something past the journal, so that it would be done twice after a crash."""
+    """The graph has an effect without the journal, so that a crash would repeat the effect."""
 
 
 class _ModelCall:
-    """One call of a model, between the question and the answer."""
+    """One model call, between the request and the answer."""
 
     def __init__(self, messages: Sequence[BaseMessage], parameters: Mapping[str, Any], *, is_shown: bool) -> None:
         self.is_shown = is_shown
@@ -45,7 +45,7 @@ class _ModelCall:
         self._entry: asyncio.Task[list[Any]]
 
     async def begin(self, run: Run) -> list[Any] | None:
-        """The recorded answer, or None if the model has to be asked."""
+        """Returns the recorded answer, or None if the model must be called."""
         self.is_journaled = True
         self._loop = asyncio.get_running_loop()
         self._answer = self._loop.create_future()
@@ -73,12 +73,12 @@ class _ModelCall:
         await self._entry
 
     def fail(self, error: BaseException) -> None:
-        """The model has raised."""
+        """Records that the model has raised."""
         if self.is_journaled and not self._entry.done():
             self._loop.call_soon_threadsafe(self._raise, error)
 
     def leave(self, asking: "asyncio.Task[Any]") -> None:
-        """The task that asked has ended. If it was cancelled, nobody waits for an answer."""
+        """Records that the task that called the model has ended. If it was cancelled, no task waits for an answer."""
         if asking.cancelled():
             self._entry.cancel()
 
@@ -139,27 +139,27 @@ class Journal(BaseCache):
 
 
 class Calls(BaseCallbackHandler):
-    """Sees every call of a model and of a tool in the run, and shows what models say."""
+    """Sees every model call and tool call in the run, and shows the models' output."""
 
     run_inline = True
     raise_error = True
 
     def __init__(self, run: Run) -> None:
         self.said: set[str] = set()
-        """Answers of models that readers have seen."""
+        """Texts of models' answers that readers have seen."""
         self.said_before: set[str] = set()
-        """Those in front of the newest interrupt."""
+        """The texts before the newest interrupt."""
         self.made: dict[tuple[str, str], Any] = {}
-        """What has become of calls of tools, by the place in the graph and the call's id."""
+        """The outcomes of tool calls, by the place in the graph and the call's id."""
         self.refusal: Exception | None = None
-        """What must end the run."""
+        """The error that must end the run."""
         self.run = run
         self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._asked: dict[Any, _ModelCall] = {}
 
     def on_chain_start(self, *_: Any, **__: Any) -> None:
-        # Nodes side by side come here in the order of the graph, so that each takes its place in the journal now: their
-        # calls may come in any order.
+        # Parallel nodes arrive here in the order of the graph, so each takes its place in the journal now: their calls
+        # may arrive in any order.
         if threading.get_ident() == self.thread and asyncio.current_task() is not None:
             self.run.take_place()
 
@@ -214,14 +214,14 @@ register_configure_hook(CALLS, inheritable=True)
 
 
 def refused(error: Exception) -> Exception:
-    """Notes an error that must end the run, although the graph may handle errors of tools."""
+    """Records an error that must end the run, although the graph may handle errors of tools."""
     if (calls := CALLS.get()) is not None:
         calls.refusal = calls.refusal or error
     return error
 
 
 def is_in_call() -> bool:
-    """Whether a step or tool is being called. Any thread may ask."""
+    """Whether a step or tool is being called. It works in any thread."""
     try:
         call()
     except LookupError:
@@ -230,7 +230,7 @@ def is_in_call() -> bool:
 
 
 def on_loop(coroutine: Coroutine[Any, Any, Result], what: str) -> Result:
-    """Waits in a thread for what the run's loop does."""
+    """Runs a coroutine on the run's loop, and waits for it in a thread."""
     calls = CALLS.get()
     if calls is None or threading.get_ident() == calls.thread:
         coroutine.close()

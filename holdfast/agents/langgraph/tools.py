@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
-"""Calls of tools in the journal: each call of a `ToolNode` by itself, with the id that the model has given it."""
+"""Tool calls in the journal: each call of a `ToolNode` separately, with the id that the model has given it."""
 
 import asyncio
 import json
@@ -23,8 +23,7 @@ from holdfast.agents.run import Run
 from holdfast.agents.values import plain
 
 OPTIONS = "holdfast"
-"""The key of a tool's `metadata` under which it says `needs_approval`, `idempotent` or `scope`, and names its
-`probe`."""
+"""The key of a tool's `metadata` for the settings `needs_approval`, `idempotent`, `scope` and `probe`."""
 
 _INTERRUPT = "interrupt"
 
@@ -34,17 +33,17 @@ class ToolNodeError(Exception):
 
 
 def needs_approval(tool: Callable[..., Any] | BaseTool) -> BaseTool:
-    """The same tool, each of whose calls waits until a person has agreed."""
+    """Returns the same tool. Each of its calls waits for a person's approval."""
     return with_options(tool, needs_approval=True)
 
 
 def idempotent(tool: Callable[..., Any] | BaseTool) -> BaseTool:
-    """The same tool, which may be started again with the same arguments after a crash."""
+    """Returns the same tool, which may be started again with the same arguments after a crash."""
     return with_options(tool, idempotent=True)
 
 
 def client_tools(run: Run) -> list[BaseTool]:
-    """The tools that the request has brought, for the model of a graph that is made for the run. The client makes their
+    """Returns the tools of the request, for the model of a graph that is made for the run. The client makes their
     calls."""
     return [
         StructuredTool(
@@ -69,20 +68,20 @@ async def _of_client(**_: Any) -> str:
 
 
 class CallMade:
-    """What has become of a call, for a node that is executed again behind its interrupt."""
+    """The outcome of a call, for a node that is executed again after its interrupt."""
 
     def __init__(self) -> None:
         self.has_ended = False
         self.output: Any = None
         self.question: Any = None
-        """What the tool has interrupted the graph with, and waits for."""
+        """The value of the tool's interrupt, which waits for an answer."""
         self.is_waiting = False
         self.interrupts = 0
-        """How many interrupts the tool has had."""
+        """The number of the tool's interrupts."""
 
 
 class JournaledTools(Runnable[Any, Any]):
-    """A `ToolNode` whose calls go through the journal, each by itself and with its id."""
+    """A `ToolNode` whose calls use the journal, each separately and with its id."""
 
     def __init__(self, node: ToolNode) -> None:
         self._node = node
@@ -96,8 +95,8 @@ class JournaledTools(Runnable[Any, Any]):
             return await self._node.ainvoke(input, config, **kwargs)
         place = str((config or {}).get("configurable", {}).get("checkpoint_ns", ""))
         asked = [(one, alone, calls.made.get((place, one["id"]))) for one, alone in _calls_in(input)]
-        # LangGraph gives the answers of a node to its interrupts by their numbers. So only the first tool that waits
-        # goes on, and those that have ended take the answers that they have had.
+        # LangGraph matches the answers of a node with its interrupts by their numbers. So only the first waiting tool
+        # continues, and ended tools consume the answers that they had.
         first = next((one["id"] for one, _, made in asked if made is not None and made.is_waiting), None)
         for _ in range(sum(made.interrupts for _, _, made in asked if made is not None and made.has_ended)):
             interrupt(None)
@@ -144,8 +143,8 @@ class JournaledTools(Runnable[Any, Any]):
 
 
 def _interrupt(question: Any, new: Sequence[Interrupt]) -> NoReturn:
-    """Interrupts the graph. If a tool has done that just now, its interrupt has the number that is to be answered next;
-    else what `interrupt` returns are answers of tools that have ended."""
+    """Interrupts the graph. If a tool has just interrupted it, that interrupt has the number of the next answer;
+    otherwise `interrupt` returns answers of tools that have ended."""
     if new:
         raise GraphInterrupt([Interrupt(question, id=new[0].id)])
     while True:
@@ -153,8 +152,8 @@ def _interrupt(question: Any, new: Sequence[Interrupt]) -> NoReturn:
 
 
 async def _outcome(run: Run, one: Mapping[str, Any], started: Any, options: Mapping[str, Any]) -> Any:
-    """The value of a call, or the message for the model that says why it has none. Raises `StepFailed` for an exception
-    that the node does not answer, and `NestedApproval`."""
+    """Returns the value of a call, or the message for the model with the reason why there is none. Raises `StepFailed`
+    for an exception that the node does not handle, and `NestedApproval`."""
     try:
         return await run.perform(
             one["name"],
@@ -180,7 +179,7 @@ async def _outcome(run: Run, one: Mapping[str, Any], started: Any, options: Mapp
 
 
 def _calls_in(given: Any) -> list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], Any]]]:
-    """The calls in the input of a `ToolNode`, each with a function that makes an input with this call alone of it."""
+    """Returns the calls in the input of a `ToolNode`, each with a function that makes an input with only this call."""
     if isinstance(given, Mapping) and "tool_call" in given:
         sent: Mapping[str, Any] = given
         return [(given["tool_call"], lambda one: {**sent, "tool_call": one})]
@@ -204,7 +203,7 @@ def _calls_in(given: Any) -> list[tuple[Mapping[str, Any], Callable[[Mapping[str
 
 
 def _has_messages(given: Any) -> bool:
-    """Whether the input of a `ToolNode` is a list of messages, as its output is then."""
+    """Whether the input of a `ToolNode` is a list of messages. Its output then is one, too."""
     return isinstance(given, list) and not isinstance(given[-1], Mapping)
 
 
@@ -213,8 +212,8 @@ def _messages_in(state: Any) -> list[BaseMessage]:
 
 
 def _recorded(output: Any) -> Any:
-    """The output of a `ToolNode` for one call, as the journal has it: the text that a tool has returned, or everything.
-    Raises `ToolNodeError` for what the node has made of an exception."""
+    """Returns the output of a `ToolNode` for one call in the journal's form: the text that a tool has returned, or the
+    whole output. Raises `ToolNodeError` for the node's message about an exception."""
     [made] = next(iter(output.values())) if isinstance(output, Mapping) else output
     if isinstance(made, ToolMessage):
         if made.status == "error":
@@ -225,7 +224,7 @@ def _recorded(output: Any) -> Any:
 
 
 def _output(value: Any, one: Mapping[str, Any], *, is_list: bool) -> Any:
-    """The output that a `ToolNode` would have had."""
+    """Returns the output that a `ToolNode` would have had."""
     if isinstance(value, Mapping) and "output" in value:
         return unpacked(value["output"])
     message = value

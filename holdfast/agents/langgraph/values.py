@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
-"""LangChain's messages and objects as the journal has them, and as a run brings them."""
+"""LangChain's messages and objects in the journal's form, and in a run's."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from holdfast.agents.values import plain
 
 
 def messages_of(entries: Sequence[Mapping[str, Any]]) -> list[BaseMessage]:
-    """The messages of `run.history` or `run.input` as LangChain's."""
+    """Converts the messages of `run.history` or `run.input` to LangChain's."""
     return [_message_of(entry) for entry in entries]
 
 
@@ -55,7 +55,7 @@ def _part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments. A model may have written what is no object."""
+    """Returns a call's arguments as an object. A model may have written another value."""
     try:
         made = json.loads(arguments)
     except ValueError:
@@ -64,23 +64,23 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def packed(value: Any) -> list[str]:
-    """An object of the graph as two texts. Raises `TypeError` for what LangGraph cannot store."""
+    """Returns an object of the graph as two texts. Raises `TypeError` for an object that LangGraph cannot store."""
     kind, data = JsonPlusSerializer().dumps_typed(value)
     return [kind, b64encode(data).decode()]
 
 
 def unpacked(texts: Sequence[str]) -> Any:
-    """The object that was packed so."""
+    """Returns the object that `packed` has packed."""
     return JsonPlusSerializer().loads_typed((texts[0], b64decode(texts[1])))
 
 
 def recorded_answer(generations: Sequence[Any]) -> list[Any]:
-    """A model's answer as JSON."""
+    """Returns a model's answer as JSON."""
     return [{"message": message_to_dict(one.message), "info": one.generation_info} for one in generations]
 
 
 def answer_of(value: Sequence[Mapping[str, Any]]) -> list[ChatGeneration]:
-    """The answer that was recorded so."""
+    """Returns the answer that `recorded_answer` has made."""
     return [ChatGeneration(message=_message(one), generation_info=one["info"]) for one in value]
 
 
@@ -89,12 +89,12 @@ def _message(recorded: Mapping[str, Any]) -> Any:
 
 
 def text_of(value: list[Any]) -> str:
-    """What a recorded answer says."""
+    """Returns the text of a recorded answer."""
     return str(_message(value[0]).text)
 
 
 def usage_of(value: list[Any]) -> Usage | None:
-    """The tokens of a recorded answer. None if its provider counts none."""
+    """Returns the tokens of a recorded answer. None if its provider counts none."""
     used = value[0]["message"]["data"].get("usage_metadata")
     if not used:
         return None
@@ -105,7 +105,7 @@ def usage_of(value: list[Any]) -> Usage | None:
 
 
 def hashed(messages: Sequence[BaseMessage], parameters: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What makes the call this one, and the rest: instructions and settings."""
+    """Returns the identity of a call, and the rest: instructions and settings."""
     said = [
         [one.type, one.content, getattr(one, "tool_calls", None), getattr(one, "tool_call_id", None)]
         for one in messages
@@ -113,6 +113,6 @@ def hashed(messages: Sequence[BaseMessage], parameters: Mapping[str, Any]) -> tu
     ]
     tools = [tool.get("function", tool).get("name") for tool in parameters.get("tools") or ()]
     instructions = [one.content for one in messages if isinstance(one, SystemMessage)]
-    # Parameters may hold objects, whose text has their address in memory.
+    # Parameters may contain objects, whose text has their address in memory.
     settings = re.sub(r" at 0x[0-9a-f]+", "", json.dumps(parameters, default=repr, sort_keys=True))
     return [plain(said), sorted(filter(None, tools))], [instructions, settings]

@@ -1,4 +1,4 @@
-"""Answers of the worker's models: as the journal keeps them, and in OpenAI's two dialects, streamed or whole. Pure."""
+"""Answers of the worker's models: in the journal's form, and in OpenAI's two dialects, streamed or whole. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -35,10 +35,10 @@ class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """As `AssistantMessage.provider_response`."""
     signature: str | None = None
     model: str = ""
-    """Its handle."""
+    """The model's handle."""
 
     def events(self) -> list[ModelEvent]:
-        """The answer as if the model gave it now."""
+        """Returns the answer's events, as if the model gave it now."""
         said: list[ModelEvent] = [Thought(self.reasoning)] if self.reasoning else []
         said += [Text(self.text)] if self.text else []
         for number, call in enumerate(self.calls):
@@ -47,7 +47,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         return [*said, Finished(self.reason, self.usage, self.kept)]
 
     def message(self) -> AssistantMessage:
-        """The answer in a history, in the form that its provider needs."""
+        """Returns the answer for a history, in the form that its provider needs."""
         reasoning = Reasoning(self.reasoning, self.signature) if self.reasoning else None
         kept, model = self.kept, self.model
         return AssistantMessage(
@@ -56,7 +56,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def recorded(events: Iterable[ModelEvent], model: str) -> RecordedAnswer:
-    """The answer that these events make. The last of them is `Finished`."""
+    """Returns the answer that these events form. The last event is `Finished`."""
     text, thoughts, calls, end = "", "", dict[int, ToolCall](), Finished("stop", Usage(), None)
     signature = None
     for event in events:
@@ -77,7 +77,7 @@ def recorded(events: Iterable[ModelEvent], model: str) -> RecordedAnswer:
 
 
 class _Head(NamedTuple):
-    """The fields of an answer that do not depend on the model, so that a replay gives the same ones."""
+    """The fields of an answer that do not depend on the model, so that a replay produces the same fields."""
 
     id: str
     created: int
@@ -157,7 +157,7 @@ class ChatAnswer:
 
 
 def rest_of(arguments: str, written: str) -> str:
-    """The rest of the arguments, which was not written yet."""
+    """Returns the part of the arguments that was not written yet."""
     return arguments[len(written) :] if arguments.startswith(written) else ""
 
 
@@ -187,7 +187,7 @@ class ResponseAnswer:
         self._asked = asked
         self._items: list[Frame] = []
         self._open: Frame | None = None
-        """The message or the reasoning that grows."""
+        """The unfinished message or reasoning."""
         self._calls: dict[int, Frame] = {}
         self._number = 0
         self._response = self._as_response("in_progress", None)
@@ -245,7 +245,7 @@ class ResponseAnswer:
         return [added, self._of_part(item, "added")]
 
     def _close(self) -> list[Frame]:
-        """Ends the text that grows."""
+        """Ends the unfinished text."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -305,7 +305,7 @@ class ResponseAnswer:
         return self._of_item(f"{kind}.{what}", item, **_place(item), **fields, **logprobs)
 
     def _of_whole(self, what: str, item: Frame) -> Frame:
-        shown = msgspec.json.decode(msgspec.json.encode(item))  # as it is now
+        shown = msgspec.json.decode(msgspec.json.encode(item))  # a copy of its present state
         return self._event(f"response.output_item.{what}", output_index=self._items.index(item), item=shown)
 
     def _of_item(self, kind: str, item: Frame, **fields: Any) -> Frame:

@@ -1,7 +1,7 @@
-"""The endpoint by which the processes of agents ask the worker's models: HTTP on a Unix socket, in OpenAI's dialects.
+"""The endpoint at which agents' processes call the worker's models: HTTP on a Unix socket, in OpenAI's dialects.
 
-Only the worker's user can open the socket, and every run has a token of its own: it reaches the models for that run,
-whose budget pays, until the run leaves the worker. The keys of the providers stay in the worker.
+Only the worker's user can open the socket, and every run has a token of its own. The token gives access to the models
+for that run, whose budget pays, until the run leaves the worker. The providers' keys stay in the worker.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from worker.run.run_handle import RunHandle
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LARGEST_REQUEST = 64_000_000
-"""Bytes. A request may have images."""
+"""Bytes. A request may contain images."""
 
 LINGER_S = 1.0
-"""Seconds for which an answer goes on that its process has given up: it may ask again, or be found dead."""
+"""Seconds for which an answer continues after its process has given it up: the process may ask again, or have died."""
 
 CONNECTIONS = 1000
 NO_ROOM_S = 0.2
@@ -45,13 +45,13 @@ _STATUSES: Mapping[ModelErrorType, int] = {
     ModelErrorType.CONTEXT_WINDOW: 400,
     ModelErrorType.INSTRUCTIONS: 400,
 }
-"""Any other is a 502: the worker's key that a provider refuses is not the program's."""
+"""Any other error is a 502: if a provider refuses the worker's key, that is not the program's key."""
 
 _CODES: Mapping[str, str] = {
     ModelErrorType.RATE_LIMIT: "rate_limit_exceeded",
     ModelErrorType.CONTEXT_WINDOW: "context_length_exceeded",
 }
-"""Codes for which OpenAI has a name that programs look for."""
+"""Errors for which OpenAI has a code that programs check."""
 
 
 class _Refused(Exception):
@@ -87,7 +87,7 @@ class ModelEndpoint:
     @classmethod
     @asynccontextmanager
     async def serving(cls, models: Models, path: str, *, linger_s: float = LINGER_S) -> AsyncGenerator["ModelEndpoint"]:
-        """The endpoint for the block, on a socket at this path."""
+        """Serves the endpoint for the block, on a socket at this path."""
         endpoint = cls(models, str(path), linger_s=linger_s)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.setblocking(False)
@@ -99,7 +99,7 @@ class ModelEndpoint:
 
     @asynccontextmanager
     async def of_run(self, handle: RunHandle, *, serves_all: bool) -> AsyncGenerator[RunModels]:
-        """The models of a run, which it reaches for the block."""
+        """Yields the models of a run, to which it has access for the block."""
         token = f"hf-run-{secrets.token_urlsafe(32)}"
         access = {"socket": self._path, "token": token}
         opened = RunModels.of_run(handle, self._models, access, linger_s=self._linger_s, serves_all=serves_all)
@@ -178,12 +178,12 @@ class ModelEndpoint:
 
 
 def unserved_endpoint() -> ModelEndpoint:
-    """For a worker whose agents ask no models of the worker."""
+    """Returns an endpoint for a worker whose agents call no models of the worker."""
     return ModelEndpoint(Models({}, first_event_timeout=0, idle_timeout=0, retries=0), "")
 
 
 async def _show(connection: "_Connection", asked: ModelRequest, answer: JournaledAnswer) -> None:
-    """Sends the answer. Its status is known when the model has said the first thing."""
+    """Sends the answer. Its status is known after the model's first event."""
     shown = (ChatAnswer if asked.dialect == "chat" else ResponseAnswer)(answer.entry, asked)
     try:
         await _take_all(answer, shown, connection if asked.streams else None)
@@ -218,7 +218,7 @@ async def _take_all(
 
 
 class _Connection:
-    """One connection of a process: one request after the other."""
+    """One connection of a process. It serves one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -236,11 +236,11 @@ class _Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the connection may have another request."""
+        """Whether the connection may carry another request."""
         return self._http.our_state in (h11.IDLE, h11.DONE)
 
     async def receive(self) -> _Request | None:
-        """The next request; None if there is none."""
+        """Returns the next request; None if there is none."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         head: h11.Request | None = None
@@ -252,8 +252,8 @@ class _Connection:
                     head = event
                 case h11.Data():
                     size += len(event.data)
-                    # The rest of a request that is too large is read, and forgotten: a client that still sends would
-                    # find its connection closed instead of the error.
+                    # The rest of a request that is too large is read and discarded: otherwise a client that is still
+                    # sending would find its connection closed instead of the error.
                     if size <= LARGEST_REQUEST:
                         body += event.data
                     else:
@@ -273,12 +273,12 @@ class _Connection:
         raise ConnectionResetError
 
     async def close(self) -> None:
-        """Sends what is left, and hangs up."""
+        """Sends the remaining bytes, and closes the connection."""
         self._writer.close()
         await self._writer.wait_closed()
 
     async def send_json(self, status: int, body: Mapping[str, Any]) -> None:
-        """Sends an answer. Clients do not repeat what failed: the worker has retried it already."""
+        """Sends an answer. Clients must not retry a failure: the worker has retried it already."""
         data = msgspec.json.encode(body)
         headers = [("content-type", "application/json"), ("content-length", str(len(data)))]
         self._put(h11.Response(status_code=status, headers=[*headers, ("x-should-retry", "false")]))

@@ -1,6 +1,6 @@
 """Requests of OpenAI's two dialects, chat completions and responses, as calls of the worker's models.
 
-A field that the worker's models do not have, and that would change the answer, is refused by name.
+A field that the worker's models lack, and that would change the answer, is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from worker.models.provider import TOOL_CHOICE, ToolSpec
 Dialect = Literal["chat", "responses"]
 
 OF_WORKER = "holdfast/"
-"""A program may name a model of the worker with this before its handle, to tell it from its own."""
+"""A prefix for the handle of a worker's model, by which a program can tell it from its own models."""
 
 _REFUSED: Mapping[Dialect, Sequence[str]] = {
     "chat": (
@@ -86,7 +86,7 @@ class _Item(msgspec.Struct):
 
 
 class _Tool(_Function):
-    """Chat has the function one level deeper."""
+    """Chat completions nest the function one level deeper."""
 
     type: Literal["function"] = "function"
     function: _Function | None = None
@@ -156,7 +156,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool
     shows_usage: bool
     hash: str
-    """The same for requests that ask for the same answer, streamed or not."""
+    """Equal for requests that ask for the same answer, streamed or not."""
 
     @property
     def handle(self) -> str:
@@ -250,7 +250,7 @@ def _add_item(story: "_Story", item: _Item) -> None:
         case "function_call_output":
             story.returned(item.call_id, _content(item.output))
         case "reasoning":
-            pass  # the worker has the provider's own form of it in the journal
+            pass  # the journal has the provider's own form of it
 
 
 def _request(
@@ -290,7 +290,7 @@ def _as_in_chat(chosen: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class _Story:
-    """The messages so far."""
+    """The messages that were read so far."""
 
     def __init__(self) -> None:
         self.system: list[str] = []
@@ -318,7 +318,7 @@ class _Story:
         self.bodies[-1] = AssistantMessage(text=last.text, tool_calls=calls)
 
     def returned(self, call_id: str, content: str | list[ContentPart]) -> None:
-        """Adds a result to those of the same answer."""
+        """Adds a result to the other results of the same answer."""
         parts = None if isinstance(content, str) else content
         text = content if isinstance(content, str) else text_with_notes(content)
         name = self._names.get(call_id, "")

@@ -1,7 +1,7 @@
-"""The worker's models as the process of one run has them: each answer is paid once, and journaled before it counts.
+"""The worker's models for the process of one run: each answer is paid once, and journaled before it counts.
 
 The worker reads an answer to its end even if the process that asked has died: the next process gets it from its
-beginning. An answer is found by what was asked, so a body need not know that it is executed again.
+beginning. An answer is found by its request, so a body need not know that it is executed again.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from worker.run.run_handle import RunHandle
 
 
 class StepsUsedUp(Exception):
-    """The run may ask no model any more."""
+    """The run may call no model any longer."""
 
 
 class AskingAttempt(Protocol):
-    """The execution of the body that asks."""
+    """The execution of the body that calls the models."""
 
     replay: Replay
     has_stored: bool
@@ -41,16 +41,16 @@ class AskingAttempt(Protocol):
 
     @property
     def in_hand(self) -> list[str]:
-        """The names of the calls that the body is making."""
+        """The names of the body's unfinished calls."""
         ...
 
     def next_step_id(self) -> StepId:
-        """The step of the next answer of a model."""
+        """Returns the step of a model's next answer."""
         ...
 
 
 class JournaledAnswer:
-    """An answer of a model, as it comes or as the journal has it. All of its readers get it from its beginning."""
+    """An answer of a model, arriving now or from the journal. All of its readers get it from its beginning."""
 
     def __init__(self, entry: JournalEntry) -> None:
         self.entry = entry
@@ -62,7 +62,7 @@ class JournaledAnswer:
 
     @classmethod
     def of(cls, entry: JournalEntry) -> "JournaledAnswer":
-        """The answer that an entry has."""
+        """Returns the answer of an entry."""
         answer, result = cls(entry), entry.result or b"{}"
         if entry.state == "failed":
             failure = msgspec.json.decode(result, type=dict[str, str])
@@ -74,7 +74,7 @@ class JournaledAnswer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is still to come."""
+        """Whether no event will follow."""
         return self.whole is not None or self._failure is not None
 
     def put(self, event: ModelEvent) -> None:
@@ -110,7 +110,7 @@ class JournaledAnswer:
 
 
 class RunModels:
-    """The models of one run in this worker, through all of its processes."""
+    """The models of one run in this worker, for all of its processes."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class RunModels:
         serves_all: bool,
     ) -> None:
         self.access = access
-        """How the run's process reaches them."""
+        """The address and the token with which the run's process calls the models."""
         self._handle = handle
         self._models = models
         self._group = group
@@ -139,8 +139,8 @@ class RunModels:
     async def of_run(
         cls, handle: RunHandle, models: Models, access: dict[str, str], *, linger_s: float, serves_all: bool
     ) -> AsyncGenerator["RunModels"]:
-        """The models for the block. `linger_s`: seconds for which an answer goes on that its process has given up.
-        `serves_all`: the agent asks no model by a client of its own."""
+        """Yields the models for the block. `linger_s`: seconds for which an answer continues after its process has
+        given it up. `serves_all`: the agent calls no model by a client of its own."""
         async with task_group() as group:
             own = cls(handle, models, group, access, linger_s=linger_s, serves_all=serves_all)
             try:
@@ -150,16 +150,16 @@ class RunModels:
                 own.stop()
 
     def serves(self, model: str) -> bool:
-        """Whether a call of the body to this model comes here, where its tokens are counted."""
+        """Whether the body's calls to this model arrive here, where their tokens are counted."""
         return self._serves_all or model.startswith(OF_WORKER)
 
     @property
     def known(self) -> list[str]:
-        """Handles of models that can be asked."""
+        """Handles of models that the agent can call."""
         return self._models.known_handles()
 
     def begin(self, attempt: AskingAttempt) -> None:
-        """A process begins. It finds the answers to those before it."""
+        """A process begins. It gets the answers to earlier processes."""
         self._attempt, self._taken = attempt, set()
         for entry in list(attempt.replay.entries.values()):
             if entry.kind == "answer" and entry.slot not in self._answers:
@@ -168,23 +168,23 @@ class RunModels:
             attempt.replay.put(answer.entry)
 
     def process_is_gone(self) -> None:
-        """A process has ended. Answers in flight go on, for the next process."""
+        """A process has ended. Unfinished answers continue, for the next process."""
         self._attempt = None
 
     def stop(self) -> None:
-        """Ends the answers in flight, with the connections to the providers."""
+        """Ends the unfinished answers, with the connections to the providers."""
         for work in self._work.values():
             work.cancel()
 
     def forget(self) -> None:
-        """The turn begins anew: what was asked before does not count."""
+        """The turn begins again: earlier requests do not count."""
         self.stop()
         self._answers.clear()
 
     @contextmanager
     def asking(self, asked: ModelRequest) -> Generator[JournaledAnswer]:
-        """The answer, for a reader in the block. If its last reader leaves and the process lives on, the answer ends.
-        Raises `UnknownHandle`, `StepsUsedUp`, and `RunInterrupted` if the run is leaving this worker."""
+        """Yields the answer to a reader. If its last reader leaves and the process lives on, the answer ends. Raises
+        `UnknownHandle`, `StepsUsedUp`, and `RunInterrupted` if the run is leaving this worker."""
         attempt = self._attempt
         if attempt is None:
             raise RunInterrupted
@@ -200,7 +200,7 @@ class RunModels:
                 asyncio.get_running_loop().call_later(self._linger_s, self._end_unread, answer, attempt)
 
     def _left(self, asked: str) -> JournaledAnswer | None:
-        """The first answer to this that the body has not come to, or that its client has given up and asks again."""
+        """Returns the first answer to this request that the body has not reached, or whose client has given it up."""
         for slot, answer in self._answers.items():
             is_left = slot not in self._taken or not (answer.is_over or answer.readers)
             if answer.entry.hash == asked and is_left:
@@ -235,14 +235,14 @@ class RunModels:
             self._answers.pop(answer.entry.slot, None)
 
     async def _answer(self, answer: JournaledAnswer, call: ModelCall) -> None:
-        """Asks the model. The answer is stored before a reader gets its end."""
+        """Calls the model. The answer is stored before a reader gets its end."""
         handle = self._handle
         step = self._step(answer.entry, call)
         try:
             await handle.account.reserve(call)
             end = await self._receive(answer, call, step)
         except BudgetExceeded as error:
-            # The run fails or waits for room, as it does when an agent's own loop asks.
+            # The run fails or waits for room, as it does when an agent's own loop calls a model.
             handle.interruption.interrupt(error)
             return
         except ModelError as error:
@@ -328,7 +328,7 @@ class RunModels:
 
 
 def _as_given(body: MessageBody, known: dict[str, RecordedAnswer]) -> MessageBody:
-    """An answer in the form in which its provider needs it again, if it is one of this turn's with calls."""
+    """Returns an answer of this turn with calls in its provider's own form; any other message unchanged."""
     if not isinstance(body, AssistantMessage) or not body.tool_calls:
         return body
     given = known.get(body.tool_calls[0].id)

@@ -1,8 +1,8 @@
 """Runs one tool function in the process that a watcher or zygote forked for it, and writes its result as one frame.
 
 It is loaded by path into an interpreter that has only the standard library. The frame has its own descriptor: four
-bytes of length, big-endian, then JSON `{"status", "text", "truncated", "is_text"}`. It never pickles, pastes no
-argument into code, and trusts nothing that the tool changed: results become text inside the tool boundary.
+bytes of length, big-endian, then JSON `{"status", "text", "truncated", "is_text"}`. This module never pickles, inserts
+no argument into code, and trusts nothing that the tool changed: results become text inside the tool boundary.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def bind(
     function: Any, arguments: dict[str, Any], known: dict[str, Any], drops_others: bool
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns positional and named arguments for the function, with values converted to its annotations.
-    `drops_others`: without those for which it has no parameter."""
+    `drops_others`: leaves out arguments for which it has no parameter."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return [], arguments
@@ -284,8 +284,8 @@ def converted(kind: Any, value: Any, typing: Any) -> Any:
 
 
 def as_text(result: Any) -> str:
-    """Renders a result: a string unchanged; None, booleans and what JSON cannot express as Python prints them; all else
-    as JSON."""
+    """Renders a result: a string unchanged; None, booleans and values that JSON cannot express as Python prints them;
+    all other values as JSON."""
     if isinstance(result, str):
         return str.__str__(result)
     if result is None or isinstance(result, bool):

@@ -66,7 +66,7 @@ def become_user(user: list[int] | None) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Makes the kernel send SIGKILL when the parent's thread ends. Call it after the last change of user, which resets
-    it. `parent`: its process id; 0 if it is not visible from here."""
+    this setting. `parent`: its process id; 0 if that is not visible from here."""
     SECCOMP.control(LIBC, PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
         os._exit(1)

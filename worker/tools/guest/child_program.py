@@ -1,6 +1,6 @@
 """Runs a model's program as a tool: the source of the base tools `run_code` and `run_code_with_tools`.
 
-It runs where nothing of this project can be imported. It returns the program's value and error; what the program prints
+It runs where no module of this project can be imported. It returns the program's value and error; the program's output
 is the call's output.
 """
 
@@ -67,7 +67,7 @@ def answer(value: object) -> dict[str, Any]:
 
 
 def failed(error: BaseException) -> dict[str, Any]:
-    """Returns the program's error. Raises a cancellation again, because that is no error of the program."""
+    """Returns the program's error. Raises a cancellation again, because that is not an error of the program."""
     if isinstance(error, builtins.__dict__["ToolCancelled"]):
         raise error
     if isinstance(error, SystemExit) and error.code in (None, 0):

@@ -56,7 +56,7 @@ def process_control(option: int, value: int) -> None:
 
 def die_with_parent(parent: int, with_signal: int) -> None:
     process_control(PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent:  # it died before the call of prctl
+    if os.getppid() != parent:  # the parent died before the call of prctl
         os._exit(1)
 
 

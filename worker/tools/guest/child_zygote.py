@@ -57,7 +57,7 @@ def processor_time_by_ticks(pid: int) -> float:
 
 
 class Zygote:
-    """Serves one worker. `zygote_plan.py` describes `plan`."""
+    """Serves one worker. `ZygotePlan.program` makes `plan`."""
 
     def __init__(self, plan: dict[str, Any], control: socket.socket) -> None:
         self._plan = plan
