@@ -21,13 +21,13 @@ MINUTES_SHOWN = 60
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, as it has shown itself last."""
+    """A worker, as it last reported itself."""
 
     name: str
     version: str
     started_at: datetime
     seen_at: datetime
-    """The time of that, by the worker's own clock."""
+    """The time of that report, by the worker's own clock."""
     runs: int
     """Runs that it executes."""
     max_runs: int
@@ -36,17 +36,17 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     secret_keys: list[str] | None = None
     """Fingerprints of the keys for agents' secrets; None: the process is of a release that does not report them."""
     code_agents: list[ShownAgent] = []
-    """Its agents of own code."""
+    """Its agents of operators' own code."""
 
 
 class ApiState(msgspec.Struct, frozen=True, kw_only=True):
-    """An API process, as it has shown itself last."""
+    """An API process, as it last reported itself."""
 
     name: str
     version: str
     started_at: datetime
     seen_at: datetime
-    """The time of that, by the process's own clock."""
+    """The time of that report, by the process's own clock."""
     readers: int
     """Open streams."""
     secret_keys: list[str] | None = None

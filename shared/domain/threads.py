@@ -64,7 +64,7 @@ def _until(history: Sequence[Message], last: MessageId | None) -> Sequence[Messa
 
 
 def _whole(history: Sequence[Message]) -> Sequence[Message]:
-    """The history up to its last answer, if that waits for results."""
+    """The history before its last answer if that answer waits for results, else the whole history."""
     if open_calls(history) is None:
         return history
     asking = max(place for place, message in enumerate(history) if isinstance(message.body, AssistantMessage))
@@ -95,9 +95,9 @@ class Leg(NamedTuple):
 
 
 def legs_of(found: Sequence[Run]) -> Iterator[Leg]:
-    """The legs of one turn, of its runs in the order of their submission.
+    """The legs of one turn, from its runs in the order of their submission.
 
-    A run knows its own number, so that it keeps it when an earlier leg is deleted. Runs of older releases do not.
+    A run stores its number, so it keeps the number when an earlier leg is deleted. Runs of older releases store none.
     """
     last = -1
     for run in found:
@@ -106,11 +106,11 @@ def legs_of(found: Sequence[Run]) -> Iterator[Leg]:
 
 
 def has_begun(run: Run) -> bool:
-    """Whether the run has a log to show. A continuation has its turn before a worker claims it."""
+    """Whether the run has a log to show. A turn does not prove it: a continuation has one before a worker claims it."""
     return run.started_at is not None or run.status is not RunStatus.CREATED
 
 
-# What dashboards see: many runs, and of each no more than what it does.
+# Runs for dashboards: many runs, and of each no more than its present activity.
 
 
 class RunScope(NamedTuple):
