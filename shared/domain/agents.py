@@ -113,7 +113,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     tags: list[str] = []
     metadata: dict[str, Any] | None = None
     tool_environment: dict[str, str] = {}
-    """Variables that the agent's tools see, as they are stored: encrypted where there is a key (`SecretKeys`)."""
+    """Variables that the agent's tools see, as they are stored: encrypted if there is a key (`SecretKeys`)."""
     timezone: str = "UTC"
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None

@@ -102,7 +102,7 @@ ANSWER_S = 10.0
 """The limit for the wait for a statement's answer, in seconds. After that, the database counts as unavailable."""
 
 TRUSTED_S = 1.0
-"""A connection that was used less than so many seconds ago counts as working."""
+"""A connection that was used less than this many seconds ago counts as working."""
 
 _USED_AT = "holdfast_used_at"
 
@@ -300,7 +300,7 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
             # The policies' subqueries look expensive to the planner, and to compile such a query costs most of all.
             await connection.execute("SET jit = off")
         except BaseException:
-            connection.terminate()  # nobody else knows of it yet
+            connection.terminate()  # no other code has it yet
             raise
         return connection
 

@@ -260,7 +260,7 @@ def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa
 
 
 CHARACTERS_OF_A_LINK = 50
-"""As `CHARACTERS_OF_A_ROW`."""
+"""The cost of a link, as `CHARACTERS_OF_A_ROW`."""
 
 # Built once: every run and every shown agent needs it, and to build it costs more than to execute it.
 _LINKS = sa.union_all(

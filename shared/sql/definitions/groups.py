@@ -91,7 +91,7 @@ async def insert_group(connection: Connection, group: Group) -> Group:
 
 
 async def write_group(connection: Connection, before: Group, after: Group, now: datetime) -> Group:
-    """Stores a changed group, whose row the caller has locked. The count begins anew if the group had no frequency
+    """Stores a changed group, whose row the caller has locked. The count restarts if the group had no frequency
     before."""
     await _refuse_members(connection, after)
     counter = before.turns_counter if before.frequency else first_counter(after.frequency)

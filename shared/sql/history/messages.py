@@ -235,9 +235,8 @@ class MessageStore(Store):
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def before(self, run: Run, most: int) -> list[Message]:
-        """Returns the newest messages of a run's thread that were there before the run's own, oldest first, also those
-        that have left the context, without the instructions and those that were rolled back; all for a run that never
-        had a turn."""
+        """Returns the newest messages of a run's thread from before the run's own, oldest first, also those that have
+        left the context, without the instructions and rolled back messages. A run that never had a turn gets all."""
         of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~_IS_SYSTEM, is_of(run.project_id))
         query = sa.select(messages).where(*of_thread)
         if run.turn is not None:
@@ -269,8 +268,8 @@ class MessageStore(Store):
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def take_out(self, project_id: ProjectId, thread_id: ThreadId, message_id: MessageId) -> None:
-        """Takes one message out of the context of one of the project's threads. The caller knows that no call, and no
-        result of one, is in it."""
+        """Removes one message from the context of one of the project's threads. The caller has checked that the message
+        has no call and no result of a call."""
         is_it = (messages.c.thread_id == thread_id, messages.c.id == message_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             gone = sa.update(messages).where(*is_it, is_of(project_id)).values(in_context=False, left_because="reset")
@@ -379,7 +378,7 @@ def _begins_with_sibling(body: AssistantMessage) -> bool:
     return body.sibling_holds == "calls" and not body.text and body.reasoning is None
 
 
-# One turn of a history, which the end of its run reads and completes. Inside a caller's transaction.
+# One turn of a history, which a run reads and completes at its end. Inside a caller's transaction.
 
 
 _ONE_ROW = sa.select(sa.literal(1)).subquery("one_row")

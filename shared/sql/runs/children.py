@@ -72,7 +72,7 @@ class ChildStore(Store):
             locked, last_seq = await lock_and_store(connection, run, tail)
             if locked.cancel_mode is not None:
                 raise CancelRequested(locked.cancel_mode)
-            # Of a child whose call has ended without its answer, the end must not keep the run waiting.
+            # The run must not wait for the end of a child whose call has ended without its answer.
             others = (runs.c.parent_run_id == run.id, runs.c.id.not_in(_ids(seen)), has_one_of(runs, ACTIVE))
             await connection.execute(sa.update(runs).where(*others, runs.c.awaited).values(awaited=False))
             active = await _awaited(connection, run.id)
@@ -82,8 +82,8 @@ class ChildStore(Store):
             return None if waits else await _next_dispatch(connection, run.id)
 
     async def stop_awaiting(self, child: Run) -> None:
-        """Stores that the run that has started this one waits for its answer no longer, however long it takes. Its next
-        wait ends with the runs that it waits for then."""
+        """Stores that the parent of this run no longer waits for its answer. The parent's next wait depends only on the
+        runs that it waits for then."""
         call = child.options.parent
         if call is None or not call.awaited:
             return

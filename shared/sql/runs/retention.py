@@ -157,7 +157,7 @@ class RecordRetention:
         return deleted
 
     async def count(self) -> Counter[str]:
-        """Returns what `prune` would delete, by table. Raises `Unavailable`."""
+        """Returns the number of rows that `prune` would delete, by table. Raises `Unavailable`."""
         return Counter({name: await store.count_before(before) for name, store, before in self._too_old()})
 
     async def prune_some(self) -> None:

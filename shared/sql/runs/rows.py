@@ -2,7 +2,7 @@
 into a guarded UPDATE.
 
 A worker's write locks the run's row first, and fails if the fence is no longer the worker's. With the row locked, the
-write reads the stored state: a worker repeats a write after a lost answer to its commit, and it must not happen twice.
+write reads the stored state: a worker that repeats a write after a lost answer to its commit must not write twice.
 
 This module builds the statements that every run needs once: to build one with so many columns costs more than to
 execute it.
@@ -177,7 +177,7 @@ _LOCK_RUN_AND_THREAD = _LOCK_RUN.add_columns(lock_of(runs.c.thread_id))
 
 
 async def lock_run(connection: Connection, run_id: RunId) -> LockedRun:
-    """Locks a run's row until the transaction ends. Raises `DeletedRun`, also for a run that never was."""
+    """Locks a run's row until the transaction ends. Raises `DeletedRun`, also for a run that never existed."""
     return await _locked(connection, _LOCK_RUN, run_id)
 
 

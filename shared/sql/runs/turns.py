@@ -86,8 +86,8 @@ class TurnStore(Store):
 
 
 async def _leading(connection: Connection, run: Run, before: NewMessage | None) -> list[NewMessage]:
-    """Returns the users' messages of the run in its history before `before`; without it, those before the first message
-    of another kind."""
+    """Returns the users' messages of the run in its history before `before`; without `before`, those before the first
+    message of another kind."""
     mine = (messages.c.thread_id == run.thread_id, messages.c.turn == run.turn, messages.c.run_id == run.id)
     query = sa.select(messages).where(*mine).order_by(messages.c.position)
     if before is not None:
