@@ -77,7 +77,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tools are deleted that the server no longer lists. False if only some of its tools are imported."""
 
     def names(self, server: McpServer) -> list[str]:
-        """All names that a tool of the project may get."""
+        """All names that the project may give to the listed tools."""
         return [name for tool in self.remote for name in possible_names(server.name, tool.name)]
 
     def changes(self, server: McpServer, own: Sequence[Tool], taken: Collection[str]) -> ToolChanges:

@@ -2,8 +2,8 @@
 
 The official package discovers the authorization server and registers there. It expects one process to do a whole
 sign-in, including the person's time in the browser. Here the browser may return to any process. So this module stops
-the package once it knows the URL for the browser, and exchanges the returned code itself. Of a server's errors it
-repeats only the codes that OAuth defines.
+the package once it knows the URL for the browser, and exchanges the returned code itself. It repeats only those codes
+of a server's errors that OAuth defines.
 
 Importing the protocol's package takes a second, so other modules import this one at the first sign-in or renewal.
 """

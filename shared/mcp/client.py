@@ -171,8 +171,8 @@ class McpClient:
             del self._connections[key]
 
     def _make_room(self, project_id: ProjectId) -> None:
-        """Closes the connection that has been idle the longest if the limit is reached. A project may use as many as it
-        leaves free, so that it never has them all. Raises `Unavailable`."""
+        """Closes the longest idle connection if the limit is reached. A project may use at most as many connections as
+        it leaves free, so that it never has all of them. Raises `Unavailable`."""
         most = self._bounds.most_connections
         taken = [one for one in self._owners.values() if one.users or one.is_retired]
         own = sum(one.project_id == project_id for one in taken)

@@ -38,7 +38,7 @@ class ProcessContext:
     """Creates the spans of this process. `tracer_of` returns the one that exports."""
 
     def patience(self, for_s: float = PATIENCE_S) -> Patience:
-        """The patience for stores whose writes a client, or maintenance, waits for. `for_s` overrides it."""
+        """The patience of stores whose writes a client, or maintenance, waits for. `for_s` are its seconds."""
         return Patience(for_s, self.clock)
 
     async def has_redis(self) -> bool:

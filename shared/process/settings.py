@@ -263,7 +263,7 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
 
     @property
     def tree_limits(self) -> TreeLimits:
-        """How many runs agents may start through agents."""
+        """The limits on runs that agents start through other agents."""
         return TreeLimits(depth=self.child_depth, runs=self.child_runs, wait=timedelta(seconds=self.child_wait))
 
     @field_validator("trusted_proxies")
@@ -352,7 +352,7 @@ def _limit(tokens: int, dollars: float) -> Limit:
 PREFIX = "HOLDFAST_"
 
 OF_CLIENTS = ("HOLDFAST_URL", "HOLDFAST_API_KEY")
-"""The server and the key for the client commands. They are no settings of a server."""
+"""The server and the key for the client commands. They are not settings of a server."""
 
 FOR_TESTS = "HOLDFAST_TEST_"
 """Prefix of the variables for this project's tests. A command that a test starts may inherit them."""
@@ -362,7 +362,7 @@ _OF_KUBERNETES = re.compile(r"HOLDFAST_(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?
 
 
 def unknown_names(environment: Iterable[str]) -> list[str]:
-    """A line for each variable that looks like a setting and is none."""
+    """A line for each variable that looks like a setting and is not one."""
     known = [f"{PREFIX}{field.upper()}" for field in Settings.model_fields] + list(OF_CLIENTS)
     return [
         f"{name} is no setting{_nearest(name, known)} docs/settings.md lists them all"

@@ -1,4 +1,4 @@
-"""What a process reports of itself: spans, by the tracer that its settings choose, and measurements."""
+"""The reports of a process about itself: spans, by the tracer that its settings choose, and measurements."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -353,7 +353,7 @@ class Metrics:
     process exports only its own."""
 
     def __init__(self) -> None:
-        # It would add a series with a timestamp to every counter and histogram.
+        # Otherwise every counter and histogram would have another series with a timestamp.
         disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
