@@ -1,4 +1,4 @@
-"""The findings of `holdfast doctor`: one for each thing that it checks, with the fix if there is a problem."""
+"""The findings of `holdfast doctor`: one for each check, with the fix if there is a problem."""
 
 import os
 import tempfile
@@ -37,12 +37,12 @@ class Verdict(StrEnum):
 
     OK = "ok"
     WARN = "warn"
-    """It works, but an operator should look at it."""
+    """The checked part works, but an operator should look at it."""
     WRONG = "wrong"
 
 
 class Finding(NamedTuple):
-    """One thing that was checked."""
+    """The finding of one check."""
 
     verdict: Verdict
     subject: str
@@ -233,8 +233,8 @@ def _disk(subject: str, folder: Path, least_mib: int, fix: str) -> Finding:
     return doubtful(subject, said, fix) if free < (1 - FULL) * size else good(subject, said)
 
 
-# The keys for agents' secrets: whether each process can decrypt what the others encrypt, and whether the stored secrets
-# can be decrypted.
+# The keys for agents' secrets: whether each process can decrypt the secrets of the other processes, and all stored
+# secrets.
 
 
 BATCH = 500
