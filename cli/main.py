@@ -55,7 +55,7 @@ def _refuse(group: BaseExceptionGroup[typer.TyperException]) -> NoReturn:
     context = getattr(error, "ctx", None)
     path = "holdfast" if context is None else str(context.command_path)
     line = " ".join(said.split()).rstrip(".")
-    _say(f"{line}; `{path} --help` shows what can be given", MISTAKE)
+    _say(f"{line}; `{path} --help` shows the arguments", MISTAKE)
     sys.exit(MISTAKE)
 
 

@@ -70,7 +70,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
     remote: Sequence[RemoteTool]
     asks_always: bool = False
-    """The operator demands approval for each call, whatever the server says about the tool."""
+    """The operator demands approval for each call, whatever the server's description of the tool."""
     new_id: Callable[[], ToolId]
     now: datetime
     deletes: bool = True
@@ -124,7 +124,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
     def _refreshed(self, before: Tool, server: McpServer, remote: RemoteTool) -> Tool:
         """The tool with the server's current description. Its owner's settings stay, unless the server now warns of the
-        tool, or no longer says that calls are repeatable: a server can make its tools more careful, and never less."""
+        tool, or no longer declares calls repeatable: a server can make its tools more careful, but never less."""
         hints: dict[str, Any] = before.metadata.get(HINTS) or {}
         after = _described(before, server, remote)
         warns_now = remote.destructive is True and not hints.get("destructive")

@@ -105,7 +105,7 @@ class SecretKeys:
                 content[:_NONCE_BYTES], content[_NONCE_BYTES:], _bound_to(key_id, owner_id, name)
             ).decode()
         except (InvalidTag, ValueError) as error:
-            said = f"the key {key_id!r} is not the one that it was encrypted with, or what is stored was changed"
+            said = f"the key {key_id!r} is not the one that it was encrypted with, or the stored text was changed"
             raise UnreadableSecret(name, said) from error
 
     def problem_with(self, owner_id: str, stored: Mapping[str, str]) -> UnreadableSecret | None:

@@ -149,7 +149,7 @@ def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFA
 def settle(
     run: RunArgument,
     call: Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `holdfast runs effects` shows it.")],
-    outcome: Annotated[Literal["happened", "did_not_happen"], typer.Argument(help="What you have found out.")],
+    outcome: Annotated[Literal["happened", "did_not_happen"], typer.Argument(help="The outcome that you found.")],
     result: Annotated[str | None, typer.Option(help="The result of the call, if it happened.")] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,

@@ -266,7 +266,7 @@ class _Status:
     workers: bool | None
     """Whether at least one worker is alive. None: unknown, because Redis does not answer or refuses writes."""
     worker_count: int | None
-    """How many workers report themselves. A live one that has just started, or hangs, may be missing."""
+    """How many workers report themselves. A live worker that has just started, or hangs, may be missing."""
     sandboxes: list[SandboxTier]
     node: bool | None
 

@@ -117,7 +117,7 @@ async def _finding(models: Models, provider: str, *, call: bool) -> Finding:
         return good(subject, "configured; --call also calls a model")
     handle = next((model.handle for model in MODELS if model.provider == provider), None)
     if handle is None:
-        return doubtful(subject, "configured, but none of its models is known", "try one with `holdfast agents create`")
+        return doubtful(subject, "configured, but its models are unknown", "try one with `holdfast agents create`")
     try:
         await _ask(models, handle)
     except ModelError as error:
@@ -285,7 +285,7 @@ async def stored_secret_findings(settings: Settings, database: Database) -> list
 
 
 async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]:
-    """Checks whether the running processes have the same keys as one another, and as these settings. Raises
+    """Checks whether all running processes have the same keys, and whether these settings have them. Raises
     `Unavailable`."""
     presence = ProcessPresence(redis)
     living = [*await presence.workers(), *await presence.api_processes()]
@@ -298,8 +298,8 @@ async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]
     here = {HERE: _keys(settings).fingerprints}
     if apart := list(_unreadable({**shown, **here})):
         fix = "run it with the processes' HOLDFAST_ENCRYPTION_KEY"
-        return [doubtful(subject, f"each of {len(shown)} reads what the others encrypt, but {apart[0]}", fix)]
-    return [good(subject, f"each of {len(shown)} reads what the others encrypt")]
+        return [doubtful(subject, f"each of {len(shown)} reads the secrets of the others, but {apart[0]}", fix)]
+    return [good(subject, f"each of {len(shown)} reads the secrets of the others")]
 
 
 def _keys(settings: Settings) -> SecretKeys:

@@ -141,7 +141,7 @@ def refuse_large_parts(agent: Agent) -> None:
             named = _NAMES_ON_THE_WIRE.get(named, named)
             raise InvalidRequest(
                 f"{named} would make the agent too large: {size} bytes of JSON are more than the {LARGEST_PART} that "
-                "are allowed. Leave out what no run needs",
+                "are allowed. Leave out data that no run needs",
                 field=named,
             )
 
@@ -326,8 +326,8 @@ def changed_secrets(
 ) -> dict[str, str]:
     """The secrets after a client has sent `given`.
 
-    An empty value, or None, leaves a stored one as it is. A name that is left out is removed, but only if the client
-    may see the values: other clients could not send them back. Raises `InvalidRequest`.
+    An empty value, or None, keeps the stored value. A name that is left out is removed, but only if the client may see
+    the values: other clients could not send them back. Raises `InvalidRequest`.
     """
     for name, value in given.items():
         if value and is_sealed(value):

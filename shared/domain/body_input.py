@@ -45,7 +45,7 @@ def hello_of(
 
 def agent_for_body(run: Run, agent: Agent, blocks: Sequence[Block], tools: Sequence[Tool]) -> bytes:
     """The agent as its code sees it, as JSON: with the instructions of the request, and without its secrets. If it is
-    larger than `LARGEST_AGENT`, an object with `error`, which says so."""
+    larger than `LARGEST_AGENT`, an object with an `error` about that."""
     shown = {
         "id": agent.id,
         "name": agent.name,

@@ -71,7 +71,7 @@ class ErrorCode(StrEnum):
     BODY_TOO_LARGE = "body_too_large", "Send less in one request, or raise HOLDFAST_MAX_BODY_BYTES."
     BODY_TIMEOUT = "body_timeout", "Send the request again; a slow client needs a longer HOLDFAST_REQUEST_TIMEOUT."
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", "Send the body with the Content-Type that `message` names."
-    INVALID_HTTP = "invalid_http", "Use an HTTP/1.1 client: what arrived is no HTTP request."
+    INVALID_HTTP = "invalid_http", "Use an HTTP/1.1 client: the received bytes are no HTTP request."
     URL_TOO_LONG = "url_too_long", "Shorten the URL: 16 KiB are the most."
     HEAD_TOO_LARGE = "head_too_large", "Send fewer or shorter headers: 100 headers and 64 KiB are the most."
 
@@ -82,7 +82,7 @@ class ErrorCode(StrEnum):
     INVALID_PAGE_TOKEN = "invalid_page_token", "Ask for a new token: POST /v1/agents/{agent_id}/page-token."
     FORBIDDEN = "forbidden", "Use a key that has the scope which `message` names."
     FORBIDDEN_ORIGIN = "forbidden_origin", "Allow the name in HOLDFAST_ALLOWED_HOSTS, or set HOLDFAST_API_KEYS."
-    RATE_LIMITED = "rate_limited", "Wait for as many seconds as Retry-After says, then send the request again."
+    RATE_LIMITED = "rate_limited", "Wait for the seconds in Retry-After, then send the request again."
     TOO_MANY_CONNECTIONS = "too_many_connections", "Come again in some seconds, and use connections more than once."
 
     # The objects that the request names.
@@ -94,24 +94,24 @@ class ErrorCode(StrEnum):
     )
     PATH_NOT_FOUND = "path_not_found", "docs/api.md and /openapi.json list the paths."
     METHOD_NOT_ALLOWED = "method_not_allowed", "Use one of the methods in the Allow header."
-    NOT_IMPLEMENTED = "not_implemented", "docs/api.md lists what of Letta's API this server has."
+    NOT_IMPLEMENTED = "not_implemented", "docs/api.md lists the paths of Letta's API that this server has."
 
     # The present state, which refuses the request.
     CONFLICT = "conflict", "Read the present state, and decide again."
     NOTHING_TO_CANCEL = "nothing_to_cancel", "Nothing: no run is active. GET /v1/runs shows how they have ended."
-    IDEMPOTENCY_CONFLICT = "idempotency_conflict", "Send what is new under a new otid or Idempotency-Key."
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict", "Send a new submission under a new otid or Idempotency-Key."
     PENDING_APPROVAL = "pending_approval", "Decide the calls that wait, or cancel their run."
     ALREADY_DECIDED = "already_decided", "Nothing: the first decision stands."
-    CONVERSATION_BUSY = "conversation_busy", "Wait for the run in `run_id`, cancel it, or say `if_busy`."
+    CONVERSATION_BUSY = "conversation_busy", "Wait for the run in `run_id`, cancel it, or send `if_busy`."
     RUN_CHANGED = "run_changed", "Read the run again, GET /v1/runs/{run_id}: it has moved on meanwhile."
 
     # This server, and the services that it needs.
     INTERNAL_ERROR = "internal_error", "Look into the server's log for the request's id, which is in X-Request-Id."
     MCP_SERVER_UNAVAILABLE = "mcp_server_unavailable", "Correct the MCP server's address or secrets, or wait for it."
-    MCP_SIGN_IN_NEEDED = "mcp_sign_in_needed", "Sign in: `holdfast mcp sign-in SERVER`, or what docs/mcp.md says."
+    MCP_SIGN_IN_NEEDED = "mcp_sign_in_needed", "Sign in: `holdfast mcp sign-in SERVER`, or as docs/mcp.md describes."
     SERVICE_UNAVAILABLE = "service_unavailable", "Send the request again when Retry-After has passed."
     SERVER_ENDING = "server_ending", "Ask again: another process, or this one's successor, answers."
-    LOG_GAP = "log_gap", "Read what the run has brought: GET /v1/runs/{run_id}/messages."
+    LOG_GAP = "log_gap", "Read the messages of the run: GET /v1/runs/{run_id}/messages."
     RUN_DELETED = "run_deleted", "Nothing: the run was deleted while it was read."
 
     # Failures of runs.
@@ -128,8 +128,8 @@ class ErrorCode(StrEnum):
     LLM_RATE_LIMIT = "llm_rate_limit", "Wait, then send the message again, or raise the quota at the model's provider."
     LLM_AUTHENTICATION = "llm_authentication", "Correct the provider's key in the workers' settings."
     LLM_TIMEOUT = "llm_timeout", "Send the message again; a slow model needs a longer HOLDFAST_IDLE_TIMEOUT."
-    LLM_BAD_REQUEST = "llm_bad_request", "See in `detail` what the provider refuses: the model's settings or the input."
-    LLM_ERROR = "llm_error", "Send the message again; see in `detail` what the provider said."
+    LLM_BAD_REQUEST = "llm_bad_request", "Read in `detail` why the provider refuses the model's settings or the input."
+    LLM_ERROR = "llm_error", "Send the message again; `detail` has the text of the provider."
     CONTEXT_WINDOW_EXCEEDED = "context_window_exceeded", "Compact the history, or take a model with a larger window."
     INSTRUCTIONS_TOO_LONG = (
         "context_window_overflow_in_system_prompt",
@@ -224,9 +224,9 @@ class UnknownTools(InvalidRequest):
     field = "tools"
 
     def __init__(self, names: Sequence[str], hints: Sequence[str] = ()) -> None:
-        # Programs look for these words, and go on without these tools.
+        # Programs look for these words, and continue without these tools.
         listed = ", ".join(map(repr, names))
-        what_to_do = " ".join([*hints, "GET /v1/tools lists what there is; PUT makes a tool."])
+        what_to_do = " ".join([*hints, "GET /v1/tools lists the project's tools; PUT makes a tool."])
         super().__init__(f"Tools not found by name: {{{listed}}}. {what_to_do}")
 
 

@@ -1,4 +1,4 @@
-"""The events of a run's log, one per entry. `log_writer` says how they are numbered.
+"""The events of a run's log, one per entry. `log_writer` numbers them.
 
 Events belong to no dialect: the API turns them into a client's frames. An event carries everything that its frame
 needs, so that a reader may begin anywhere. `at` is Unix time in milliseconds: two readers of one event see the same
@@ -167,8 +167,8 @@ long together, so that both events have one text."""
 
 
 class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=True):
-    """The tool of a call has ended. Its result is in `ToolsReturned`, which comes when all calls of the answer have
-    theirs. A short result is here as well; a long one is not stored twice."""
+    """The tool of a call has ended. Its result is in `ToolsReturned`, which is written when all calls of the answer
+    have results. A short result is here as well; a long one is not stored twice."""
 
     at: int
     step_id: StepId | None
@@ -248,7 +248,7 @@ class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaul
 
 
 class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
-    """A summary has replaced old messages, and the step goes on."""
+    """A summary has replaced old messages, and the step continues."""
 
     at: int
     message_id: MessageId

@@ -2,8 +2,8 @@
 
 A number belongs to a fence: `(fence - 1) * 1_000_000 + n`. So two owners of a run can never give one number to two
 events, whatever Redis, a replica or a backup has forgotten, and no store has to remember which numbers were given. A
-run that was never handed over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner says
-which number it follows.
+run that was never handed over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner
+contains the number that it follows.
 """
 
 from collections.abc import Iterator, Sequence

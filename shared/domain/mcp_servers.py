@@ -22,7 +22,7 @@ SOURCE = "mcp"
 """The key of a tool's metadata that holds its `ToolSource`."""
 IDEMPOTENCY_KEY: Final = "holdfast/idempotencyKey"
 """The key of a request's `_meta` that has the client's name for its call. A server that supports it answers a repeated
-call like the first one. Holdfast does so as a server, and names its own calls as a client."""
+call like the first one. Holdfast supports it as a server, and names its own calls as a client."""
 NAMES_PROBE: Final = "holdfast/probe"
 """The key of a tool's `_meta` under which the server names the tool's probe."""
 HINTS = "mcp_hints"
@@ -125,7 +125,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable,
     and `oauth`, the `Grant` of a sign-in."""
     sign_in: SignIn | None = None
-    """None: no person has signed in at the server, and it has not asked for that."""
+    """None: no person has signed in at the server, and the server has not demanded it."""
     refreshed_at: datetime | None = None
     """When the project last imported the server's tools."""
     problem: str = ""
@@ -183,7 +183,7 @@ class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: dict[str, Any] = {}
     """JSON Schema of the arguments."""
     read_only: bool | None = None
-    """`readOnlyHint`: the tool changes nothing. None: the server does not say."""
+    """`readOnlyHint`: the tool changes nothing. None: unknown."""
     destructive: bool | None = None
     """`destructiveHint`."""
     idempotent: bool | None = None
@@ -224,7 +224,7 @@ def source_metadata(source: ToolSource) -> dict[str, Any]:
 
 
 def tool_source(tool: Tool) -> ToolSource | None:
-    """Returns where the tool is run. None if it is not an MCP server's, or its metadata does not say."""
+    """Returns where the tool is run. None if it is not an MCP server's, or its metadata lacks the place."""
     if tool.tool_type != MCP_TYPE:
         return None
     try:

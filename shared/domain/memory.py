@@ -50,7 +50,7 @@ class Memory(msgspec.Struct, frozen=True):
         return found
 
     def writable(self, label: str) -> Block:
-        """The block of this label. Raises `RefusedEdit` when there is none, or it is read-only."""
+        """The block of this label. Raises `RefusedEdit` if there is no such block, or it is read-only."""
         block = self.block(label)
         if block.read_only:
             raise RefusedEdit(READ_ONLY)
@@ -275,7 +275,7 @@ def _append(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
 def _replace_all(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
     block, old = memory.writable(arguments["label"]), arguments["old_content"]
     if not old:
-        raise RefusedEdit("old_content is empty: say which text is to be replaced.")
+        raise RefusedEdit("old_content is empty: give the text to replace.")
     if old not in block.value:
         raise RefusedEdit(f"Old content {old!r} not found in memory block {block.label!r}.")
     return written(block, block.value.replace(old, arguments["new_content"]))

@@ -259,7 +259,7 @@ def first_words(given: Iterable[NewMessage]) -> str | None:
 
 
 CHARACTERS_PER_TOKEN = 4
-"""English prose comes to about four characters per token with every current tokenizer."""
+"""English prose has about four characters per token with every current tokenizer."""
 
 
 def tokens_in(characters: int) -> int:

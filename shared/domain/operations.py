@@ -84,7 +84,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """A project's runs in one minute. The waits are those of runs submitted in it."""
+    """A project's runs in one minute. The waits are those of runs submitted in that minute."""
 
     at: datetime
     submitted: int = 0
@@ -96,7 +96,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A project's active runs, and those of the last sixty minutes, of which the present one is the last."""
+    """A project's active runs, and the runs of the last sixty minutes, which include the present one."""
 
     created: int
     running: int
@@ -158,6 +158,6 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 def minutes_until(now: datetime) -> list[datetime]:
-    """The beginnings of the sixty minutes of which the present one is the last."""
+    """The beginnings of the last sixty minutes, which end with the present one."""
     present = now.replace(second=0, microsecond=0)
     return [present - MINUTE * back for back in range(MINUTES_SHOWN - 1, -1, -1)]

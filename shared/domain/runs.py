@@ -32,7 +32,7 @@ GENERATE: Final = "generate"
 """The stored type of these runs (`RunOptions.run_type`)."""
 
 DEFAULT_SYSTEM: Final = "You are a helpful assistant."
-"""The instructions for a question that comes without any."""
+"""The instructions for a question without any."""
 
 ANSWER_TOOL: Final = "structured_output"
 """The tool that a model has to call when its answer is to fit a schema. It exists for the model alone."""
@@ -74,7 +74,7 @@ MAX_OTIDS_CHARS = 600
 
 
 def key_of_otids(otids: Iterable[str]) -> str:
-    """The key by which a submission with these otids is recognised when it comes again."""
+    """The key by which a repeated submission with these otids is recognised."""
     listed = ",".join(sorted(map(quoted_otid, otids)))
     if len(listed) > MAX_OTIDS_CHARS:
         listed = f"#{hashlib.sha256(listed.encode()).hexdigest()}"
@@ -437,7 +437,7 @@ class AttemptLimits(msgspec.Struct, frozen=True):
 
     def demand_quarantine(self, waiting: Run) -> bool:
         """Whether a run that waits for its next claim must be executed alone. A run that is given up may end beside
-        others."""
+        other runs."""
         return self.quarantined_after <= waiting.attempts_without_progress < self.given_up_after
 
     def give_up(self, claimed: Run) -> bool:

@@ -276,7 +276,7 @@ def refuse_oversized(passages: Sequence[NewPassage]) -> None:
     """Raises `InvalidRequest` for a passage that is too large."""
     for passage in passages:
         if not passage.text.strip():
-            raise InvalidRequest("text is empty: give what is to be remembered", field="text")
+            raise InvalidRequest("text is empty: give the text to remember", field="text")
         if len(passage.text) > LONGEST_TEXT:
             raise InvalidRequest(
                 f"text has {len(passage.text)} characters, and a passage may have {LONGEST_TEXT}: "

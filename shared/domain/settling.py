@@ -73,7 +73,7 @@ class OpenCalls(msgspec.Struct, frozen=True):
     """The answer's decisions are stored, so no denial has to be added."""
     decisions: list[Decision] = []
     seen_memory: dict[BlockId, int] = {}
-    """Versions of the memory blocks that the model was shown when it asked for a block to be written anew."""
+    """Versions of the memory blocks that the model saw when it called for a rewrite of a block."""
 
 
 def open_calls(history: Sequence[Message]) -> OpenCalls | None:
@@ -172,7 +172,7 @@ def _denied(call: ToolCall, reason: str) -> ToolReturn:
 
 
 def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
-    """The event that shows a message of tool results; None for any other message, and for one that shows nothing."""
+    """The event that shows a message of tool results; None for other messages, and for one without shown results."""
     if not isinstance(message.body, ToolReturns):
         return None
     shown = [result for result in message.body.returns if not result.of_speech]
@@ -395,7 +395,7 @@ class ShownStep:
         self.first_piece_at = self.first_piece_at or event.at
 
     def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
-        if event.step_id is not None:  # else no model asked for it
+        if event.step_id is not None:  # else the call is a client's, not a model's
             self.first_piece_at = self.first_piece_at or event.at
         if self.message_id is None:
             self.message_id, self._step_id = event.message_id, event.step_id

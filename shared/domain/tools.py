@@ -153,7 +153,7 @@ class TurnSoFar(msgspec.Struct, frozen=True):
     """Names of the tools that have results, in order."""
     last_result: str = ""
     answered: bool = False
-    """The model has answered without calling a tool, and the worker has said that the turn goes on."""
+    """The model has answered without calling a tool, and the worker has replied that the turn continues."""
 
     def and_then(self, body: MessageBody) -> "TurnSoFar":
         """The turn after one more message."""
@@ -190,9 +190,9 @@ class NextCalls(msgspec.Struct, frozen=True):
 def next_calls(rules: Sequence[Rule], names: Iterable[str], turn: TurnSoFar) -> NextCalls:
     """Which of the tools of these names may be called next, and whether one must be.
 
-    `run_first` says which come first; `constrain_child_tools` and `conditional` what comes after a tool;
-    `parent_last_tool` what may come only after its parent; `max_count_per_step` how often a tool may be called;
-    `required_before_exit` what must be called once the model has answered without it.
+    `run_first` names the tools that come first; `constrain_child_tools` and `conditional` those that come after a tool;
+    `parent_last_tool` those that may come only after their parent; `max_count_per_step` limits the calls of a tool;
+    `required_before_exit` names the tools that must be called once the model has answered without them.
     """
     available = frozenset(names)
     first = available & {rule["tool_name"] for rule in rules if rule.get("type") == "run_first"}
@@ -351,7 +351,7 @@ _SAYS_OF_OTHERS = (
     "oneOf",
     "$ref",
 )
-"""Keywords by which an object may have more names than those of its `properties`."""
+"""Keywords that allow an object more names than its `properties` have."""
 
 _TAKES_ANY = re.compile(r"[(,]\s*\*\*\s*\w")
 """`**` behind a bracket or a comma: a parameter that takes every name, or an argument, which does no harm here."""
@@ -453,7 +453,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which tools the model may and must call in a run, beside what the agent's rules say. The client's tools count."""
+    """Which tools the model may and must call in a run, in addition to the agent's rules. The client's tools count."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     """`none`: no call in the whole run. `required`: the first answer must call a tool; else the run would never end."""

@@ -218,7 +218,7 @@ def _token_in(response: httpx2.Response) -> OAuthToken:
     try:
         token = OAuthToken.model_validate_json(response.content)
     except ValidationError as error:
-        raise SignInFailed("its authorization server answers a request for a token with what is no token") from error
+        raise SignInFailed("its authorization server answers a request for a token without a token") from error
     sent = (token.access_token, token.refresh_token or "-")
     if not all(one.isascii() and one.isprintable() and 0 < len(one) < LONGEST_HEADER - 10 for one in sent):
         raise SignInFailed("its authorization server sends a token that cannot be sent back")

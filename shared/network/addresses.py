@@ -155,8 +155,7 @@ LONGEST_NAME = 253
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""Some resolvers take a name whose last label matches this for an IPv4 address: 127.1, 2130706433, 0x7f.1,
-0177.0.0.1."""
+"""Some resolvers treat a name whose last label matches as an IPv4 address: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
 _ENTRY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*)(:(?P<port>[0-9]{1,5}))?")
 _ANY_BELOW = "*."
 

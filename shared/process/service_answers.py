@@ -74,7 +74,7 @@ async def _in_time(question: Question, is_service: bool) -> bool | None:
 RETRY_AFTER_S = 2
 """`Retry-After` while a service is away, in seconds."""
 
-HINT = "Bring back what is false in `services`, and ask again: `holdfast doctor` says what is wrong with it."
+HINT = "Repair the services that are false in `services`, and ask again: `holdfast doctor` finds the fault."
 
 _MISSING = {
     "database": "the database does not answer",

@@ -57,10 +57,10 @@ StoreShown = Callable[[Run, Entries, datetime], Awaitable[None]]
 class EventLog:
     """The logs of all runs.
 
-    `ttl_s` is how long a log stays after its end. `owner` distinguishes this process from others that may have the same
-    fence after a database was restored from a backup; by default it is a new name. `appends` sends appends together
-    with those of other runs; without it, each append is sent by itself. `servers` keep the logs, by default `redis`,
-    which always has the cancel flags.
+    `ttl_s` is how long a log stays after its end. `owner` distinguishes this process from other processes that may have
+    the same fence after a database was restored from a backup; by default it is a new name. `appends` sends appends
+    together with those of other runs; without it, each append is sent by itself. `servers` keep the logs, by default
+    `redis`, which always has the cancel flags.
 
     Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it
     unchanged.

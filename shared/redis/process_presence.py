@@ -167,7 +167,7 @@ def _milliseconds(moment: datetime) -> int:
 
 # The memory that the Redis servers of a deployment use: the server that every process shares, and those of the logs.
 #
-# Each server gets its own request: if one does not answer, the others are still shown.
+# Each server gets its own request: if a server does not answer, the other servers are still shown.
 
 
 async def memory_of(redis: Redis, *, within_s: float = ANSWER_S) -> ServerMemory:

@@ -88,7 +88,7 @@ class RunQueue:
             log.warning("dispatch_left_to_sweeper", run_id=run.id, reason=str(error))
 
     async def queued_among(self, dispatches: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
-        """Returns those of `dispatches` that are still in the queue, waiting or leased."""
+        """Returns the dispatches among these that are still in the queue, waiting or leased."""
         if not dispatches:
             return set()
         async with redis_answers():

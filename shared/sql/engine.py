@@ -307,7 +307,7 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
 
 def _make_room(path: Path) -> None:
     """Creates the folder and the file of a SQLite database, with permissions for the process's user alone. The files
-    that SQLite adds beside it get the same permissions. Existing files stay as they are."""
+    that SQLite adds beside it get the same permissions. Existing files keep theirs."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -344,7 +344,7 @@ def _set_pragmas(connection: Any, _entry: ConnectionPoolEntry) -> None:
     cursor.close()
 
 
-# Translates a database's errors into one sentence that says why it does not serve and who must act.
+# Translates a database's errors into one sentence with the reason and the person who must act.
 #
 # The sentences reach clients as well, so none of them names an address, a role or a value. The command line adds those.
 

@@ -203,7 +203,7 @@ code_agent_versions = sa.Table(
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("version", sa.Text, primary_key=True),
-    # Its place among the versions: the newest is the one that was seen last for the first time.
+    # Its place among the versions: the newest is the version whose first sight is the latest.
     *times("first_seen_at", "seen_at"),
 )
 
@@ -266,7 +266,7 @@ callbacks = sa.Table(
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
     sa.Column("given_up_at", UtcMoment),
-    # For callbacks that wait or were given up: nearly all others are delivered.
+    # For callbacks that wait or were given up: nearly all other rows are delivered.
     sa.Index(
         "ix_callbacks_open", "project_id", "number", **where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
     ),

@@ -146,8 +146,7 @@ class _OtlpSpan:
 
 
 class _LogOnce(SpanExporter):
-    """Logs once that spans cannot be exported, and once that they can again. The SDK would log the failure of every
-    batch."""
+    """Logs once that spans cannot be exported, and once that they can again. The SDK would log every batch."""
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str) -> None:
         self._exporter = exporter

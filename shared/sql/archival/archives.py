@@ -198,9 +198,9 @@ async def insert_passages(
 ) -> list[Passage]:
     """Stores passages in a locked archive and returns them as stored, in the order given.
 
-    A passage whose id is stored already stays as it is, so a repeated call stores nothing twice. `embeds_itself` says
-    that the caller also requests the vectors; otherwise maintenance does so soon. Raises `InvalidRequest` for a
-    text that cannot be stored, and `Conflict` for an id that another archive has.
+    A passage whose id is stored already stays unchanged, so a repeated call stores nothing twice. `embeds_itself` says
+    that the caller also requests the vectors; otherwise maintenance does so soon. Raises `InvalidRequest` for a text
+    that cannot be stored, and `Conflict` for an id that another archive has.
     """
     if not new:
         return []
@@ -245,7 +245,7 @@ async def delete_passages(connection: Connection, condition: sa.ColumnElement[bo
 def _values(
     project_id: ProjectId, archive_id: ArchiveId, passage: NewPassage, now: datetime, embed_at: datetime | None
 ) -> dict[str, Any]:
-    document_of(passage)  # the text, too, must be one that can be stored
+    document_of(passage)  # the database must be able to store the text, too
     return {
         "id": passage.id,
         "project_id": project_id,

@@ -46,7 +46,7 @@ _FIELDS = frozenset(Tool.__struct_fields__)
 _STRUCTS = {"packages": ToolPackages, "limits": ToolLimits}
 
 _SEED = 1
-"""Keeps these advisory locks apart from those of other nouns."""
+"""Separates these advisory locks from the locks of other nouns."""
 
 
 _LOCK = sa.select(

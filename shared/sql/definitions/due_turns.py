@@ -63,8 +63,8 @@ class GroupTurnStore(Store):
         submitted_by: str | None,
         now: datetime,
     ) -> None:
-        """Stores a turn without a run, after all others of the agent's default history, and puts it into the outbox of
-        the agent's group. An active run does not see the turn; the next one does. Raises `NotFound`."""
+        """Stores a turn without a run, after all other turns of the agent's default history, and puts it into the
+        outbox of the agent's group. An active run does not see the turn; the next one does. Raises `NotFound`."""
         thread_id = ThreadId(agent_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             known = await connection.execute(

@@ -166,7 +166,7 @@ async def share_blocks(connection: Connection, agent_id: AgentId, new: Sequence[
 async def _refuse_members(connection: Connection, group: Group) -> None:
     """Raises `NotFound` for an agent that the project lacks, and `InvalidRequest` for a group that could not work.
     Raises `Conflict` for a manager with another group, and for a chain of groups: runs of sleep-time agents start no
-    others."""
+    further runs."""
     refuse_group(group)
     wanted = {group.manager_agent_id, *group.agent_ids}
     found = await connection.execute(

@@ -87,7 +87,7 @@ class ImportReport(msgspec.Struct, frozen=True):
 
     replaced: list[str]
     guarded: list[str]
-    """Tools whose calls still require approval in the project, although the file says otherwise."""
+    """Tools whose calls still require approval in the project, although the file does not require it."""
     kept: list[str]
     """Tools of the project that stayed although the file's differ."""
     missing: list[str]
@@ -99,8 +99,8 @@ NOT_DECIDED = "the agent was copied while this call waited for a decision"
 class ImportedHistory:
     """Converts messages of another server to a history that every provider accepts.
 
-    Every call gets a result: its own, or one that says that the outcome is unknown. A call that waits for a person is
-    denied, because no run waits for the decision here. Results and decisions that belong to no call are left out.
+    Every call gets a result: its own, or the result for an unknown outcome. A call that waits for a person is denied,
+    because no run waits for the decision here. Results and decisions that belong to no call are left out.
     """
 
     def __init__(self, ids: IdMaker) -> None:

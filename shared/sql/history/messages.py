@@ -55,7 +55,7 @@ _LAST_AND_KNOWN = sa.union_all(
 
 
 async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Appends messages to the run's turn, deferred. Messages that the turn already has stay as they are."""
+    """Appends messages to the run's turn, deferred. Messages that the turn already has stay unchanged."""
     if not new or run.turn is None:
         return
     given = {"of_thread": run.thread_id, "of_turn": run.turn, "of_ids": [message.id for message in new]}
@@ -300,8 +300,8 @@ async def append_turn(
     thread_id: ThreadId,
     conversation_id: ConversationId | None,
 ) -> int:
-    """Stores a turn without a run after all others of a thread. The writes are deferred. Returns the turn's number. The
-    caller's transaction has the thread's lock."""
+    """Stores a turn without a run after all other turns of a thread. The writes are deferred. Returns the turn's
+    number. The caller's transaction has the thread's lock."""
     turn = await next_turn(connection, thread_id)
     insert_into_thread(
         connection,
@@ -409,8 +409,8 @@ def in_turn(rows: Sequence[RowMapping]) -> list[RowMapping]:
 def add_to_turn(
     connection: Connection, run: Run, rows: Sequence[RowMapping], new: Sequence[NewMessage]
 ) -> list[Message]:
-    """Appends messages to the run's turn, which has these rows, deferred; messages that it already has stay as they
-    are. Returns all messages of the turn that are in the context, in order."""
+    """Appends messages to the run's turn, which has these rows, deferred; messages that it already has stay unchanged.
+    Returns all messages of the turn that are in the context, in order."""
     known = {row["id"] for row in rows}
     fresh = [message for message in new if message.id not in known]
     added = insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)

@@ -101,7 +101,7 @@ class ApprovalStore(Store):
             return await requests_of(connection, run.id)
 
     async def followed_by(self, run: Run) -> list[Approval]:
-        """Returns the requests whose decisions this run follows, which are those of the run that it continues."""
+        """Returns the requests whose decisions this run follows: those of the run that it continues."""
         async with self._database.read() as connection:
             return [] if run.continues is None else await requests_of(connection, run.continues)
 

@@ -138,7 +138,7 @@ class CallbackStore(Store):
             return await _with_outcomes(connection, rows)
 
     async def retry(self, project_id: ProjectId, run_id: RunId, now: datetime) -> OpenCallback:
-        """Makes a callback due now. One that was given up gets one more attempt.
+        """Makes a callback due now. A callback that was given up gets one more attempt.
 
         Raises `NotFound` if the project's run has none, and `Conflict` if it was delivered."""
         is_it = (callbacks.c.run_id == run_id, callbacks.c.project_id == project_id)

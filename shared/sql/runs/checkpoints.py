@@ -74,7 +74,7 @@ async def finish_intent(connection: Connection, run_id: RunId, finished: Finishe
         "state": "finished",
         "result": to_json(_StoredResult(**msgspec.structs.asdict(result), edited=finished.edited)),
     }
-    # The row says when, and how often, the tool was started. A call that never started has none.
+    # The row has the time and the number of the tool's starts. A call that never started has no row.
     if (await connection.execute(sa.update(tool_intents).where(*is_it).values(**ended))).rowcount == 0:
         place = {"run_id": run_id, "tool_call_id": result.tool_call_id, "tool_name": result.tool_name}
         await connection.execute(sa.insert(tool_intents).values(**place, **ended, started_at=now))

@@ -4,8 +4,8 @@ into a guarded UPDATE.
 A worker's write locks the run's row first, and fails if the fence is no longer the worker's. With the row locked, the
 write reads the stored state: a worker that repeats a write after a lost answer to its commit must not write twice.
 
-This module builds the statements that every run needs once: to build one with so many columns costs more than to
-execute it.
+This module builds the statements that every run needs once: building one with this many columns costs more than
+executing it.
 
 The caller that stores a new run has locked the run's thread.
 """
@@ -257,7 +257,7 @@ RUNS_OF_KEYS = (
     .where(runs.c.project_id == sa.bindparam("of_project"))
     .order_by(runs.c.number)
 )
-"""The keys among some that submissions to a thread of a project had, those of the oldest run first."""
+"""The keys, among some, of submissions to a thread of a project. The oldest run's keys come first."""
 
 
 async def run_of_keys(

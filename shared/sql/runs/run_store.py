@@ -207,8 +207,8 @@ REOPENED_TURN = FIRST_TURN + 1
 
 
 async def newest_to_follow(connection: Connection, thread_id: ThreadId) -> RunId | None:
-    """Returns the thread's newest run that others can follow; None if it has none. No run can follow a refused run, nor
-    most compactions."""
+    """Returns the thread's newest run that other runs can follow; None if it has none. No run can follow a refused run,
+    nor most compactions."""
     newest = (
         sa.select(*RUN_COLUMNS)
         .where(runs.c.thread_id == thread_id, ~((runs.c.status == RunStatus.FAILED) & (runs.c.fence == 0)))

@@ -78,7 +78,7 @@ def set_last_stop_reason(connection: Connection, run: Run, stop_reason: str | No
 
 
 async def enqueue_callback(connection: Connection, run: Run, now: datetime) -> None:
-    """Puts the run's callback into the outbox, if it asked for one and the outbox has none."""
+    """Puts the run's callback into the outbox, if its client wants one and the outbox has none."""
     if run.callback_url is None:
         return
     known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))

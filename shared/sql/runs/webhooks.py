@@ -156,7 +156,7 @@ class WebhookDeliveryStore(Store):
             return await _with_urls(connection, rows)
 
     async def retry(self, project_id: ProjectId, run_id: RunId, endpoint_id: WebhookId, now: datetime) -> OpenDelivery:
-        """Makes a delivery due now. One that was given up gets one more attempt.
+        """Makes a delivery due now. A delivery that was given up gets one more attempt.
 
         Raises `NotFound` if the project has no such delivery or no such endpoint any more, and `Conflict` if it was
         delivered."""
@@ -203,7 +203,7 @@ async def _with_urls(connection: Connection, rows: Sequence[RowMapping]) -> list
 
 
 _SEED = 2
-"""Keeps this advisory lock apart from those of other nouns."""
+"""Separates this advisory lock from the locks of other nouns."""
 _LOCK = sa.select(AdvisoryLock(sa.func.hashtextextended(sa.bindparam("of_project", type_=sa.Text), _SEED)))
 
 Change = Callable[[WebhookEndpoint], WebhookEndpoint]
