@@ -465,7 +465,7 @@ class NewsWait:
             self._wake()
 
     def stop_waiting(self) -> None:
-        """Ends the reader's wait."""
+        """Removes the wait's timer, because the reader does not wait any more."""
         self._timers.forget(self)
 
     def tell(self) -> None:

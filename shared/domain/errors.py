@@ -354,7 +354,7 @@ class RunInterrupted(HoldfastError):
 
 
 class CancelMode(StrEnum):
-    """What a cancel does with the work in progress."""
+    """The effect of a cancel on the work in progress."""
 
     INTERRUPT = "interrupt"
     """Stop now; the streamed part is stored, marked as partial."""

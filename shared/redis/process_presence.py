@@ -1,5 +1,6 @@
 """Live processes, and each one's description of itself. Every process refreshes its entry from its event loop, and the
-entry expires when it stops, so a hanging process is not shown. Only displays for people depend on it.
+entry expires when it stops, so a hanging process is not shown. Only displays for people depend on these entries;
+`VersionPresence` also decides about runs.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
 """The queue through which workers find runs: a set of jobs, each of which one worker leases for a while. Projects take
-turns (`fair_queue.lua`), and within a project, the job that has waited longest comes first.
+turns (`fair_queue.lua`), and within a project, the job that has waited longest comes first, after jobs that a worker
+has had and with the head starts of priorities.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
 worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches orphaned runs again.
@@ -57,8 +58,8 @@ _PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
 
 
 class RunQueue:
-    """Dispatches runs to the workers. Raises `Unavailable` when Redis does not answer: the run may or may not have been
-    dispatched then."""
+    """Dispatches runs to the workers. Raises `Unavailable` if Redis does not answer; the run may be dispatched even
+    so."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -67,8 +68,7 @@ class RunQueue:
         self._state = LuaScript(redis, "fair_queue", "queue_state")
 
     async def dispatch(self, *dispatches: Dispatch) -> None:
-        """Puts runs into the queue, and wakes the workers. A dispatch that is already queued or leased stays
-        unchanged."""
+        """Queues runs, and wakes the workers. A dispatch that is already queued or leased stays unchanged."""
         described = [part for dispatch in dispatches for part in _job_of(dispatch)]
         async with redis_answers():
             with crash_point(CrashPoint.DISPATCH):

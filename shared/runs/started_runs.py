@@ -82,7 +82,7 @@ class StartedRuns:
 # Starts the due runs of sleep-time agents.
 #
 # A worker starts them once a second, for all groups. An API process starts those of one agent before it sends that
-# agent's answer, which can so name the runs. Both may do it at once, because each run has a key.
+# agent's answer, which can so name the runs. Both may start a run at once, because each run has a key.
 
 
 LOOK_EVERY_S = 1.0

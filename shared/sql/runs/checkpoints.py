@@ -141,8 +141,8 @@ class Spent(NamedTuple):
 
 
 class CheckpointStore:
-    """Writes the progress of running runs. Every method raises `StaleFence` if the run has a new owner. With
-    `together`, one transaction may store events of several runs."""
+    """Writes the progress of running runs. Every write raises `StaleFence` if the run has a new owner. With `together`,
+    one transaction may store events of several runs."""
 
     def __init__(self, database: Database, together: GroupCommit | None = None) -> None:
         self._database = database

@@ -126,7 +126,7 @@ class ChildStore(Store):
 
     async def waits_for_itself(self, run: Run, children: Sequence[Run]) -> bool:
         """Returns whether the run would wait for itself: whether one of these children can begin only after the run has
-        ended, because it is queued behind the run, or behind a run that waits, directly or not, for a run queued there.
+        ended, because it is queued behind the run, or behind a run that waits, directly or not, for a run behind it.
 
         If two runs begin such waits at the same time, both have stored their children before, so one of the runs sees
         the other's.

@@ -324,7 +324,7 @@ async def insert_run(
 ) -> InsertedRun:
     """Stores a new run with its input, and the keys that identify a repeated submission."""
     # A list of runs shows the first words of each, and must not read the inputs for them. A continuation that has only
-    # decisions keeps the first words of the run before.
+    # decisions keeps the first words of the previous run.
     words, parent = first_words(given) or run.options.first_words, run.options.parent
     run = msgspec.structs.replace(run, options=msgspec.structs.replace(run.options, first_words=words))
     inserted = await connection.execute(

@@ -67,7 +67,6 @@ from shared.sql.tables import from_json
 # one claims the run, and one writes its input.
 
 
-# Only the first claim reads the input, which may be megabytes.
 _QUEUED = (
     sa.select(runs.c.number)
     .where(runs.c.project_id == sa.bindparam("of_project"), has_one_of(runs, ACTIVE))
@@ -76,6 +75,7 @@ _QUEUED = (
 )
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(_QUEUED.subquery())
 
+# Only the first claim reads the input, which may be megabytes.
 _WAITING = (
     sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"), lock_of(runs.c.thread_id))
     .select_from(sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True))
