@@ -218,7 +218,7 @@ def _place(target: McpTarget) -> str:
 
 
 def _without(target: McpTarget, text: str) -> str:
-    """The text without the secrets of the server's address and headers."""
+    """The text without the values of the server's headers and variables, which may be secrets."""
     for names in (target.headers, target.env):
         for name, value in _longest_first(names):
             text = text.replace(value, f"[secret {name}]")

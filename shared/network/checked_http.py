@@ -101,8 +101,7 @@ PUBLIC_ONLY = NetworkRules()
 
 
 def operators_client(network: NetworkRules, *, timeout_s: float) -> httpx2.AsyncClient:
-    """A client for addresses that the operator chose. It carries the operator's keys, so it does not follow redirects
-    to other servers."""
+    """A client for addresses that the operator chose. It carries the operator's keys, so it follows no redirects."""
     return httpx2.AsyncClient(timeout=timeout_s, verify=network.tls(), follow_redirects=False, trust_env=False)
 
 

@@ -80,7 +80,7 @@ class GroupTurnStore(Store):
 
     async def due(self, group_id: GroupId, now: datetime) -> DueTurns | None:
         """Counts the group's new turns up to the first that starts its agents, and returns the turns for these. They
-        stay due until `delivered` or `postpone`, and no further turn is counted until then. None if nothing is due."""
+        stay due until `delivered`, and no further turn is counted until then. None if nothing is due."""
         async with self._database.write(CrashPoint.COUNT_TURNS) as connection:
             found = await connection.execute(
                 sa.select(agent_groups).where(agent_groups.c.id == group_id).with_for_update()

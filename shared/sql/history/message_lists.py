@@ -112,8 +112,8 @@ class MessageLists(Store):
         return found if order == "asc" else found[::-1]
 
     async def newest_turns(self, of: MessageFilter, *, limit: int) -> list[Message]:
-        """The newest messages of one history, listed oldest first, as many as fit: whole turns, but for a turn that is
-        alone."""
+        """The newest messages of one history, listed oldest first, as many as fit: whole turns, unless only a part of
+        one fits."""
         found = await self.page(of, limit=limit)
         first = await self.page(of, limit=1, order="asc")
         if not found or [found[0].id] == [message.id for message in first]:

@@ -472,8 +472,8 @@ async def replace_by_summary(connection: Connection, run: Run, compaction: Compa
 
 
 async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
-    """Removes the messages of the run's turn from the context and from every list; the rows stay. Its summaries stay,
-    too: they replace messages of other turns."""
+    """Removes the run's own messages from the context and from every list; the rows stay. Its summaries stay, too: they
+    replace messages of other turns."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)

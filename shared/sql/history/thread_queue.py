@@ -36,7 +36,7 @@ _LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))
 
 
 def thread_lock(thread_id: ThreadId) -> Filled:
-    """Returns the lock that lets one transaction at a time submit or end a run of this thread."""
+    """Returns the lock that lets one transaction at a time submit, claim or end a run of this thread."""
     return Filled(_LOCK_THREAD, {"thread_id": thread_id})
 
 
