@@ -53,7 +53,7 @@ def list_runs(
     status: Annotated[
         list[Status] | None, typer.Option(help="Only runs with this status; may be repeated (default: all).")
     ] = None,
-    stop_reason: Annotated[str | None, typer.Option(help="Only with this one, such as requires_approval.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only runs with this one, such as requires_approval.")] = None,
     parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only runs that this run has started.")] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
