@@ -70,7 +70,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
     remote: Sequence[RemoteTool]
     asks_always: bool = False
-    """The operator demands approval for each call, whatever the server's description of the tool."""
+    """The operator demands approval for each call, whatever hints the server gives about the tool."""
     new_id: Callable[[], ToolId]
     now: datetime
     deletes: bool = True

@@ -1,4 +1,4 @@
-"""`holdfast runs`: list, show, watch, cancel and steer runs, and settle what they have done."""
+"""`holdfast runs`: list, show, watch, cancel and steer runs, and settle their effects."""
 
 from enum import StrEnum
 from typing import Annotated, Literal

@@ -276,7 +276,7 @@ def with_default_approvals(agent: Agent, tools: Iterable[Tool]) -> Agent:
 
 
 def with_approval_override(agent: Agent, tool_name: str, *, required: bool) -> Agent:
-    """The agent with a rule whether calls of `tool_name` wait for a person, whatever the tool's own default is."""
+    """The agent with an override: calls of `tool_name` wait for a person, or do not, whatever the tool's default is."""
     rules = [rule for rule in agent.tool_rules if not _asks(rule, tool_name)]
     if required:
         rules.append(_rule(tool_name))
@@ -416,7 +416,7 @@ LONGEST_NAME = 100
 def zone_of(timezone: str) -> tzinfo:
     """The zone of this name; UTC if there is no such zone, because agents may have any text as their timezone."""
     if len(timezone) > LONGEST_NAME:
-        return UTC  # ZoneInfo would look for such a file
+        return UTC  # ZoneInfo would look for a file of this name
     try:
         return ZoneInfo(timezone)
     except (KeyError, ValueError, OSError):

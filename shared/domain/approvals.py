@@ -36,7 +36,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: str | None = None
     """The version of the tool as shown, likewise (`Tool.version`)."""
     client_side: bool
-    """The client runs the tool and brings its result."""
+    """The client runs the tool and sends its result."""
     asked_at: datetime
     expires_at: datetime | None = None
     on_expiry: Literal["keep", "deny", "cancel"] = "keep"

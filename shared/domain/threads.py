@@ -43,7 +43,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 def copies_of(history: Sequence[Message], ids: IdMaker, up_to: MessageId | None = None) -> dict[int, list[NewMessage]]:
     """Copies of the messages in a context, by turn, with new ids; with `up_to`, no further than that message.
 
-    An answer whose calls have no results yet is left out, with all that follows it: no run would bring results to the
+    An answer whose calls have no results yet is left out, with all that follows it: no run would add results to the
     copy. The system message is left out because a conversation renders it anew for every call. Raises `NotFound` when
     `up_to` is not in the context.
     """

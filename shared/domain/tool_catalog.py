@@ -30,7 +30,7 @@ class BaseTool(msgspec.Struct, frozen=True):
     enable_parallel_execution: bool = False
     starts_once: bool = False
     """It runs a program whose second start may have unknown effects. Other base tools only read, or store their result
-    in the transaction of what they change."""
+    in the transaction of their change."""
 
     @property
     def json_schema(self) -> JsonObject:

@@ -297,7 +297,8 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
     async with AnswerTimeout(WAIT_S):
         connection = await connect(**settings)
         try:
-            # The policies' subqueries look expensive to the planner, and to compile such a query costs most of all.
+            # To the planner the policies' subqueries look expensive. Compiling such a query costs more than executing
+            # it.
             await connection.execute("SET jit = off")
         except BaseException:
             connection.terminate()  # no other code has it yet

@@ -124,7 +124,7 @@ class RunListing(Store):
 
     async def of_names(self, project_id: ProjectId, thread_id: ThreadId, names: Collection[str]) -> dict[str, RunId]:
         """The project's runs whose submissions had these names on the thread (`SubmissionKeys.names`), by name,
-        whatever was sent under them."""
+        whatever their content."""
         given = {"of_thread": thread_id, "of_project": project_id, "keys": list(names)}
         async with self._database.read() as connection:
             return {row.key: RunId(row.run_id) for row in await connection.execute(RUNS_OF_KEYS, given)}
