@@ -1,36 +1,36 @@
-"""Every error that Holdfast raises on purpose. The docstring is the default message; nothing here knows HTTP.
+"""The errors that Holdfast raises on purpose. The docstring is the default message; nothing here knows HTTP.
 
 HoldfastError
 ├── NotFound                    an id that this project does not have
-│   ├── UnknownModel                a name of OpenAI's dialect that is neither an agent nor a conversation
-│   └── UnknownHandle               a handle of no known model
+│   ├── UnknownModel            a name of OpenAI's dialect that is neither an agent nor a conversation
+│   └── UnknownHandle           a handle of no known model
 ├── InvalidRequest              the request cannot be understood or makes no sense
-│   ├── InvalidCursor               a cursor that no frame has
-│   ├── BlockTooLong                a block's value does not fit its limit
+│   ├── UnknownPrevious         an earlier response that cannot be continued
+│   ├── InvalidCursor           a cursor that no frame has
+│   ├── BlockTooLong            a block's value does not fit its limit
 │   ├── InvalidToolSource       a tool's source cannot be turned into a schema
 │   ├── UnknownTools            an agent is to get tools that the project does not have
 │   ├── NoPendingApproval       a decision, but nothing waits for one
 │   └── WrongToolCalls          a decision that does not cover exactly the waiting calls
 ├── Conflict                    a valid request at the wrong time
-│   ├── NothingToCancel
-│   ├── NameTaken                the name of a submission belongs to another one
+│   ├── NothingToCancel, AlreadyDecided, DecidedOtherwise, HistoryWentOn
+│   ├── NameTaken               the name of a submission belongs to another one
 │   ├── PendingApproval         a person must decide before this history can go on
 │   └── Busy                    another run of this conversation is active
 ├── LimitReached                a limit is used up for now (`limits.py`)
 ├── MoreInput                   a run that has taken in a message cannot end without answering it
+├── QuarantineRequired          only a worker without other runs may claim this run
+├── OtherVersion                the run needs a version of its code that this worker does not have
 ├── LogClosed                   nothing may be emitted after the end of a log
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
 │   ├── DeletedRun              also a NotFound: a run that is gone, for its worker as for a client
 │   └── StaleFence              another worker has claimed the run since
-├── RunInterrupted              raised inside a run by what ends it from outside
-│   ├── CancelRequested
-│   ├── LeaseLost
-│   ├── RunTimeout
-│   ├── BudgetExceeded
-│   └── ShutdownRequested
+├── RunInterrupted              raised inside a run by an end from outside
+│   └── CancelRequested, LeaseLost, RunTimeout, BudgetExceeded, ShutdownRequested
 ├── ModelError                  a failed model call, with the kind of its failure
 ├── McpServerUnavailable        a project's MCP server was not reached, or sent an invalid answer
+├── McpSignInNeeded             the MCP server refuses requests until a person signs in
 ├── UnreadableSecret            an agent's secret is encrypted, and this process lacks the key
 └── Unavailable                 a service that we need does not answer
     └── Unusable                it is there, but its setup does not fit us: waiting does not help

@@ -297,8 +297,7 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
     async with AnswerTimeout(WAIT_S):
         connection = await connect(**settings)
         try:
-            # To the planner the policies' subqueries look expensive. Compiling such a query costs more than executing
-            # it.
+            # The policies' subqueries look expensive to the planner, but compiling such a query costs most of all.
             await connection.execute("SET jit = off")
         except BaseException:
             connection.terminate()  # no other code has it yet
