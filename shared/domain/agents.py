@@ -153,7 +153,7 @@ def _size(value: object) -> int:
 def requires_approval(agent: Agent, tool_name: str, default: bool | None) -> bool:
     """Whether a call of this tool waits for a person: the agent's own rule, else the tool's default.
 
-    The agent's rule `requires_approval` makes the calls wait; `approval_override` in `extra` (set by `PATCH
+    The agent's rule `requires_approval` makes the calls wait; `approval_overrides` in `extra` (set by `PATCH
     …/tools/approval/{name}`) decides in both directions.
     """
     override = agent.extra.get("approval_overrides", {}).get(tool_name)

@@ -11,8 +11,8 @@ completed (its stream ended when it was parked) and starts its continuation, a n
 A request to cancel is not a status. It is a fact on the run (`cancel_requested_at`), recorded before it is announced.
 The run's owner at that time applies CANCEL, once.
 
-Terminal statuses have no way out. `run_store.apply` compiles this table into `WHERE status IN (…) AND fence = …`. So
-two owners cannot both win, and the later one gets an error with the reason (`StaleFence`, `IllegalTransition`).
+Terminal statuses have no way out. `rows.apply` compiles this table into `WHERE status IN (…) AND fence = …`. So two
+owners cannot both win, and the later one gets an error with the reason (`StaleFence`, `IllegalTransition`).
 """
 
 from enum import StrEnum

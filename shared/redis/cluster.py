@@ -136,7 +136,7 @@ Made = TypeVar("Made")
 class ForEachNode(Generic[Made]):
     """Runs one context per node, for as long as the node has slots.
 
-    `begin` creates the context from the node's client. `on_begun` is called when it runs.
+    `begin` creates the context from the node's client. `made` has the values of the running contexts.
     """
 
     def __init__(

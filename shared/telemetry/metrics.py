@@ -198,7 +198,7 @@ CUT_OFF = ("model", "tool", "between")
 """The operation that a cancel interrupts."""
 
 FOUND_BECAUSE = ("worker_lost", "not_dispatched", "waited")
-"""Why the sweeper dispatched a run again: see `worker.sweeper.Reason`."""
+"""Why the sweeper dispatched a run again: see `worker.maintenance.Reason`."""
 
 _TOKEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 """A token reaches Redis within a millisecond. Seconds mean that Redis or SQL was away."""
