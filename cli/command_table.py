@@ -46,7 +46,7 @@ def _without_rich() -> Generator[None]:
 
 
 def refuse_unknown_settings() -> None:
-    """Raises `InvalidRequest` for HOLDFAST_ variables that are no settings. It names the nearest setting of each."""
+    """Raises `InvalidRequest` for HOLDFAST_ variables that are not settings. It names the nearest setting of each."""
     if not any(_may_be_wrong(os.environ)):
         return
     unknown: list[str] = load("shared.process.settings").unknown_names(os.environ)

@@ -49,18 +49,18 @@ def _leaves(group: BaseExceptionGroup[HoldfastError]) -> list[HoldfastError]:
 
 
 def _refuse(group: BaseExceptionGroup[typer.TyperException]) -> NoReturn:
-    """Prints one line that says what is wrong with the arguments, and exits."""
+    """Prints one line about the fault of the arguments, and exits."""
     error = group.exceptions[0]
     said = _OF_ARGUMENT.sub(r"argument \g<name>: ", str(getattr(error, "format_message", lambda: error)()))
     context = getattr(error, "ctx", None)
     path = "holdfast" if context is None else str(context.command_path)
     line = " ".join(said.split()).rstrip(".")
-    _say(f"{line}; `{path} --help` shows what can be given", MISTAKE)
+    _say(f"{line}; `{path} --help` shows the arguments", MISTAKE)
     sys.exit(MISTAKE)
 
 
 def _say(mistake: str, status: int) -> None:
-    """Prints why the command failed. It reads the variable itself, because the settings may be the error."""
+    """Prints why the command failed. It reads HOLDFAST_LOG_JSON itself, because the settings may be the error."""
     is_json = os.environ.get("HOLDFAST_LOG_JSON", "").lower() in _TRUE
     text = f"holdfast: {printable(mistake)}"
     line = event_line("command_failed", "error", reason=mistake, status=status) if is_json else text

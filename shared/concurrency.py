@@ -1,7 +1,7 @@
 """Background work: for the length of a block, periodically, or on a thread of its own.
 
-Feeds, lease renewal and watchers run for as long as a block needs them. If one of them fails, its block is cancelled,
-because it must not continue without it.
+Feeds, lease renewal and watchers run for as long as a block needs them. If such work fails, its block is cancelled,
+because the block must not continue without the work.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from shared.domain.errors import Unavailable
 
 Result = TypeVar("Result")
 
-# The clock is injected everywhere: tests control theirs, the product uses the system's.
+# The clock is injected everywhere: tests control their clock, the product uses the system's.
 
 
 class Clock(Protocol):
@@ -58,7 +58,7 @@ def unix_ms(moment: datetime) -> int:
 @asynccontextmanager
 async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
     """A task group that raises its failure itself, not in an exception group, because callers catch domain errors. If
-    several tasks fail, it raises the body's failure, or else the last one."""
+    several tasks fail, it raises the body's failure, or else the last failure."""
     here = asyncio.current_task()
     cancelling_before = here.cancelling() if here is not None else 0
     failure: BaseException | None = None
@@ -156,8 +156,8 @@ async def whole(work: Awaitable[Result]) -> Result:
 
 
 async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
-    """Runs `work` on an event loop in its own thread until it ends, fails, or this task is cancelled. It inherits this
-    task's context variables, so that its log lines name the same worker.
+    """Runs `work` on an event loop in its own thread until it ends, fails, or this task is cancelled. The work inherits
+    this task's context variables, so that its log lines name the same worker.
 
     A failure of `work` is raised here. A cancellation of this task is passed on to `work`. This function then waits
     until `work` has ended completely.
@@ -172,7 +172,7 @@ async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: 
         loop, task = began.result()
         with contextlib.suppress(RuntimeError):  # the work has ended by itself, and its loop with it
             loop.call_soon_threadsafe(task.cancel)
-        # It may be cancelled again meanwhile. A failure of the work matters less than the cancellation.
+        # This task may be cancelled again meanwhile. A failure of the work matters less than the cancellation.
         await whole(asyncio.gather(running, return_exceptions=True))
         raise
     finally:
@@ -201,7 +201,7 @@ LATE_S = 1.0
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncGenerator[bytes]:
-    """The lines of a stream. One that is longer than the stream's buffer comes in pieces."""
+    """The lines of a stream. A line that is longer than the stream's buffer comes in pieces."""
     while not stream.at_eof():
         try:
             yield await stream.readuntil(b"\n")
@@ -358,16 +358,16 @@ async def others_turn(data: Sized) -> None:
         await asyncio.sleep(0)
 
 
-# Waits of thousands: what each costs while nothing happens is what a process of idle readers costs.
+# Waits of thousands of readers: the cost of a process with idle readers is that of their waits.
 
 
 TICK_S, LONG_S, TICKS_OF_LONG = 0.05, 4.0, 10
-"""A wait may end this many seconds late, because waits that end at nearly the same time share a timer; one of at least
-`LONG_S` seconds so many times as late."""
+"""A wait may end `TICK_S` seconds late, because waits that end at nearly the same time share a timer; a wait of at
+least `LONG_S` seconds `TICKS_OF_LONG` times as late."""
 
 
 class LeanEvent:
-    """As `asyncio.Event`, which takes most of a kilobyte before anybody waits for it."""
+    """As `asyncio.Event`, which takes most of a kilobyte before any task waits for it."""
 
     __slots__ = ("_is_set", "_waiting")
 
@@ -376,22 +376,22 @@ class LeanEvent:
         self._waiting: list[asyncio.Future[None]] | None = None
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Whether the event is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Wakes everybody who waits, and lets later ones pass."""
+        """Wakes all waiting tasks, and lets later ones pass."""
         self._is_set = True
         for waiting in self._waiting or ():
             if not waiting.done():
                 waiting.set_result(None)
 
     def clear(self) -> None:
-        """Makes later ones wait."""
+        """Makes later tasks wait."""
         self._is_set = False
 
     async def wait(self) -> bool:
-        """Waits until it is set."""
+        """Waits until the event is set."""
         if self._is_set:
             return True
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -404,14 +404,14 @@ class LeanEvent:
 
 
 class RoughTimers:
-    """The timers of many waits. Those that end within one tick share one timer of the event loop."""
+    """The timers of many waits. Waits that end within one tick share one timer of the event loop."""
 
     def __init__(self) -> None:
         self._waits: dict[int, set[NewsWait]] = {}
 
     def look_at(self, when: float, wait: "NewsWait") -> None:
-        """Calls the wait's `look` once, by the event loop's clock: somewhat late, or before, if an earlier call is due
-        already."""
+        """Calls the wait's `look` once, by the event loop's clock: somewhat late, or earlier, if an earlier call is
+        already due."""
         tick, loop = ceil(when / TICK_S), asyncio.get_running_loop()
         if when - loop.time() >= LONG_S:
             tick += -tick % TICKS_OF_LONG
@@ -427,7 +427,7 @@ class RoughTimers:
         wait.looks_at = tick
 
     def forget(self, wait: "NewsWait") -> None:
-        """Calls `look` no more."""
+        """Stops calling the wait's `look`."""
         if wait.looks_at is not None and (waits := self._waits.get(wait.looks_at)) is not None:
             waits.discard(wait)
         wait.looks_at = None
@@ -451,7 +451,7 @@ class NewsWait:
         self._until = 0.0
         """When the wait ends, by the event loop's clock."""
         self.looks_at: int | None = None
-        """The tick at which the timers call `look`. It is theirs."""
+        """The tick at which the timers call `look`. Only they write it."""
 
     @property
     def is_waiting(self) -> bool:
@@ -480,16 +480,16 @@ class NewsWait:
             self._wake()
 
     def stop_waiting(self) -> None:
-        """The reader waits no more."""
+        """Removes the wait's timer, because the reader does not wait any more."""
         self._timers.forget(self)
 
     def tell(self) -> None:
-        """There is news."""
+        """Wakes the reader, because there is news."""
         self._has_news = True
         self._wake()
 
     def forget_news(self) -> None:
-        """The reader takes all news now, and waits for what comes from here on."""
+        """Forgets earlier news, because the reader takes all of it now and waits for later news."""
         self._has_news = False
 
     def _wake(self) -> None:

@@ -48,7 +48,7 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 def printable_object(document: bytes | bytearray, *, apart_from: str) -> dict[str, Any]:
-    """The object of a JSON document in ASCII, whose texts are printable, but for those of one field."""
+    """The object of a JSON document in ASCII, with printable texts, except those of the field `apart_from`."""
     found: dict[str, Any] = json.loads(document)
     if b"\\u0000" not in document and b"\\ud" not in document:
         return found
@@ -69,7 +69,7 @@ _Step = tuple[Any, str | int, int]
 
 
 def flaw_of_document(document: bytes) -> JsonFlaw | None:
-    """The flaw of a JSON text. None if it has none, and if it is no JSON: the parser reports that better.
+    """The flaw of a JSON text. None if it has none, or is not JSON, which the parser reports better.
 
     The text is measured before it is parsed, because a short text can contain millions of lists.
     """
@@ -217,7 +217,7 @@ MAX_COMPLAINT_CHARS = 300
 
 
 def schema_flaw(schema: dict[str, Any]) -> str | None:
-    """Why a schema is too large to validate against. None: it is not. It may still be invalid."""
+    """Why a schema is too large to validate against. None: its size is fine, but it may still be invalid."""
     flaw = flaw_of(schema, max_values=MAX_SCHEMA_VALUES)
     if flaw is not None:
         where = shortened(".".join(map(str, flaw.place)))

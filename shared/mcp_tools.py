@@ -70,14 +70,14 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
     remote: Sequence[RemoteTool]
     asks_always: bool = False
-    """The operator demands approval for each call, whatever the server says about the tool."""
+    """The operator demands approval for each call, whatever hints the server gives about the tool."""
     new_id: Callable[[], ToolId]
     now: datetime
     deletes: bool = True
     """Whether tools are deleted that the server no longer lists. False if only some of its tools are imported."""
 
     def names(self, server: McpServer) -> list[str]:
-        """All names that a tool of the project may get."""
+        """All names that the project may give to the listed tools."""
         return [name for tool in self.remote for name in possible_names(server.name, tool.name)]
 
     def changes(self, server: McpServer, own: Sequence[Tool], taken: Collection[str]) -> ToolChanges:
@@ -124,7 +124,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
     def _refreshed(self, before: Tool, server: McpServer, remote: RemoteTool) -> Tool:
         """The tool with the server's current description. Its owner's settings stay, unless the server now warns of the
-        tool, or no longer says that calls are repeatable: a server can make its tools more careful, and never less."""
+        tool, or no longer declares calls repeatable: a server can make its tools more careful, but never less."""
         hints: dict[str, Any] = before.metadata.get(HINTS) or {}
         after = _described(before, server, remote)
         warns_now = remote.destructive is True and not hints.get("destructive")

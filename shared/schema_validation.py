@@ -4,7 +4,7 @@ The schema may come from a tenant. So its size is limited, it is checked once an
 expressions are never run. Each step of a validation is charged to a budget, and a validation that exceeds it is
 refused.
 
-Imported when the first arguments are checked: the library takes as long as everything else that a call needs.
+Imported when the first arguments are checked: the library's import takes as long as all other imports of a call.
 """
 
 import functools
@@ -136,7 +136,7 @@ class _Budget:
         return each * len(cast("list[Any]", instance)) + 1
 
     def _length(self, value: Any) -> int:
-        """Roughly the number of characters of a value as JSON. The result is cached, because several keywords ask for
+        """Roughly the number of characters of a value as JSON. The result is cached, because several keywords need
         it."""
         if not isinstance(value, (dict, list)):
             return len(value) if isinstance(value, str) else 8

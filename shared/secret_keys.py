@@ -37,7 +37,7 @@ class StoredSecrets(NamedTuple):
     owner_id: str
     secrets: dict[str, str]
     text: str = ""
-    """The text of the row in which they are, if they are a part of one."""
+    """The text of the row that contains the secrets, if they are a part of one."""
     project_id: str = ""
 
 
@@ -105,7 +105,7 @@ class SecretKeys:
                 content[:_NONCE_BYTES], content[_NONCE_BYTES:], _bound_to(key_id, owner_id, name)
             ).decode()
         except (InvalidTag, ValueError) as error:
-            said = f"the key {key_id!r} is not the one that it was encrypted with, or what is stored was changed"
+            said = f"the key {key_id!r} is not the one that it was encrypted with, or the stored text was changed"
             raise UnreadableSecret(name, said) from error
 
     def problem_with(self, owner_id: str, stored: Mapping[str, str]) -> UnreadableSecret | None:
@@ -157,7 +157,7 @@ def key_id_of(stored: str) -> str:
 
 
 def can_read(reader: Sequence[str], writer: Sequence[str]) -> bool:
-    """Whether a process with the fingerprints `reader` can decrypt the secrets of one with those of `writer`."""
+    """Whether a process with the fingerprints `reader` can decrypt secrets of one with the fingerprints `writer`."""
     return not writer or writer[0] in reader
 
 

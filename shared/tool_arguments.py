@@ -24,7 +24,7 @@ class RefusedArguments(msgspec.Struct, frozen=True):
 
 
 async def check_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
-    """`read_arguments` on a thread, so that it delays nothing else in the process."""
+    """Runs `read_arguments` on a thread, so that it delays nothing else in the process."""
     return await asyncio.to_thread(read_arguments, text, schema)
 
 
@@ -49,7 +49,7 @@ def _why_unusable(schema: dict[str, Any]) -> str | None:
 
 
 def as_object(text: str) -> str:
-    """The arguments that a model means which writes the object as a text, or null for no arguments."""
+    """The arguments as an object, because some models write the object as a text, or null for no arguments."""
     if not text.lstrip().startswith(('"', "null")):
         return text
     try:

@@ -78,7 +78,7 @@ TOKENS = {
     ("!", "public_field_definition"), ("!", "variable_declarator"), ("!", "non_null_expression"),
     ("readonly", "public_field_definition"), ("abstract", "abstract_class_declaration"), ("abstract", "class"),
 }  # fmt: skip
-"""Words and signs that only types need, each with the kind of node that contains it."""
+"""Words and signs that only types need, each with a kind of node that contains it."""
 ENDS = {
     "expression_statement", "lexical_declaration", "variable_declaration", "return_statement", "throw_statement",
     "public_field_definition",
@@ -193,7 +193,7 @@ class Blanks:
 
 
 def _is_only_type(node: Node) -> bool:
-    """A whole statement, or class member, of which nothing remains."""
+    """Whether the node is a whole statement, or class member, of which nothing remains."""
     if node.type in STATEMENTS or node.type in MEMBERS:
         return True
     words = {child.type for child in node.children}

@@ -30,8 +30,8 @@ from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.runs.run_store import ANYWHERE, Place
 
 BusyPolicy = Literal["reject", "enqueue", "interrupt", "rollback", "inject"]
-"""What to do with a message to a history with an active run: refuse the message, queue it, cancel the run, cancel it
-and remove its messages, or give the message to the run."""
+"""The fate of a message to a history with an active run: refuse the message, queue it, cancel the run, cancel it and
+remove its messages, or give the message to the run."""
 
 ReadDecisions = Callable[[Sequence[Approval]], list[Decision]]
 """Reads a request's decisions, given the waiting calls, because dialects name calls in several ways. Raises

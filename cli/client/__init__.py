@@ -1,1 +1,1 @@
-"""Commands for the API's callers. They use its public routes alone, so any caller can do what they do."""
+"""Commands for the API's callers. They use its public routes alone, so any other program can do the same."""

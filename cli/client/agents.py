@@ -27,7 +27,7 @@ AgentArgument = Annotated[
 ]
 LimitOption = Annotated[int, typer.Option(parser=positive, metavar="N", help="Only the first N rows.")]
 MOST_NAMES = 100
-"""Agents whose names a list requests from the server. It shows the ids of further ones."""
+"""Agents whose names a list requests from the server. It shows the ids of further agents."""
 
 SHOWN = (
     *("id", "name", "model", "description", "tags", "created_at"),
@@ -96,7 +96,7 @@ def _list_code_agents(server: Server, *, as_json: bool) -> None:
 
 @commands.command(epilog="Example: holdfast agents show first")
 def show(agent: AgentArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Show an agent: its model, instructions, tools, memory, and who works in the background for it."""
+    """Show an agent: its model, instructions, tools, memory, and the agents that work in the background for it."""
     with server_at(url) as server:
         found = agent_of(server, agent)
         sleep_time = None if as_json else list(_sleep_time_of(server, found))
@@ -111,7 +111,8 @@ def show(agent: AgentArgument, as_json: JsonOption = False, url: UrlOption = DEF
 
 
 def _sleep_time_of(server: Server, agent: Record) -> Iterator[str]:
-    """Says which agents think about this one's turns and when they last did, and about whose turns it thinks."""
+    """Yields the agents that think about this agent's turns, with their last runs, and those about whose turns it
+    thinks."""
     for group in server.get(f"/v1/agents/{agent['id']}/groups"):
         if group["manager_agent_id"] != agent["id"]:
             manager = str(group["manager_agent_id"])
@@ -187,7 +188,7 @@ def check(
     agents_env_file: EnvFileOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Import a module of agents as a worker would, and say what is in it and what is wrong with it."""
+    """Import a module of agents as a worker would, and print its agents and their faults."""
     found: Record = load(OF_OWN_CODE).checked(module, agents_python, agents_env_file)
     if as_json:
         print_json(found)
@@ -213,8 +214,8 @@ def replay(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Execute the code of a run against its journal, which changes nothing: say where changed code asks for something
-    else."""
+    """Execute the code of a run against its journal, which changes nothing: print where changed code makes another
+    call."""
     module = (against or "").strip()
     if not module or "," in module:
         raise InvalidRequest("name the module with the code of the run: --against MODULE")
@@ -259,7 +260,7 @@ class Conversation:
         if self.id:
             # By default a busy conversation refuses a message, but an agent's default history queues it.
             path, body = f"{self._path}/messages", {**body, "if_busy": if_busy or "enqueue"}
-        key = str(uuid4())  # lets the server recognize a message that is sent again
+        key = str(uuid4())  # lets the server recognise a repeated message
         try:
             for pause in PAUSES_S:
                 try:
@@ -284,11 +285,11 @@ class Conversation:
         found: list[Record] = self.server.get(
             path, agent_id=self.agent_id, limit=count, order="desc", include_return_message_types=said
         )
-        return found[::-1] if self.id else found  # an agent's own newest are listed oldest first
+        return found[::-1] if self.id else found  # an agent's own history is listed oldest first
 
     @property
     def events(self) -> str:
-        """The path of everything that happens in it."""
+        """The path of the conversation's events."""
         return f"/v1/conversations/{segment(self.id or self.agent_id)}/events"
 
     def waiting_approvals(self) -> list[Record]:

@@ -14,7 +14,7 @@ from cli.printable import JsonOption, printable
 from shared.domain.errors import InvalidRequest
 
 MOST = 10_000
-"""Approvals that are searched for those of a run."""
+"""The most approvals among which the command searches for those of a run."""
 
 QUESTION = "[a]pprove, [d]eny, [e]dit the arguments, or [l]ater? [l] "
 
@@ -24,7 +24,7 @@ Ask = Callable[[str], str]
 
 
 def decide_in_place(server: Server, run: Record, ask: Ask = input) -> str | None:
-    """Asks for a decision on each waiting call of the run. Returns the id of the run that goes on; None: decisions are
+    """Asks for a decision on each waiting call of the run. Returns the id of the continuation; None: decisions are
     missing."""
     continued: str | None = None
     for approval in list(_of(server, run)):
@@ -52,8 +52,8 @@ def _of(server: Server, run: Record, *, decided: bool = False) -> Iterator[Recor
 
 
 def decide(server: Server, approval: Record, decision: Record) -> Record:
-    """Sends a decision, which holds for the arguments and the tool as they were shown. Returns the decided approval,
-    with the run that goes on."""
+    """Sends a decision, which is valid for the arguments and the tool as shown. Returns the decided approval, with the
+    continuation."""
     body = {"decided_by": user(), "arguments_hash": approval["arguments_hash"], **decision}
     if approval.get("tool_version") is not None:
         body["tool_version"] = approval["tool_version"]

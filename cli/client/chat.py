@@ -29,19 +29,19 @@ from cli.client.terminal import console, hint, is_interactive
 from cli.printable import printable
 from shared.domain.errors import HoldfastError, Unavailable
 
-# A conversation as a person at a terminal sees it: what everybody says and does in it, as it happens.
+# A conversation as a person at a terminal sees it: all messages and calls in it, as they happen.
 #
 # A thread reads the conversation's stream and prints it, above the prompt while the person is asked for a line.
 
 
 try:
     import readline
-except ImportError:  # not every Python has it, and without it nobody knows whether the person is typing
+except ImportError:  # not every Python has it; without it, the screen cannot tell whether the person is typing
     readline = None
 
 
 class Screen(TextIOBase):
-    """Standard output for two threads: one asks the person for lines, and one prints what happens meanwhile."""
+    """Standard output for two threads: one asks the person for lines, and the other one prints events meanwhile."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -106,10 +106,10 @@ class Turn:
 
     number: int
     run_id: str
-    """The run that answers it, or goes on with it after a decision."""
+    """The run that answers the turn, or continues it after a decision."""
     is_over: bool = False
     is_waiting: bool = False
-    """For decisions."""
+    """The turn waits for decisions."""
 
 
 @dataclass(kw_only=True)
@@ -118,20 +118,20 @@ class LiveConversation:
 
     url: str
     path: str
-    """Of its stream."""
+    """The path of the conversation's stream."""
     screen: Screen
     after: str = "now"
     """The cursor of the last frame."""
     own: set[str] = field(default_factory=set[str])
-    """Runs that were begun here."""
+    """Runs that this command began."""
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
-    """By the id of each of their runs."""
+    """The turns, by the id of each of their runs."""
     tools: dict[str, str] = field(default_factory=dict[str, str])
     """The tools for whose calls a run waits, by the ids of the calls."""
     present: Record = field(default_factory=dict[str, object])
-    """What the conversation did when the reader had caught up."""
+    """The conversation's state when the reader had caught up."""
     failure: HoldfastError | None = None
-    """Why nothing more can be read."""
+    """Why the stream has ended."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -140,8 +140,8 @@ class LiveConversation:
         self._wait = FIRST_WAIT_S
 
     def find_place(self, server: Server) -> None:
-        """Finds out what the conversation does now, and where to follow it from: from here on, or from the beginning of
-        the run that is at work. Raises what the server answers."""
+        """Finds the conversation's present state, and the place to follow it from: now, or the beginning of the active
+        run. Raises the server's errors."""
         notes = (frame for frame in server.frames(f"{self.path}?after=now", None) if "cursor" not in frame)
         self.present = next(notes)["event_data"]
         notes.close()
@@ -149,15 +149,15 @@ class LiveConversation:
         if self.present["running"] is not None:
             turn, leg, _ = self.after.split(".")
             self.after = f"{turn}.{leg}.0"
-            self.own.add(self.present["running"])  # the history shows what it was asked
+            self.own.add(self.present["running"])  # the history shows the run's messages
 
     def start(self) -> None:
-        """Follows the conversation from its place on."""
-        # Nobody waits for the thread's end: it may be in the middle of a silence when the command ends.
+        """Follows the conversation from this place on."""
+        # The command does not wait for the thread's end: the thread may be in the middle of a silence then.
         threading.Thread(target=self._read, name="conversation", daemon=True).start()
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
-        """Returns when it is so. Raises why nothing more can be read."""
+        """Returns when `is_so` returns true. Raises `failure` if the stream has ended."""
         with self.changed:
             self.changed.wait_for(lambda: is_so() or self.failure is not None)
             if self.failure is not None and not is_so():
@@ -179,7 +179,7 @@ class LiveConversation:
             self.changed.notify_all()
 
     def _frames(self) -> Iterator[Record]:
-        """Yields what happens, over as many connections as it takes."""
+        """Yields the conversation's frames, over as many connections as needed."""
         with server_at(self.url) as server:
             while True:
                 try:
@@ -247,7 +247,7 @@ class LiveConversation:
             self._line(f"[{tool}: {_DECIDED[one['decision']]}{by}]", "dim")
         turn = self.turns.setdefault(run_id, Turn(0, run_id))
         turn.is_waiting = False
-        # If a run goes on with it, that run begins the turn again.
+        # If another run continues the turn, that run begins it again.
         turn.is_over = all(one["decision"] in ("cancelled", "expired") for one in decisions)
 
     def _line(self, text: str, style: str) -> None:
@@ -279,7 +279,7 @@ LONG_HISTORY = 200
 
 
 class Chat:
-    """One conversation: sends the person's messages, shows what everybody says there, asks for decisions."""
+    """One conversation: sends the person's messages, shows all messages in it, asks for decisions."""
 
     def __init__(self, server: Server, conversation: Conversation, url: str) -> None:
         self._server = server
@@ -305,12 +305,12 @@ class Chat:
         unfinished = (*filter(None, [present["running"]]), *present["queued"])
         for run_id in unfinished:
             hint(f"[{run_id} is not finished; following it]")
-        # From here on a thread prints, so what was said before is there already.
+        # From here on a thread prints, so the earlier messages are on the screen already.
         self._live.start()
         return all(self._follow(run_id) for run_id in unfinished) and self.ask()
 
     def ask(self) -> bool:
-        """Asks for the decisions that the agent waits for. False: the person left the run that then went on."""
+        """Asks for the decisions that the agent waits for. False: the person left the continuation."""
         waiting = self._conversation.waiting_approvals()
         if not waiting:
             return True

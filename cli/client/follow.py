@@ -68,7 +68,7 @@ class Transcript:
             self._console.file.flush()
 
     def _show_call(self, call: Record, *, waits: bool) -> None:
-        """Prints a call, which arrives whole or in pieces, of which the first has the name."""
+        """Prints a call, which arrives whole or in pieces. The first piece has the name."""
         if call.get("tool_call_id") != self._call or self._kind != "call":
             self.end()
             self._kind, self._call = "call", call.get("tool_call_id")
@@ -105,7 +105,7 @@ def _calls(frame: Record) -> list[Record]:
 
 
 def short(text: str) -> str:
-    """Returns the beginning of a long text, and how long it is."""
+    """Returns the beginning of a long text, and its length."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
@@ -210,7 +210,7 @@ CANCEL_REASON = "cancelled at the command line"
 
 
 class Follower:
-    """Shows runs as they go on, asks for decisions, and cancels or detaches on Ctrl-C."""
+    """Shows runs in progress, asks for decisions, and cancels or detaches on Ctrl-C."""
 
     def __init__(self, server: Server, *, as_json: bool = False) -> None:
         self._server = server
@@ -220,7 +220,7 @@ class Follower:
 
     def follow(self, run_id: str, after: int = 0) -> Record | None:
         """Returns the ended run, or its last continuation if the person made decisions here. None: the person left the
-        run, and it goes on."""
+        run, which continues."""
         while True:
             run = self._to_its_end(RunStream(self._server, run_id, after))
             if run is None or not waits(run):
@@ -241,7 +241,7 @@ class Follower:
         return run
 
     def _decided(self, run: Record) -> Record:
-        """Adds `continued_by`, the id of the run that goes on, if one does. The API reports a decided run as waiting
+        """Adds `continued_by`, the id of the continuation, if there is one. The API reports a decided run as waiting
         for ever."""
         continuation = continuation_of(self._server, run)
         if continuation is not None:

@@ -1,4 +1,4 @@
-"""`holdfast runs`: list, show, watch, cancel and steer runs, and settle what they have done."""
+"""`holdfast runs`: list, show, watch, cancel and steer runs, and settle their effects."""
 
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -53,7 +53,7 @@ def list_runs(
     status: Annotated[
         list[Status] | None, typer.Option(help="Only runs with this status; may be repeated (default: all).")
     ] = None,
-    stop_reason: Annotated[str | None, typer.Option(help="Only with this one, such as requires_approval.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only runs with this one, such as requires_approval.")] = None,
     parent: Annotated[str | None, typer.Option(metavar="RUN", help="Only runs that this run has started.")] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
@@ -137,7 +137,7 @@ EFFECT = (*EFFECTS, "settled_by_name", "settled_at", "idempotency_key")
 
 @commands.command(epilog="Example: holdfast runs effects run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11")
 def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """List the tool calls of a run, and how far each has come."""
+    """List the tool calls of a run, and the state of each."""
     with server_at(url) as server:
         found: list[Record] = server.get(f"/v1/runs/{segment(run)}/effects")
         print_all(found, EFFECTS, as_json=as_json, nothing="the run has called no tool")
@@ -149,12 +149,12 @@ def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFA
 def settle(
     run: RunArgument,
     call: Annotated[str, typer.Argument(metavar="CALL", help="The call's id, as `holdfast runs effects` shows it.")],
-    outcome: Annotated[Literal["happened", "did_not_happen"], typer.Argument(help="What you have found out.")],
-    result: Annotated[str | None, typer.Option(help="What the call has come to, if it happened.")] = None,
+    outcome: Annotated[Literal["happened", "did_not_happen"], typer.Argument(help="The outcome that you found.")],
+    result: Annotated[str | None, typer.Option(help="The result of the call, if it happened.")] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Record what became of a tool call whose outcome is unknown. It changes no conversation."""
+    """Record the real outcome of a tool call whose outcome is unknown. It changes no conversation."""
     if result is not None and outcome != "happened":
         raise InvalidRequest("--result is for a call that happened: leave it out")
     body: Record = {"outcome": outcome, "settled_by": user()}

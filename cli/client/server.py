@@ -83,7 +83,7 @@ class Server:
         raise ConnectionLost("the stream broke off")
 
     def events(self, path: str, *, silence_s: float = SILENCE_S) -> Generator[Record]:
-        """Yields the events of a stream that is only read, as far as it goes. Raises as `frames` does."""
+        """Yields the events of a GET stream until the connection ends. Raises as `frames` does."""
         for data in self._data("GET", path, silence_s):
             yield _decoded(data)
 
@@ -178,7 +178,7 @@ def _lines(chunks: Iterable[bytes]) -> Generator[str]:
 
 
 def _refuse(answer: httpx2.Response) -> None:
-    """Raises the error of an answer whose status is no success."""
+    """Raises the error of an answer without a status of success."""
     if answer.is_success:
         return
     said = f"{_said_by(answer)} (status {answer.status_code})"

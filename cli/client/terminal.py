@@ -1,4 +1,4 @@
-"""Prints what commands show: tables and text for people, JSON for programs."""
+"""Prints the output of commands: tables and text for people, JSON for programs."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ OWN_IDS = ("id", "call_id")
 """The columns that people copy: a row's own id is never wrapped."""
 
 WIDE = 500
-"""The width, in columns, of output that is no terminal, so that programs get whole lines."""
+"""The width, in columns, of output to a file or pipe, so that programs get whole lines."""
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -57,7 +57,7 @@ def confirm(question: str) -> None:
 
 
 def print_deleted(kind: str, found: Record, name: object, *, as_json: bool) -> None:
-    """Says that a record is deleted."""
+    """Prints that a record is deleted."""
     if as_json:
         print_json({"id": found["id"], "deleted": True})
     else:

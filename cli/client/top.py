@@ -55,7 +55,7 @@ def _print_each(server: Server, found: Record, interval: float) -> None:
 
 
 def _show_each(server: Server, live: Live, interval: float) -> None:
-    """Updates the screen until Ctrl-C. It shows the error of a server that does not answer, and asks again."""
+    """Updates the screen until Ctrl-C. It shows the error of a server that does not answer, and tries again."""
     while True:
         time.sleep(interval)
         try:

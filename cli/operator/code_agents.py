@@ -1,6 +1,6 @@
 """`holdfast agents check` and `holdfast agents replay`: they import a module of agents as a worker would.
 
-The log is silent meanwhile: what the module prints is none of the command's output.
+The log is silent meanwhile, and the module's own prints are no part of the command's output.
 """
 
 import asyncio
@@ -17,9 +17,8 @@ Record = dict[str, Any]
 
 
 def checked(module: str, python: str, env_file: str) -> Record:
-    """Imports the module in a host. Returns its agents, what is wrong with it, and what works otherwise than
-    its framework's documents say. Raises `InvalidRequest` if the host
-    cannot be started."""
+    """Imports the module in a host. Returns its agents, its faults, and the parts of its framework that work
+    differently here. Raises `InvalidRequest` if the host cannot be started."""
     _silence()
     [plan] = plans([module], python, env_file)
     return asyncio.run(_checked(plan))

@@ -109,7 +109,7 @@ async def run_migrate(settings: Settings, *, as_json: bool) -> None:
 
 
 async def run_prune(settings: Settings, *, dry_run: bool, as_json: bool) -> None:
-    """Deletes what is older than the settings keep, or only counts it."""
+    """Deletes rows that are older than the settings keep them, or only counts these rows."""
     report = _Report(dry_run=dry_run, as_json=as_json)
     database = await production_database(settings, answer_s=None if dry_run else ANSWER_S)
     stop = stop_signal()
@@ -153,7 +153,7 @@ async def _prune_runs(settings: Settings, database: Database, report: _Report, s
 
 
 async def _prune(retention: Retention, report: _Report, stop: asyncio.Event) -> None:
-    """Prunes until nothing is left, or until the process is asked to end."""
+    """Prunes until nothing is left, or until the process gets a signal to end."""
     total = Counter(runs=0)
     try:
         with shown_progress("holdfast prune: {:,} runs so far") as progress:
@@ -209,7 +209,7 @@ def _second(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
-# `holdfast budgets`: what each account of a day has used, and what is reserved for calls in progress.
+# `holdfast budgets`: the usage of each account on a day, and the amounts reserved for calls in progress.
 
 
 async def show_budgets(settings: Settings, *, project: str | None, day: str, as_json: bool) -> None:
@@ -266,7 +266,7 @@ class _Status:
     workers: bool | None
     """Whether at least one worker is alive. None: unknown, because Redis does not answer or refuses writes."""
     worker_count: int | None
-    """How many workers report themselves. A live one that has just started, or hangs, may be missing."""
+    """How many workers report themselves. A live worker that has just started, or hangs, may be missing."""
     sandboxes: list[SandboxTier]
     node: bool | None
 
@@ -427,8 +427,8 @@ async def _all(store: Store) -> AsyncGenerator[StoredSecrets]:
 
 
 async def _rotate_one(noun: str, store: Store, keys: SecretKeys, found: StoredSecrets) -> tuple[bool, bool]:
-    """Returns whether it re-encrypted a secret, and whether it could decrypt all of them. It reads an owner again that
-    another process changed meanwhile; running servers encrypt what they write."""
+    """Returns whether it re-encrypted a secret, and whether it could decrypt all of them. It reads an owner again if
+    another process changed it meanwhile; running servers encrypt the secrets that they write."""
     after, unreadable = keys.sealed_anew(found.owner_id, found.secrets)
     for error in unreadable:
         said = printable(f"holdfast secrets rotate: {noun} {found.owner_id}: {error.message}")

@@ -1,4 +1,4 @@
-"""The findings of `holdfast doctor`: one for each thing that it checks, with the fix if there is a problem."""
+"""The findings of `holdfast doctor`: one for each check, with the fix if there is a problem."""
 
 import os
 import tempfile
@@ -37,12 +37,12 @@ class Verdict(StrEnum):
 
     OK = "ok"
     WARN = "warn"
-    """It works, but an operator should look at it."""
+    """The checked part works, but an operator should look at it."""
     WRONG = "wrong"
 
 
 class Finding(NamedTuple):
-    """One thing that was checked."""
+    """The finding of one check."""
 
     verdict: Verdict
     subject: str
@@ -117,7 +117,7 @@ async def _finding(models: Models, provider: str, *, call: bool) -> Finding:
         return good(subject, "configured; --call also calls a model")
     handle = next((model.handle for model in MODELS if model.provider == provider), None)
     if handle is None:
-        return doubtful(subject, "configured, but none of its models is known", "try one with `holdfast agents create`")
+        return doubtful(subject, "configured, but its models are unknown", "try one with `holdfast agents create`")
     try:
         await _ask(models, handle)
     except ModelError as error:
@@ -233,8 +233,8 @@ def _disk(subject: str, folder: Path, least_mib: int, fix: str) -> Finding:
     return doubtful(subject, said, fix) if free < (1 - FULL) * size else good(subject, said)
 
 
-# The keys for agents' secrets: whether each process can decrypt what the others encrypt, and whether the stored secrets
-# can be decrypted.
+# The keys for agents' secrets: whether each process can decrypt the secrets of the other processes, and all stored
+# secrets.
 
 
 BATCH = 500
@@ -285,7 +285,7 @@ async def stored_secret_findings(settings: Settings, database: Database) -> list
 
 
 async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]:
-    """Checks whether the running processes have the same keys as one another, and as these settings. Raises
+    """Checks whether all running processes have the same keys, and whether these settings have them. Raises
     `Unavailable`."""
     presence = ProcessPresence(redis)
     living = [*await presence.workers(), *await presence.api_processes()]
@@ -298,8 +298,8 @@ async def shared_key_findings(settings: Settings, redis: Redis) -> list[Finding]
     here = {HERE: _keys(settings).fingerprints}
     if apart := list(_unreadable({**shown, **here})):
         fix = "run it with the processes' HOLDFAST_ENCRYPTION_KEY"
-        return [doubtful(subject, f"each of {len(shown)} reads what the others encrypt, but {apart[0]}", fix)]
-    return [good(subject, f"each of {len(shown)} reads what the others encrypt")]
+        return [doubtful(subject, f"each of {len(shown)} reads the secrets of the others, but {apart[0]}", fix)]
+    return [good(subject, f"each of {len(shown)} reads the secrets of the others")]
 
 
 def _keys(settings: Settings) -> SecretKeys:

@@ -1,6 +1,6 @@
 """The implementation of `holdfast keys`. It works on the database directly, so it needs no key and no running API.
 
-Standard output gets the new secret alone, so that a script can read it; all else goes to standard error.
+Standard output gets the new secret alone, so that a script can read it. All other lines go to standard error.
 """
 
 import getpass
@@ -26,7 +26,7 @@ from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.access.audit import Asker, asked_by
 
 COMMAND_LINE = "command-line"
-"""The creator of keys that were not made with another key."""
+"""The creator of keys that the command line makes."""
 
 
 def callback_secret_of(settings: Settings, project_id: ProjectId, *, as_json: bool) -> str:
@@ -40,7 +40,7 @@ def callback_secret_of(settings: Settings, project_id: ProjectId, *, as_json: bo
 
 @asynccontextmanager
 async def _issuing(settings: Settings) -> AsyncGenerator[KeyIssuer]:
-    """Yields an issuer on the settings' database. The audit log records this user for what the block does."""
+    """Yields an issuer on the settings' database. The audit log records this user for the acts of the block."""
     database, clock, ids = await production_database(settings), SystemClock(), IdMaker()
     try:
         with asked_by(Asker(key_id=COMMAND_LINE, key_name=_user(), at=clock.now(), ids=ids)):

@@ -138,7 +138,7 @@ def from_below(error: Unavailable) -> str:
 
 
 async def production_redis(settings: Settings) -> Redis:
-    """Returns a client of the settings' Redis. A process starts even if Redis does not answer, as it goes on when it
+    """Returns a client of the settings' Redis. A process starts even if Redis does not answer, as it continues when it
     loses Redis later. Raises `Unusable` if Redis refuses us, because then the settings are wrong."""
     require_redis(settings)
     redis = connect(settings.redis_url)

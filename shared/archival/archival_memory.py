@@ -1,9 +1,9 @@
 """Archival memory for agents and clients: stores passages and finds them.
 
 A passage is stored first and embedded later, outside of any transaction. If the model is away, only the vector is
-missing, and maintenance adds it later. A search asks each archive's model once for the query's vector; without it, it
-searches by words only. It combines the rankings by rank, because the scores of a word index and of a vector are not
-comparable.
+missing, and maintenance adds it later. A search requests the query's vector once from each archive's model; without a
+vector, it searches by words only. It combines the rankings by rank, because the scores of a word index and of a vector
+are not comparable.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ _TYPES: Mapping[int, ModelErrorType] = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ModelErrorType.BAD_REQUEST,
     HTTPStatus.UNPROCESSABLE_ENTITY: ModelErrorType.BAD_REQUEST,
 }
-"""Failures that are not the request's fault are an `ERROR`. So is a 404: the server may get the model later."""
+"""All other failures are an `ERROR`. So is a 404, because the server may get the model later."""
 
 
 class _Entry(msgspec.Struct):
@@ -208,8 +208,8 @@ class ArchivalMemory:
         return await self._embedded(stored)
 
     async def search(self, project_id: ProjectId, query: PassageQuery) -> list[FoundPassage]:
-        """The best passages for the query, the best first. Without a text: those that meet its conditions, the oldest
-        first. Raises `NotFound` and `Unavailable`."""
+        """The best passages for the query, the best first. Without a text: the passages that meet its conditions, the
+        oldest first. Raises `NotFound` and `Unavailable`."""
         models = await self.finder.models_of(project_id, query)
         if query.text is None:
             return [FoundPassage(passage) for passage in await self.finder.oldest(project_id, query)]
@@ -283,7 +283,7 @@ CALLS_OF_A_ROUND = 20
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingMaintenance:
-    """Adds missing vectors. One process of the fleet does it per interval; two at once do no harm."""
+    """Adds missing vectors. One process of the fleet does this per interval; two processes at once do no harm."""
 
     vectors: VectorStore
     client: EmbeddingClient
@@ -318,7 +318,7 @@ class EmbeddingMaintenance:
         return len(some)
 
     async def _one_by_one(self, model: str, some: Sequence[WaitingPassage], refusal: ModelError) -> int:
-        """A text that the model refuses must not prevent the vectors of the others."""
+        """Embeds each text alone: a text that the model refuses must not prevent the vectors of the other texts."""
         if len(some) > 1:
             return sum([await self._embed(model, [waiting]) for waiting in some])
         log.warning("passage_not_embedded", model=model, passage_id=some[0].id, error=refusal.facts)

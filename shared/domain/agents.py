@@ -55,7 +55,7 @@ class ModelOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sampling(self) -> dict[str, float]:
-        """How the next token is drawn, as far as it is chosen, under the names that every provider uses."""
+        """The chosen options for drawing the next token, under the names that every provider uses."""
         chosen = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in chosen.items() if value is not None}
 
@@ -64,23 +64,24 @@ CompactionMode = Literal["all", "sliding_window"]
 
 
 class CompactionOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a history is to be compacted."""
+    """The options of a compaction."""
 
     mode: CompactionMode = "sliding_window"
     """Summarise everything, or keep the newest turns as they are."""
     keep_share: float = 0.3
     """For a sliding window: how much of the context the kept turns may take up, from 0 to 1."""
     model: str | None = None
-    """Handle of the model that writes the summary. The run's own writes it when this is None or cannot be asked."""
+    """Handle of the model that writes the summary. None, or a model that cannot be called: the run's own model writes
+    it."""
     model_options: ModelOptions | None = None
-    """How that model is asked."""
+    """Options of the requests to that model."""
     prompt: str | None = None
     """Instructions for the model instead of our own."""
     acknowledged: bool = False
-    """The conversation follows an answer in which the model has agreed to summarise it: some models would go on with
-    the conversation otherwise."""
+    """The conversation follows an answer in which the model agrees to summarise it. Otherwise some models would
+    continue the conversation."""
     clip_chars: int | None = 50_000
-    """A longer summary is cut. None: it is not."""
+    """A longer summary is cut. None: no limit."""
 
 
 class WindowRules(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,7 +113,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     tags: list[str] = []
     metadata: dict[str, Any] | None = None
     tool_environment: dict[str, str] = {}
-    """Variables that the agent's tools see, as they are stored: encrypted where there is a key (`SecretKeys`)."""
+    """Variables that the agent's tools see, as they are stored: encrypted if there is a key (`SecretKeys`)."""
     timezone: str = "UTC"
     approval_expires_s: float | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
@@ -140,7 +141,7 @@ def refuse_large_parts(agent: Agent) -> None:
             named = _NAMES_ON_THE_WIRE.get(named, named)
             raise InvalidRequest(
                 f"{named} would make the agent too large: {size} bytes of JSON are more than the {LARGEST_PART} that "
-                "are allowed. Leave out what no run needs",
+                "are allowed. Leave out data that no run needs",
                 field=named,
             )
 
@@ -152,8 +153,8 @@ def _size(value: object) -> int:
 def requires_approval(agent: Agent, tool_name: str, default: bool | None) -> bool:
     """Whether a call of this tool waits for a person: the agent's own rule, else the tool's default.
 
-    The rule `requires_approval` on the agent switches it on; `approval_override` in `extra` (set by
-    `PATCH …/tools/approval/{name}`) decides in both directions.
+    The agent's rule `requires_approval` makes the calls wait; `approval_overrides` in `extra` (set by `PATCH
+    …/tools/approval/{name}`) decides in both directions.
     """
     override = agent.extra.get("approval_overrides", {}).get(tool_name)
     if override is not None:
@@ -229,8 +230,8 @@ _OWN_TAGS = ("memory_blocks", "memory_metadata", "description", "size", "value")
 
 
 def _ends_of_sections(labels: Collection[str]) -> re.Pattern[str]:
-    """The closing tags of the section, as a model may read them: letters of either size, and spaces inside. Any other
-    tag stays as it is, because agents keep code and pages in their memory."""
+    """Matches the closing tags of the section in any case and with spaces inside, because a model reads these as
+    closing tags, too. Other tags stay unchanged, because agents keep code and pages in their memory."""
     names = "|".join(map(re.escape, sorted({*_OWN_TAGS, *(_TAG_SIGNS.sub("_", label) for label in labels)})))
     # The number of spaces is limited, so that a text of spaces costs no more than another.
     return re.compile(rf"<\s{{0,8}}/(?=\s{{0,8}}(?:{names})\s{{0,8}}>)", re.IGNORECASE)
@@ -262,7 +263,7 @@ OVERRIDES = "approval_overrides"
 """Key of `Agent.extra`: tool name to whether its calls wait for a person.
 
 Calls of a tool may wait because of a `requires_approval` rule among the agent's tool rules, or because of this override
-for one tool. The one that a client set last counts.
+for one tool. If a client has set both, the later one counts.
 """
 
 
@@ -275,7 +276,7 @@ def with_default_approvals(agent: Agent, tools: Iterable[Tool]) -> Agent:
 
 
 def with_approval_override(agent: Agent, tool_name: str, *, required: bool) -> Agent:
-    """The agent with calls of `tool_name` waiting for a person, or not, whatever the tool's own default is."""
+    """The agent with an override: calls of `tool_name` wait for a person, or do not, whatever the tool's default is."""
     rules = [rule for rule in agent.tool_rules if not _asks(rule, tool_name)]
     if required:
         rules.append(_rule(tool_name))
@@ -283,7 +284,7 @@ def with_approval_override(agent: Agent, tool_name: str, *, required: bool) -> A
 
 
 def with_tool_rules(agent: Agent, rules: list[dict[str, Any]]) -> Agent:
-    """The agent with these rules instead of its own; overrides that they contradict fall away."""
+    """The agent with these rules instead of its own; overrides that contradict them are removed."""
     ruled = _ruled(rules)
     kept = {name: required for name, required in _overrides(agent).items() if required == (name in ruled)}
     return replace(agent, tool_rules=rules, extra=agent.extra | {OVERRIDES: kept})
@@ -325,8 +326,8 @@ def changed_secrets(
 ) -> dict[str, str]:
     """The secrets after a client has sent `given`.
 
-    An empty value, or None, leaves a stored one as it is. A name that is left out is removed, but only if the client
-    may see the values: other clients could not send them back. Raises `InvalidRequest`.
+    An empty value, or None, keeps the stored value. A name that is left out is removed, but only if the client may see
+    the values: other clients could not send them back. Raises `InvalidRequest`.
     """
     for name, value in given.items():
         if value and is_sealed(value):
@@ -342,7 +343,7 @@ def changed_secrets(
 
 FILE = "SKILL.md"
 DEFAULT_FOLDER = "${MEMORY_DIR}/skills"
-"""Where clients look for skills that say no location; they fill in the variable themselves."""
+"""The folder of skills without a location. Clients fill in the variable themselves."""
 
 
 class ClientSkill(msgspec.Struct, frozen=True):
@@ -354,7 +355,7 @@ class ClientSkill(msgspec.Struct, frozen=True):
 
 
 class Folder(msgspec.Struct):
-    """Folders and files, by name; a file with what it is about."""
+    """Folders and files, by name; each file with its description."""
 
     folders: dict[str, "Folder"] = msgspec.field(default_factory=dict[str, "Folder"])
     files: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -409,13 +410,13 @@ def _first_line(text: str) -> str:
 
 
 LONGEST_NAME = 100
-"""Characters of the name of a time zone."""
+"""Characters of a time zone's name."""
 
 
 def zone_of(timezone: str) -> tzinfo:
-    """The zone of this name; UTC where there is none, because agents may have any text as their timezone."""
+    """The zone of this name; UTC if there is no such zone, because agents may have any text as their timezone."""
     if len(timezone) > LONGEST_NAME:
-        return UTC  # it would be looked for among files
+        return UTC  # ZoneInfo would look for a file of this name
     try:
         return ZoneInfo(timezone)
     except (KeyError, ValueError, OSError):

@@ -21,7 +21,7 @@ from shared.domain.ids import AgentId, KeyId, ProjectId, is_id
 PREFIX = "holdfast_"
 SECRET_BYTES = 32
 SHOWN = len(PREFIX) + 4
-"""Characters of a secret by which people recognise it. They are 24 bits of 256."""
+"""Characters of a secret that people see and recognise it by: 24 of its 256 bits."""
 
 DEFAULT_GRACE_S = 24 * 3600
 LONGEST_GRACE_S = 30 * 24 * 3600
@@ -35,7 +35,7 @@ _CHECK = 6
 
 
 class Secret(NamedTuple):
-    """A new secret. `text` is shown once; the others are stored."""
+    """A new secret. `text` is shown once; the other fields are stored."""
 
     text: str
     digest: str
@@ -85,7 +85,7 @@ _ORDER = list(Level)
 _AGENT = "agent"
 
 MOST_AGENTS = 100
-"""Agents of one key."""
+"""The most agents of one key."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Scopes:
         return [self.level.value, *sorted(f"{_AGENT}:{agent}" for agent in self.agents)]
 
     def include(self, needed: Level) -> bool:
-        """Whether the level is enough."""
+        """Whether the key's level includes `needed`."""
         return _ORDER.index(self.level) >= _ORDER.index(needed)
 
 
@@ -152,7 +152,7 @@ MOST_NAME = 200
 
 
 def check_new_key(name: str, expires_at: datetime | None, now: datetime) -> None:
-    """Raises `InvalidRequest` for a key that makes no sense."""
+    """Raises `InvalidRequest` for an invalid name, and for an expiry in the past."""
     if not name.strip() or len(name) > MOST_NAME or not name.isprintable():
         raise InvalidRequest(f"a key needs a name of up to {MOST_NAME} printable characters: say who will use it")
     if expires_at is not None and expires_at <= now:

@@ -15,11 +15,11 @@ DENIED_BY_CANCEL = "The user cancelled the request, so the tool call was denied.
 DENIED_BY_EXPIRY = "Nobody decided in time, so the tool call was denied."
 
 EXPIRY = "expiry"
-"""The name under which the clock decides."""
+"""The name of the actor of decisions that the server makes because an approval has expired."""
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call that waits, or how it was decided."""
+    """A tool call that waits for a decision, or has one."""
 
     id: ApprovalId
     project_id: ProjectId
@@ -27,16 +27,16 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: ThreadId
     run_id: RunId
     message_id: MessageId
-    """The assistant's message that asks, as clients see it."""
+    """The assistant's message with the call, as clients see it."""
     tool_call_id: str
     tool_name: str
     arguments: str
     arguments_hash: str
-    """SHA-256 of the arguments as shown: a decision holds for these and no others."""
+    """SHA-256 of the arguments as shown: a decision is valid for these alone."""
     tool_version: str | None = None
     """The version of the tool as shown, likewise (`Tool.version`)."""
     client_side: bool
-    """The client runs the tool and brings its result."""
+    """The client runs the tool and sends its result."""
     asked_at: datetime
     expires_at: datetime | None = None
     on_expiry: Literal["keep", "deny", "cancel"] = "keep"
@@ -55,17 +55,17 @@ class WaitingCalls(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: AgentId
     thread_id: ThreadId
     message_id: MessageId
-    """The assistant's message that asks."""
+    """The assistant's message with the calls."""
     tool_call_ids: list[str]
     """The undecided calls, in their order."""
     approval_ids: list[ApprovalId]
     client_side: list[ApprovalId] = []
-    """The calls among them whose tools the client runs: it answers them with a result, and cannot approve them."""
+    """Those of the calls whose tools the client runs: it sends their results, and cannot approve them."""
 
 
 def waiting_calls(asked: Sequence[Approval]) -> WaitingCalls | None:
     """Returns the names of the undecided calls among the requests of one parked run; None if all are decided. Every
-    response that names them takes them from here."""
+    response with these names calls this function."""
     undecided = [approval for approval in asked if approval.decision is None]
     if not undecided:
         return None
@@ -87,11 +87,11 @@ def hash_of(arguments: str) -> str:
 
 
 class ReopenedTurn(NamedTuple):
-    """The turn of a run whose calls were decided before, for a run that goes on from there with other decisions."""
+    """The turn of a run whose calls were decided before, for a run that continues it with other decisions."""
 
     asked_by: RunId
     """The run that parked itself with these calls."""
     messages: Sequence[NewMessage]
-    """Its turn up to the answer with the calls, as copies."""
+    """Copies of its turn, up to the answer with the calls."""
     decisions: Mapping[ApprovalId, Decision]
-    """The decision on each of the calls that waited, by the request for it."""
+    """The decision on each call that waited, by the id of its approval."""

@@ -21,10 +21,10 @@ LARGEST_AGENT = 1_000_000
 def hello_of(
     run: Run, entries: Sequence[JournalEntry], history: Sequence[Message], state: Mapping[str, Any], attempt: int
 ) -> Frame:
-    """The first frame for the process of a body. `history` is that of the thread, without later turns.
+    """The first frame for the process of a body. `history` is the thread's, without later turns.
 
-    The input is what begins the turn. What came later, injected or with a decision, comes through the inbox, so that
-    the body begins with the same in every attempt.
+    The input is the messages that begin the turn. Later messages, injected or sent with a decision, come through the
+    inbox, so that the body begins with the same input in every attempt.
     """
     turn = [one for one in history if one.turn == run.turn]
     given = [shown for one in asked_in(turn, entries) for shown in for_body(one)]
@@ -45,7 +45,7 @@ def hello_of(
 
 def agent_for_body(run: Run, agent: Agent, blocks: Sequence[Block], tools: Sequence[Tool]) -> bytes:
     """The agent as its code sees it, as JSON: with the instructions of the request, and without its secrets. If it is
-    larger than `LARGEST_AGENT`, an object with `error`, which says so."""
+    larger than `LARGEST_AGENT`, an object with an `error` about that."""
     shown = {
         "id": agent.id,
         "name": agent.name,
@@ -100,14 +100,14 @@ def agent_in(entries: Sequence[JournalEntry]) -> Frame:
 
 
 def asked_in(turn: Sequence[Message], entries: Sequence[JournalEntry]) -> list[Message]:
-    """The messages with which a turn began: those before anything that its body has shown."""
+    """The messages that began a turn: those before the first answer of its body."""
     shown = next((place for place, one in enumerate(turn) if isinstance(one.body, AssistantMessage)), len(turn))
     taken = taken_from_inbox(entries)
     return [one for one in turn[:shown] if isinstance(one.body, UserMessage) and one.id not in taken]
 
 
 def came_later(turn: Sequence[Message], entries: Sequence[JournalEntry]) -> list[Message]:
-    """The messages of a turn that have come with decisions, and that its body has not taken from its inbox yet."""
+    """The messages of a turn that came with decisions, and that its body has not taken from its inbox yet."""
     known = taken_from_inbox(entries) | {one.id for one in asked_in(turn, entries)}
     return [one for one in turn if isinstance(one.body, UserMessage) and one.id not in known]
 

@@ -1,7 +1,7 @@
-"""Agents of operators' own code as workers show them, and which version of one may execute a run.
+"""Agents of operators' own code as workers report them, and the version of an agent that may execute a run.
 
-A run that began in a version goes on in it while a worker with that version lives. Code without a declared version has
-the empty text as its version, and any worker executes its runs.
+A run continues in the version in which it began while a worker with that version lives. Code without a declared version
+has the empty text as its version, and any worker executes its runs.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class ShownAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownVersion(NamedTuple):
-    """A version that workers have shown."""
+    """A version that workers have reported."""
 
     name: str
     """The name of the agent."""
@@ -41,10 +41,10 @@ class OwnVersions(NamedTuple):
     versions: Mapping[str, str] = {}
     """The versions of its agents, by their names."""
     stands_in: bool = False
-    """It also continues runs that began in other versions: no worker with theirs lives."""
+    """The worker also continues runs that began in other versions, because no worker with those versions lives."""
 
     def of(self, run: Run) -> str | None:
-        """The version in which this worker executes the run; None for a run of no such agent."""
+        """The version in which this worker executes the run; None if the run's agent has no code of its own."""
         return self.versions.get(run.options.code_agent, "") if run.options.code_agent is not None else None
 
     def refuse_others(self, run: Run) -> None:

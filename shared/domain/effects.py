@@ -1,8 +1,8 @@
 """The effects of a run: its tool calls, the state of each, and the verdict of a probe or a person on a lost call.
 
 A tool that was started and whose result was lost may or may not have had its effect. If the tool names a *probe*, the
-run's next owner asks that before it goes on. Otherwise the outcome stays unknown until a person settles the call. That
-does not change the conversation, in which the model has already read that the outcome is unknown.
+run's next owner calls the probe before it continues. Otherwise the outcome stays unknown until a person settles the
+call. That does not change the conversation, in which the model has already read that the outcome is unknown.
 
 Pure.
 """
@@ -24,18 +24,18 @@ from shared.domain.settling import CANCELLED_WHILE_RUNNING
 from shared.domain.tools import CUSTOM, PYTHON, Tool
 
 KEY_VARIABLE = "HOLDFAST_IDEMPOTENCY_KEY"
-"""The environment variable in which a call finds its key."""
+"""The environment variable that gives a call its key."""
 
 KEY_PARAMETER = "idempotency_key"
-"""The parameter in which a tool in Python, and a probe of an MCP server, find it."""
+"""The parameter that gives the key to a tool in Python, and to a probe of an MCP server."""
 
 PROBE = "_probe_"
 """The function `_probe_NAME` of a tool's source is the probe of the function `NAME`."""
 
 
 def effect_key(run_id: RunId, step_id: StepId | None, call_id: str) -> str:
-    """Returns the idempotency key of a call: the same in every attempt, and no other call ever has it. `step_id` is the
-    step that asked for the call, because some model servers use ids of calls again in each answer."""
+    """Returns the idempotency key of a call: the same in every attempt, and never that of another call. `step_id` is
+    the step that asked for the call, because some model servers repeat ids of calls in each answer."""
     return f"hf-{run_id}-{sha256(f'{step_id}/{call_id}'.encode()).hexdigest()[:16]}"
 
 
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
     result: Any = None
 
     def result_of(self, call: ToolCall, tool: Tool) -> ToolReturn:
-        """The call's result, in the form in which the tool's own would be shown."""
+        """The call's result, in the form of the tool's own results."""
         is_text, found = isinstance(self.result, str), self.result
         if is_text:
             text = found
@@ -59,12 +59,12 @@ class Verdict(msgspec.Struct, frozen=True):
             tool_name=call.name,
             status="success",
             text=text[: tool.return_char_limit],
-            is_text=is_text or tool.tool_type != CUSTOM,  # what an MCP server returns is text
+            is_text=is_text or tool.tool_type != CUSTOM,  # MCP servers return text
         )
 
 
 def verdict_of(text: str) -> Verdict | None:
-    """Reads what a probe has returned. None: it cannot tell."""
+    """Parses a probe's answer. None: the probe cannot tell."""
     try:
         return msgspec.json.decode(text, type=Verdict)
     except (msgspec.MsgspecError, RecursionError):
@@ -88,7 +88,7 @@ class SettledEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
-    """A start of a tool that is stored, with the result if it has not entered the history yet."""
+    """The stored start of a tool, with the result if that has not entered the history yet."""
 
     call_id: str
     tool_name: str
@@ -115,7 +115,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settled(effects: Iterable[Effect], settlements: Mapping[str, SettledEffect]) -> list[Effect]:
-    """Returns the effects with the verdicts on them, which are given by idempotency key."""
+    """Returns the effects with their verdicts, which `settlements` holds by idempotency key."""
     return [
         effect
         if (found := settlements.get(effect.idempotency_key)) is None
@@ -125,8 +125,8 @@ def settled(effects: Iterable[Effect], settlements: Mapping[str, SettledEffect])
 
 
 def effects_of_journal(run: Run, entries: Sequence[JournalEntry]) -> list[Effect]:
-    """Returns the tool calls of a turn with a journal. A call that was started and has no end when the run has ended is
-    unknown for ever."""
+    """Returns the tool calls of a turn with a journal. A call that was started and had not ended when the run ended
+    stays unknown for ever."""
     return [
         Effect(
             call_id=entry.call_id,
@@ -143,8 +143,8 @@ def effects_of_journal(run: Run, entries: Sequence[JournalEntry]) -> list[Effect
 
 
 def effects_of_messages(run: Run, turn: Sequence[Message], intents: Sequence[Intent]) -> list[Effect]:
-    """Returns the tool calls of a run in the order in which it came to them. `turn` are the messages of its turn: a run
-    that continues another one makes calls that the other's answer asked for."""
+    """Returns the tool calls of a run in the order in which it reached them. `turn` has the messages of the whole turn,
+    because a continuation makes calls that the parked run's answer asked for."""
     found: dict[str, Effect] = {}
     steps: dict[str, StepId | None] = {}
     by_clients: set[str] = set()
@@ -161,12 +161,12 @@ def effects_of_messages(run: Run, turn: Sequence[Message], intents: Sequence[Int
                 effect = _begun(run, message.step_id, result.tool_call_id, result.tool_name)
                 found[effect.idempotency_key] = _ended(effect, result, message.created_at)
     for intent in intents:
-        # An id may be used again in a later answer, and the intent of the earlier call is deleted then.
+        # A later answer may repeat an id; then the intent of the earlier call is deleted.
         begun = _begun(run, steps.get(intent.call_id), intent.call_id, intent.tool_name)
         found[begun.idempotency_key] = _started(found.get(begun.idempotency_key, begun), intent)
     was_started = by_clients | {intent.call_id for intent in intents}
     return [
-        # Of a call that was refused or denied, the result is an error, and nothing was started.
+        # A call that was refused or denied has an error as its result, and its tool was not started.
         replace(effect, state="not_started", ended_at=None)
         if effect.state == "failed" and run.pruned_at is None and effect.call_id not in was_started
         else effect

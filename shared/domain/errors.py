@@ -1,39 +1,39 @@
-"""Every error that Holdfast raises on purpose. The docstring is the default message; nothing here knows HTTP.
+"""The errors that Holdfast raises on purpose. The docstring is the default message; nothing here knows HTTP.
 
 HoldfastError
 ├── NotFound                    an id that this project does not have
-│   ├── UnknownModel                a name of OpenAI's dialect that is neither an agent nor a conversation
-│   └── UnknownHandle               a handle that is no model's
+│   ├── UnknownModel            a name of OpenAI's dialect that is neither an agent nor a conversation
+│   └── UnknownHandle           a handle of no known model
 ├── InvalidRequest              the request cannot be understood or makes no sense
-│   ├── InvalidCursor               a reader's place that no frame has
-│   ├── BlockTooLong                a block's value does not fit its limit
+│   ├── UnknownPrevious         an earlier response that cannot be continued
+│   ├── InvalidCursor           a cursor that no frame has
+│   ├── BlockTooLong            a block's value does not fit its limit
 │   ├── InvalidToolSource       a tool's source cannot be turned into a schema
 │   ├── UnknownTools            an agent is to get tools that the project does not have
 │   ├── NoPendingApproval       a decision, but nothing waits for one
 │   └── WrongToolCalls          a decision that does not cover exactly the waiting calls
-├── Conflict                    true request, wrong moment
-│   ├── NothingToCancel
-│   ├── NameTaken                a submission comes under the name of another one
+├── Conflict                    a valid request at the wrong time
+│   ├── NothingToCancel, AlreadyDecided, DecidedOtherwise, HistoryWentOn
+│   ├── NameTaken               the name of a submission belongs to another one
 │   ├── PendingApproval         a person must decide before this history can go on
 │   └── Busy                    another run of this conversation is active
 ├── LimitReached                a limit is used up for now (`limits.py`)
 ├── MoreInput                   a run that has taken in a message cannot end without answering it
-├── LogClosed                   nothing may be emitted behind the end of a log
+├── QuarantineRequired          only a worker without other runs may claim this run
+├── OtherVersion                the run needs a version of its code that this worker does not have
+├── LogClosed                   nothing may be emitted after the end of a log
 ├── LifecycleError
 │   ├── IllegalTransition       the table has no such move
 │   ├── DeletedRun              also a NotFound: a run that is gone, for its worker as for a client
 │   └── StaleFence              another worker has claimed the run since
-├── RunInterrupted              raised inside a run by what ends it from outside
-│   ├── CancelRequested
-│   ├── LeaseLost
-│   ├── RunTimeout
-│   ├── BudgetExceeded
-│   └── ShutdownRequested
-├── ModelError                  a model call that failed; says in which way
-├── McpServerUnavailable        a project's MCP server was not reached, or answers what is no answer
-├── UnreadableSecret            an agent's secret is encrypted, and its key is not here
+├── RunInterrupted              raised inside a run by an end from outside
+│   └── CancelRequested, LeaseLost, RunTimeout, BudgetExceeded, ShutdownRequested
+├── ModelError                  a failed model call, with the kind of its failure
+├── McpServerUnavailable        a project's MCP server was not reached, or sent an invalid answer
+├── McpSignInNeeded             the MCP server refuses requests until a person signs in
+├── UnreadableSecret            an agent's secret is encrypted, and this process lacks the key
 └── Unavailable                 a service that we need does not answer
-    └── Unusable                it is there, and does not serve us as it is set up: waiting does not help
+    └── Unusable                it is there, but its setup does not fit us: waiting does not help
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,12 +45,12 @@ from shared.domain.approvals import WaitingCalls
 
 # The codes of errors: every error that a client sees has one, in addition to its dialect's own name.
 #
-# A code is stable: a program may decide by it. Sentences may change. docs/errors.md shows the table, and a test
-# compares the two.
+# A code is stable: programs may depend on it. Sentences may change. docs/errors.md shows the table, and a test compares
+# the two.
 
 
 class ErrorCode(StrEnum):
-    """A code, and what its reader can do unless the error itself knows better."""
+    """A code, and advice for its reader unless the error itself brings better advice."""
 
     hint: str
 
@@ -71,21 +71,21 @@ class ErrorCode(StrEnum):
     BODY_TOO_LARGE = "body_too_large", "Send less in one request, or raise HOLDFAST_MAX_BODY_BYTES."
     BODY_TIMEOUT = "body_timeout", "Send the request again; a slow client needs a longer HOLDFAST_REQUEST_TIMEOUT."
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", "Send the body with the Content-Type that `message` names."
-    INVALID_HTTP = "invalid_http", "Use an HTTP/1.1 client: what arrived is no HTTP request."
+    INVALID_HTTP = "invalid_http", "Use an HTTP/1.1 client: the received bytes are no HTTP request."
     URL_TOO_LONG = "url_too_long", "Shorten the URL: 16 KiB are the most."
     HEAD_TOO_LARGE = "head_too_large", "Send fewer or shorter headers: 100 headers and 64 KiB are the most."
 
-    # Who asks, and how often.
+    # The caller, and the rate of its requests.
     MISSING_API_KEY = "missing_api_key", "Send `Authorization: Bearer <key>`."
     INVALID_API_KEY = "invalid_api_key", "Use a key of this server that has not ended: an operator makes one."
     INVALID_STREAM_TOKEN = "invalid_stream_token", "Ask for a new token: POST /v1/runs/{run_id}/stream-token."
     INVALID_PAGE_TOKEN = "invalid_page_token", "Ask for a new token: POST /v1/agents/{agent_id}/page-token."
     FORBIDDEN = "forbidden", "Use a key that has the scope which `message` names."
     FORBIDDEN_ORIGIN = "forbidden_origin", "Allow the name in HOLDFAST_ALLOWED_HOSTS, or set HOLDFAST_API_KEYS."
-    RATE_LIMITED = "rate_limited", "Wait for as many seconds as Retry-After says, then send the request again."
+    RATE_LIMITED = "rate_limited", "Wait for the seconds in Retry-After, then send the request again."
     TOO_MANY_CONNECTIONS = "too_many_connections", "Come again in some seconds, and use connections more than once."
 
-    # What it is about.
+    # The objects that the request names.
     NOT_FOUND = "not_found", "Check the id: it is wrong, deleted, or of another project than the key's."
     MODEL_NOT_FOUND = "model_not_found", "Give the id of an agent or of a conversation: GET /v1/agents lists agents."
     PREVIOUS_RESPONSE_NOT_FOUND = (
@@ -94,27 +94,27 @@ class ErrorCode(StrEnum):
     )
     PATH_NOT_FOUND = "path_not_found", "docs/api.md and /openapi.json list the paths."
     METHOD_NOT_ALLOWED = "method_not_allowed", "Use one of the methods in the Allow header."
-    NOT_IMPLEMENTED = "not_implemented", "docs/api.md lists what of Letta's API this server has."
+    NOT_IMPLEMENTED = "not_implemented", "docs/api.md lists the paths of Letta's API that this server has."
 
-    # What is in the way.
+    # The present state, which refuses the request.
     CONFLICT = "conflict", "Read the present state, and decide again."
     NOTHING_TO_CANCEL = "nothing_to_cancel", "Nothing: no run is active. GET /v1/runs shows how they have ended."
-    IDEMPOTENCY_CONFLICT = "idempotency_conflict", "Send what is new under a new otid or Idempotency-Key."
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict", "Send a new submission under a new otid or Idempotency-Key."
     PENDING_APPROVAL = "pending_approval", "Decide the calls that wait, or cancel their run."
     ALREADY_DECIDED = "already_decided", "Nothing: the first decision stands."
-    CONVERSATION_BUSY = "conversation_busy", "Wait for the run in `run_id`, cancel it, or say `if_busy`."
+    CONVERSATION_BUSY = "conversation_busy", "Wait for the run in `run_id`, cancel it, or send `if_busy`."
     RUN_CHANGED = "run_changed", "Read the run again, GET /v1/runs/{run_id}: it has moved on meanwhile."
 
-    # This server, and what it needs.
+    # This server, and the services that it needs.
     INTERNAL_ERROR = "internal_error", "Look into the server's log for the request's id, which is in X-Request-Id."
     MCP_SERVER_UNAVAILABLE = "mcp_server_unavailable", "Correct the MCP server's address or secrets, or wait for it."
-    MCP_SIGN_IN_NEEDED = "mcp_sign_in_needed", "Sign in: `holdfast mcp sign-in SERVER`, or what docs/mcp.md says."
+    MCP_SIGN_IN_NEEDED = "mcp_sign_in_needed", "Sign in: `holdfast mcp sign-in SERVER`, or as docs/mcp.md describes."
     SERVICE_UNAVAILABLE = "service_unavailable", "Send the request again when Retry-After has passed."
     SERVER_ENDING = "server_ending", "Ask again: another process, or this one's successor, answers."
-    LOG_GAP = "log_gap", "Read what the run has brought: GET /v1/runs/{run_id}/messages."
+    LOG_GAP = "log_gap", "Read the messages of the run: GET /v1/runs/{run_id}/messages."
     RUN_DELETED = "run_deleted", "Nothing: the run was deleted while it was read."
 
-    # How runs fail.
+    # Failures of runs.
     RUN_TIMEOUT = "run_timeout", "Give the agent less to do at once, or raise HOLDFAST_RUN_TIMEOUT."
     BUDGET_EXCEEDED = "budget_exceeded", "Raise the budget of the run, or let it do less."
     BODY_ERROR = (
@@ -128,8 +128,8 @@ class ErrorCode(StrEnum):
     LLM_RATE_LIMIT = "llm_rate_limit", "Wait, then send the message again, or raise the quota at the model's provider."
     LLM_AUTHENTICATION = "llm_authentication", "Correct the provider's key in the workers' settings."
     LLM_TIMEOUT = "llm_timeout", "Send the message again; a slow model needs a longer HOLDFAST_IDLE_TIMEOUT."
-    LLM_BAD_REQUEST = "llm_bad_request", "See in `detail` what the provider refuses: the model's settings or the input."
-    LLM_ERROR = "llm_error", "Send the message again; see in `detail` what the provider said."
+    LLM_BAD_REQUEST = "llm_bad_request", "Read in `detail` why the provider refuses the model's settings or the input."
+    LLM_ERROR = "llm_error", "Send the message again; `detail` has the text of the provider."
     CONTEXT_WINDOW_EXCEEDED = "context_window_exceeded", "Compact the history, or take a model with a larger window."
     INSTRUCTIONS_TOO_LONG = (
         "context_window_overflow_in_system_prompt",
@@ -179,7 +179,7 @@ class UnknownModel(NotFound):
 
 
 class UnknownHandle(NotFound):
-    """The handle that a request names is no model's."""
+    """The handle in the request is not the handle of a model."""
 
     field = "override_model"
 
@@ -197,13 +197,13 @@ class InvalidRequest(HoldfastError):
 
 
 class UnknownPrevious(InvalidRequest):
-    """The request names an earlier response from which nothing can go on."""
+    """The request names an earlier response that cannot be continued."""
 
     field = "previous_response_id"
 
 
 class InvalidCursor(InvalidRequest):
-    """The cursor has no form that a stream of this kind gives to its readers."""
+    """The cursor does not have the form of this kind of stream."""
 
 
 class BlockTooLong(InvalidRequest):
@@ -224,9 +224,9 @@ class UnknownTools(InvalidRequest):
     field = "tools"
 
     def __init__(self, names: Sequence[str], hints: Sequence[str] = ()) -> None:
-        # Programs look for these words, and go on without these tools.
+        # Programs look for these words, and continue without these tools.
         listed = ", ".join(map(repr, names))
-        what_to_do = " ".join([*hints, "GET /v1/tools lists what there is; PUT makes a tool."])
+        what_to_do = " ".join([*hints, "GET /v1/tools lists the project's tools; PUT makes a tool."])
         super().__init__(f"Tools not found by name: {{{listed}}}. {what_to_do}")
 
 
@@ -258,12 +258,12 @@ class NothingToCancel(Conflict):
 
 
 class NameTaken(Conflict):
-    """Something else was sent under this otid or Idempotency-Key: give what is new a new one."""
+    """Another submission has this otid or Idempotency-Key: give a new submission a new one."""
 
     def __init__(self, *, name: str, run_id: str) -> None:
         super().__init__(
-            f"Something else was sent under {name} (run {run_id}), and this was not sent: give what is new a new one, "
-            "or send again exactly what was sent first."
+            f"Another submission (run {run_id}) has {name}, so this one was refused: give a new submission a new one, "
+            "or repeat the first submission exactly."
         )
         self.run_id = run_id
 
@@ -284,11 +284,11 @@ class AlreadyDecided(Conflict):
 
 
 class DecidedOtherwise(Conflict):
-    """The call was decided before, and not in this way."""
+    """The call was decided before, in another way."""
 
 
 class HistoryWentOn(Conflict):
-    """A newer run has gone on from where the caller meant to go on."""
+    """A newer run has continued from the place where the caller meant to continue."""
 
 
 class Busy(Conflict):
@@ -318,7 +318,7 @@ class OtherVersion(HoldfastError):
         self.agent = agent
         self.version = version
         self.fence = fence
-        """Of the run, as it was refused."""
+        """The run's fence at the refusal."""
 
 
 class LogClosed(HoldfastError):
@@ -326,7 +326,7 @@ class LogClosed(HoldfastError):
 
 
 class LifecycleError(HoldfastError):
-    """A run cannot be moved like that."""
+    """The run's state does not allow this move."""
 
 
 class IllegalTransition(LifecycleError):
@@ -354,7 +354,7 @@ class RunInterrupted(HoldfastError):
 
 
 class CancelMode(StrEnum):
-    """What a cancel does with the work in progress."""
+    """The effect of a cancel on the work in progress."""
 
     INTERRUPT = "interrupt"
     """Stop now; the streamed part is stored, marked as partial."""
@@ -381,8 +381,8 @@ class RunTimeout(RunInterrupted):
 
 
 class BudgetExceeded(RunInterrupted):
-    """The run has used up its budget, or a share that it has with others. `room_at` is when the share is renewed; None
-    for the run's own, which is not."""
+    """The run has used up its budget, or one that it shares. `room_at` is the time when a shared budget is renewed;
+    None for the run's own, which is not renewed."""
 
     def __init__(self, message: str, *, room_at: datetime | None = None) -> None:
         super().__init__(message)
@@ -390,7 +390,7 @@ class BudgetExceeded(RunInterrupted):
 
 
 class ShutdownRequested(RunInterrupted):
-    """This worker is going away: the run goes on elsewhere."""
+    """This worker is shutting down: another worker continues the run."""
 
 
 class ModelErrorType(StrEnum):
@@ -460,7 +460,7 @@ class UnreadableSecret(HoldfastError):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the secret {name!r} cannot be read: {reason}")
         self.reason = reason
-        """Without the name, which is the agent's owner's."""
+        """It leaves out the secret's name, which belongs to the agent's owner."""
 
 
 class Unavailable(HoldfastError):
@@ -472,4 +472,4 @@ class Unavailable(HoldfastError):
 
 
 class Unusable(Unavailable):
-    """A service that Holdfast needs is there, but does not serve it as it is set up."""
+    """A service that Holdfast needs is there, but its setup does not fit Holdfast."""

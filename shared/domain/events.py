@@ -1,4 +1,4 @@
-"""The events of a run's log, one per entry. `log_writer` says how they are numbered.
+"""The events of a run's log, one per entry. `log_writer` numbers them.
 
 Events belong to no dialect: the API turns them into a client's frames. An event carries everything that its frame
 needs, so that a reader may begin anywhere. `at` is Unix time in milliseconds: two readers of one event see the same
@@ -9,21 +9,21 @@ ignore fields that they do not know. An event whose meaning changes gets a new t
 not know as `Unknown`, and pass its bytes on unchanged.
 
 The events of items (`Answered`, `ToolStarted`, `ToolEnded`, `CallDecided`) are written for runs whose dialect asks for
-them (`RunOptions.item_events`). Every entry has a number, and there are readers who count numbers: so the log of any
-other run has the entries that it would have without these events, and the same numbers.
+them (`RunOptions.item_events`). Every entry has a number, and some readers count numbers. So the logs of other runs
+have the entries and the numbers that they would have if these events did not exist.
 
-What a fold may rely on, wherever the log begins again, is cut, or ends:
+A fold may rely on these rules, wherever the log begins again, is cut, or ends:
 
 * A piece opens its item: text and reasoning by message and part, a call by its id. `Answered` closes every open item of
   the answer, and names the calls that no piece has shown. It comes before anything else of the same step.
 * Where `Answered` is missing, the answer was cut off: its items end with `StepRestarted`, which voids them, or with
   `Ended`. A `LogContinued` with an attempt continues an open text; no answer continues after its `Answered`. A `Gap`
-  may have swallowed any event: what was open before it stays so until one of these.
-* A tool that was started has ended with `ToolEnded`; where its worker was lost, or the run was stopped, with the result
-  in `ToolsReturned`, with `StepRestarted`, after which it may be started once more, or with `Ended`.
-* Each call of an answer, started or not, has its result in one `ToolsReturned`: of this run, or, where the run was
-  parked, of the run that continues it. That begins with a `CallDecided` for each call that a person has decided. A
-  parked run that is cancelled has none: its log had ended.
+  may have swallowed any event: items that were open before it stay open until one of these events.
+* A started tool ends with `ToolEnded`. If its worker was lost, or the run was stopped, it ends with the result in
+  `ToolsReturned`, with `StepRestarted`, after which it may be started once more, or with `Ended`.
+* Each call of an answer, started or not, has its result in one `ToolsReturned`: of this run, or, if it was parked, of
+  its continuation. The continuation's log begins with a `CallDecided` for each call that a person has decided. A parked
+  run that is cancelled has no `ToolsReturned`, because its log had ended.
 """
 
 from enum import StrEnum
@@ -40,7 +40,7 @@ FIRST_SEQ = Seq(1)
 
 
 AnsweredBy = Literal["worker", "client", "person"]
-"""Who gives a call its result: a worker, which runs its tool; the client; or a worker once a person has approved it."""
+"""The actor that gives a call its result: a worker, the client, or a worker once a person has approved the call."""
 
 AnswerReason = Literal["stop", "tool_calls", "length", "content_filter"]
 """Why an answer of the model ends. With the last two, the answer was cut off."""
@@ -84,8 +84,8 @@ class TextChunk(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
 
 
 class DataPart(msgspec.Struct, frozen=True, tag="data"):
-    """Data that the code of an agent shows beside its answer. It is in no history. If the
-    answer begins again, it is void and is emitted once more."""
+    """Data that the code of an agent shows beside its answer. It enters no history. If the answer begins again, the
+    data is void and is emitted once more."""
 
     at: int
     step_id: StepId
@@ -95,7 +95,7 @@ class DataPart(msgspec.Struct, frozen=True, tag="data"):
 
 
 class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults=True):
-    """A piece of a tool call (runs made for tokens only): first its name, then its arguments in pieces."""
+    """A piece of a tool call (only in runs that stream tokens): first its name, then its arguments in pieces."""
 
     at: int
     step_id: StepId
@@ -106,8 +106,8 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults
     part: int = 0
     needs_approval: bool = False
     answered_by: AnsweredBy | None = None
-    """In the piece with the call's name, unless the worker answers. In older logs always None: `needs_approval` and the
-    run's `client_tools` say it there."""
+    """Set in the piece with the call's name, unless the worker answers. Always None in older logs, where
+    `needs_approval` and the run's `client_tools` decide it."""
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
@@ -125,7 +125,7 @@ class ToolCalls(msgspec.Struct, frozen=True, tag="calls", omit_defaults=True):
 
 
 class AnsweredCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call of an answer that is whole."""
+    """A call of a complete answer."""
 
     call_id: str
     name: str
@@ -158,17 +158,17 @@ class ToolStarted(msgspec.Struct, frozen=True, tag="tool_started", omit_defaults
     call_id: str
     name: str
     arguments: str = ""
-    """Of a call that the run makes for the parked run that it continues, whose answer is in that run's log."""
+    """Only for a call that a continuation makes, because the answer with the call is in the parked run's log."""
 
 
 SHORT_RESULT = 1_000
-"""Characters of a result that `ToolEnded` repeats. No more than a result keeps when an answer's results have too much
-text together, so that both events say the same."""
+"""Characters of a result that `ToolEnded` repeats. A result keeps at least as many when an answer's results are too
+long together, so that both events have one text."""
 
 
 class ToolEnded(msgspec.Struct, frozen=True, tag="tool_ended", omit_defaults=True):
-    """The tool of a call has ended. Its result stands in `ToolsReturned`, which comes when all calls of the answer have
-    theirs, and here as well when it is short: a long one is not stored twice."""
+    """The tool of a call has ended. Its result is in `ToolsReturned`, which is written when all calls of the answer
+    have results. A short result is here as well; a long one is not stored twice."""
 
     at: int
     step_id: StepId | None
@@ -194,7 +194,7 @@ class CallDecided(msgspec.Struct, frozen=True, tag="decided", omit_defaults=True
     """The arguments with which the call is made, after the person's edits. Empty when it was denied."""
     approval_id: ApprovalId | None = None
     decided_by: str | None = None
-    """The actor, as the approval has it."""
+    """The actor, as stored in the approval."""
     reason: str | None = None
 
 
@@ -234,7 +234,7 @@ class InputDelivered(msgspec.Struct, frozen=True, tag="input", omit_defaults=Tru
     text: str
     otid: str | None = None
     role: str = "user"
-    """Of the message. One of the application (`system`) is for the model, so no stream shows it."""
+    """The role of the message. No stream shows messages of the application (`system`), which are for the model."""
 
 
 class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaults=True):
@@ -248,7 +248,7 @@ class CompactionBegan(msgspec.Struct, frozen=True, tag="compaction", omit_defaul
 
 
 class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True):
-    """A summary has replaced old messages, and the step goes on."""
+    """A summary has replaced old messages, and the step continues."""
 
     at: int
     message_id: MessageId
@@ -257,8 +257,8 @@ class Compacted(msgspec.Struct, frozen=True, tag="compacted", omit_defaults=True
 
 
 class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=True, kw_only=True):
-    """A worker continues a run that another one began, and begins its step again: the streamed parts of these messages
-    are void. It is the first event of that worker, or a later one if the model could not continue the shown text."""
+    """A worker continues another worker's run, and begins its step again: the streamed parts of these messages are
+    void. It is the first event of that worker, or a later one if the model could not continue the shown text."""
 
     at: int
     attempt: int
@@ -266,16 +266,16 @@ class StepRestarted(msgspec.Struct, frozen=True, tag="restarted", omit_defaults=
     follows: Seq
     """The last valid number before this one; events after it that a reader has seen are void."""
     lost_call: bool = False
-    """The owner before was lost, and so was its call of the model, whether or not anything was shown of the answer."""
+    """The previous owner was lost with its model call, whether or not readers have seen any of the answer."""
     lost_events: bool = False
-    """The owner before was lost, and so was the log in Redis: readers may have seen events after `follows` that are
-    stored nowhere."""
+    """The previous owner was lost, and so was the log in Redis: readers may have seen events after `follows` that no
+    store has."""
 
 
 class LogContinued(msgspec.Struct, frozen=True, tag="continued", omit_defaults=True):
     """The log continues under another fence, and nothing that was shown is void. Always the first event under that
-    fence: a worker continues an answer that another one began to show, a process ends a run whose worker is gone, or a
-    worker has used up the numbers of its fence."""
+    fence: a worker continues an answer that another worker began to show, a process ends a run whose worker is gone, or
+    a worker has used up the numbers of its fence."""
 
     at: int
     follows: Seq
@@ -296,14 +296,14 @@ class Gap(msgspec.Struct, frozen=True, tag="gap", omit_defaults=True):
 
 
 class StopReason(StrEnum):
-    """Why a run stopped. The values are what rows and logs have, the words of the dialect that was here first: others
-    would cost a migration of every row and log, and buy nothing. Each dialect has its own words for its clients."""
+    """Why a run stopped. Rows and logs contain these values, the words of the first dialect: other words would cost a
+    migration of every row and log, for no gain. Each dialect has its own words for its clients."""
 
     ANSWERED = "end_turn"
     ENDED_BY_RULE = "tool_rule"
     STEPS_USED_UP = "max_steps"
     TOKENS_USED_UP = "max_tokens_exceeded"
-    """The tokens of the answer, or of a budget."""
+    """The tokens of the answer, or of a budget, are used up."""
     PARKED = "requires_approval"
     CANCELLED = "cancelled"
     FAILED = "error"
@@ -319,7 +319,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stop", omit_defaults=True):
 
 
 class UsageReported(msgspec.Struct, frozen=True, tag="usage", omit_defaults=True):
-    """Tokens of the whole run. `estimated`: a call was cut off, so part of it was counted by us."""
+    """Tokens of the whole run. `estimated`: a call was cut off, so Holdfast counted a part of it."""
 
     at: int
     prompt_tokens: int = 0
@@ -398,14 +398,14 @@ def decode(entry: bytes) -> Event | Unknown:
     for decoder in (_decoder, _unknown_decoder):
         try:
             return decoder.decode(entry)
-        except ValueError:  # msgspec's own, and that of bytes that are no text
+        except ValueError:  # msgspec's error, and that of bytes that are not UTF-8
             continue
     return Unknown()
 
 
 def is_end(entry: bytes) -> bool:
     """Whether a log ends with this entry."""
-    # Asked of every batch, and true of one entry per log: most are not worth decoding.
+    # Every batch is checked, and one entry per log is the end: most entries need no decoding.
     return b'"end"' in entry and isinstance(decode(entry), Ended)
 
 
@@ -421,14 +421,14 @@ def follows_of(event: Event | Unknown) -> Seq | None:
 
 
 def child_key(event: ChildStarted | ChildWaits) -> str:
-    """The same for two events that say the same about a child."""
+    """Equal for two events that report the same state of a child."""
     if isinstance(event, ChildStarted):
         return f"started {event.run_id}"
     return f"waits {event.waiting.run_id}"
 
 
 def tool_ended(result: ToolReturn, step_id: StepId | None, at: int) -> ToolEnded:
-    """The event that a tool has ended with this result."""
+    """The event of a tool that has ended with this result."""
     is_short = len(result.text) <= SHORT_RESULT and result.parts is None
     text = result.text if is_short else None
     return ToolEnded(at, step_id, result.tool_call_id, result.status, len(result.text), text)

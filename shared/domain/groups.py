@@ -1,7 +1,7 @@
-"""Sleep-time groups: an agent, its sleep-time agents that think about its turns in the background, and when they do.
+"""Sleep-time groups: an agent, the sleep-time agents that think about its turns in the background, and their schedule.
 
-Both read the same memory blocks. The sleep-time agent gets a transcript of what the agent has heard and said since the
-last time, in a run of its own, and edits the blocks by its memory tools. Pure.
+They share the agent's memory blocks. A sleep-time agent gets a transcript of the agent's messages since the last time,
+in a run of its own, and edits the blocks with its memory tools. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from shared.domain.messages import (
 )
 
 SLEEPTIME: Literal["sleeptime"] = "sleeptime"
-"""The only kind of group: what a group's manager does with its agents."""
+"""The type of a group's manager. There is no other kind of group."""
 SLEEPTIME_AGENT = "sleeptime_agent"
 """The type of an agent that thinks while another one sleeps."""
 ENABLED = "enable_sleeptime"
@@ -36,7 +36,7 @@ RUN_TYPE = "sleeptime_agent_send_message_async"
 
 DEFAULT_FREQUENCY = 5
 MOST_TURNS = 1000
-"""The largest frequency: at most so many turns are in one transcript."""
+"""The largest frequency, and so the most turns in one transcript."""
 MOST_SLEEPERS = 10
 """The most sleep-time agents of one group."""
 BEFORE_FIRST = -1
@@ -49,14 +49,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     id: GroupId
     project_id: ProjectId
     manager_agent_id: AgentId
-    """The agent about whose turns the others think. It manages one group at most."""
+    """The agent about whose turns the sleep-time agents think. It manages one group at most."""
     agent_ids: list[AgentId] = []
     """The sleep-time agents, in the order in which they start."""
     description: str = ""
     frequency: int | None = DEFAULT_FREQUENCY
-    """They start after every n-th turn; None: after every one; 0: never."""
+    """The sleep-time agents start after every n-th turn; None: after every turn; 0: never."""
     turns_counter: int | None = None
-    """The number of the last turn that was counted, modulo `frequency`: 0 has started them. None: turns are not
+    """The number of the last turn that was counted, modulo `frequency`; at 0 the agents start. None: turns are not
     counted."""
     last_message_id: MessageId | None = None
     """The last message in their newest transcript."""
@@ -73,7 +73,7 @@ def first_counter(frequency: int | None) -> int | None:
 
 
 def refuse_group(group: Group) -> None:
-    """Raises `InvalidRequest` for a group that could not work, whatever agents there are."""
+    """Raises `InvalidRequest` for a group that could not work with any agents."""
     if group.manager_agent_id in group.agent_ids:
         raise InvalidRequest(
             f"agent_ids: agent {group.manager_agent_id} manages the group, so it cannot be one of its agents",
@@ -101,10 +101,10 @@ def count_turn(frequency: int | None, counter: int | None) -> Counted:
 
 
 class Sleeper(NamedTuple):
-    """A sleep-time agent that is to be made for an agent, and what is made with it."""
+    """A sleep-time agent to be created for an agent, and the block, message and group to be created with it."""
 
     agent: Agent
-    """Without blocks: it gets its agent's, and `persona`."""
+    """It has no blocks yet: it gets its agent's, and `persona`."""
     persona: Block
     system_message_id: MessageId
     group: Group
@@ -169,7 +169,7 @@ LEFT_OUT = "[The beginning of the transcript is left out: it is too long.]"
 
 
 def transcript(said: Sequence[Message]) -> str:
-    """The message to a sleep-time agent: what was said, as text. The oldest parts are left out if it is too long."""
+    """The message to a sleep-time agent: the conversation as text. The oldest parts are left out if it is too long."""
     lines, room = list[str](), LONGEST_TRANSCRIPT
     for line in reversed([line for message in said for line in _lines(message.body)]):
         room -= len(line) + 1
@@ -193,7 +193,7 @@ def _lines(body: MessageBody) -> Iterator[str]:
             decided = [decision for decision in body.decisions if decision.kind == "approval"]
             yield from (_decision(approve=decision.approve, reason=decision.reason) for decision in decided)
         case _:
-            pass  # instructions and summaries: nobody has said them in these turns
+            pass  # instructions and summaries were not said in these turns
 
 
 def _lines_of_answer(answer: AssistantMessage) -> Iterator[str]:
@@ -228,7 +228,7 @@ class EndedTurn(NamedTuple):
     thread_id: ThreadId
     turn: int
     cause_id: RunId | MessageId
-    """The run that has ended; the last message of a turn that no run has had."""
+    """The run that has ended, or the last message of a turn without a run."""
     submitted_by: str | None
     """The API key whose budget pays for what the turn starts."""
     counts: bool
@@ -246,10 +246,10 @@ class DueTurns(NamedTuple):
     """The turns, in the order in which they ended."""
 
     def key(self, agent_id: AgentId) -> str:
-        """Names the run that one of the agents has for these turns."""
+        """The name of one agent's run for these turns."""
         return start_key(self.group.id, self.cause_id, agent_id)
 
 
 def start_key(group_id: GroupId, cause_id: RunId | MessageId, agent_id: AgentId) -> str:
-    """Names the run of a sleep-time agent that a turn has started: there is one."""
+    """The name of the one run that a turn starts of a sleep-time agent."""
     return f"sleep:{group_id}:{cause_id}:{agent_id}"

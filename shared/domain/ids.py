@@ -24,8 +24,8 @@ ToolId = NewType("ToolId", str)
 WebhookId = NewType("WebhookId", str)
 
 ThreadId = NewType("ThreadId", str)
-"""The history that a run reads and extends: a conversation's id, the agent's own id for its default history, or the id
-of the run that began it, for one that no conversation holds."""
+"""The history that a run reads and extends: a conversation's id, the agent's own id for its default history, or,
+outside of conversations, the id of the run that began the history."""
 
 Fence = NewType("Fence", int)
 """Grows with every claim of a run; SQL and the log refuse a write with an old one."""
@@ -95,11 +95,11 @@ class IdMaker:
         return ToolId(self._make("tool"))
 
     def tool_call(self) -> str:
-        """The id of a call that no model gave one."""
+        """The id of a call that has none from a model."""
         return self._make("call")
 
     def mcp_session(self) -> str:
-        """A name for a client that has begun with a handshake."""
+        """The name of the session of an MCP client that began with a handshake."""
         return self._make("mcp_session")
 
     def mcp_server(self) -> McpServerId:

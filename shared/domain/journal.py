@@ -1,8 +1,8 @@
-"""The journal of a turn: the calls of its body that cannot be computed again, and how far a replay has come in it.
+"""The journal of a turn: the calls of its body that cannot be computed again, and the position of a replay in it.
 
 The state of a run with a body of an operator's own code is its journal. After a crash, a hand-over or a decision the
-body is executed again from its beginning, and takes from the journal what it has done before. An entry answers a call
-of the same branch, kind, name and content, never one that only stands at the same place.
+body is executed again from its beginning, and takes the results of its earlier calls from the journal. An entry answers
+a call of the same branch, kind, name and content, never a call that only has the same position.
 
 Pure: `Replay` matches, and its caller stores.
 """
@@ -20,16 +20,17 @@ EntryKind = Literal["step", "model", "answer", "tool", "approval", "inbox", "sle
 `agent`: no call, but the agent as it was when the turn began."""
 
 EntryState = Literal["started", "done", "failed", "unknown"]
-"""`unknown`: it was started, and its end was lost."""
+"""`unknown`: the call was started, and its end was lost."""
 
 ANSWERS = "models/"
-"""The branch of answers of the worker's models. No task of the body has it, and a replay need not ask for them."""
+"""The branch of answers of the worker's models. No task of the body has it, and a replay need not request its
+entries."""
 
 GIVEN = "given/"
 """The branch of entries that the body gets without a call, such as the agent."""
 
 ANY = "*"
-"""The hash of an entry that answers a call of any content: that of a tool that ran before its turn began anew."""
+"""The hash of an entry that answers a call of any content: a call that was made before its turn began anew."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: EntryKind
     name: str
     branch: str
-    """The task, and the call around it, that has made the call. Empty: the body itself."""
+    """The task that made the call, and the call around the task. Empty: the body itself."""
     ordinal: int
     """Its place among the calls of its branch with this kind and name."""
     hash: str
@@ -63,12 +64,12 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def call_id(self) -> str:
-        """The id under which clients see a call: the same for ever, as its key."""
+        """The id under which clients see a call. It never changes, because it is a hash of the idempotency key."""
         return f"call-{sha256(self.idempotency_key.encode()).hexdigest()[:24]}"
 
 
 class BodyChanged(Exception):
-    """The code asks for something else than the journal has."""
+    """The code makes another call than the journal has."""
 
 
 class Replay:
@@ -78,7 +79,7 @@ class Replay:
         self.journal = journal
         self.entries: dict[str, JournalEntry] = {entry.slot: entry for entry in entries}
         self._left: dict[str, _LeftInBranch] = defaultdict(_LeftInBranch)
-        """By branch: the entries that no call of the present execution has taken."""
+        """The entries that no call of the present execution has taken, by branch."""
         self._last = 0
         self._ordinals: Counter[str] = Counter()
         for entry in sorted(self.entries.values(), key=lambda entry: entry.number):
@@ -97,7 +98,7 @@ class Replay:
         return self.entries[known.slot], True
 
     def begin_answer(self, model: str, content: str, now: datetime) -> JournalEntry:
-        """Returns a new entry for an answer of this model. Its caller has looked for one that it could take."""
+        """Returns a new entry for an answer of this model. Its caller has found no recorded answer to take."""
         entry = self._new("answer", model, ANSWERS, content, now)
         self.entries[entry.slot] = entry
         return entry
@@ -133,8 +134,8 @@ class Replay:
 
 
 class _LeftInBranch:
-    """The entries of one branch that no call has taken, in order. A turn may have thousands, so none is looked at twice
-    for one call."""
+    """The entries of one branch that no call has taken, in order. A turn may have thousands, so one call looks at no
+    entry twice."""
 
     def __init__(self) -> None:
         self._by_call: dict[tuple[str, str], deque[JournalEntry]] = {}
@@ -143,7 +144,7 @@ class _LeftInBranch:
         self._by_call.setdefault((entry.kind, entry.name), deque()).append(entry)
 
     def take(self, kind: str, name: str, content: str) -> JournalEntry | None:
-        """Takes the first entry of this kind, name and content out."""
+        """Removes and returns the first entry of this kind, name and content."""
         left = self._by_call.get((kind, name), deque())
         place = next((place for place, entry in enumerate(left) if entry.hash in (content, ANY)), None)
         if place is None:
@@ -155,7 +156,7 @@ class _LeftInBranch:
         return taken
 
     def first(self) -> JournalEntry | None:
-        """The first entry that answers no call of any content."""
+        """The first entry that answers calls of one content alone."""
         recorded = (next((entry for entry in left if entry.hash != ANY), None) for left in self._by_call.values())
         return min((one for one in recorded if one is not None), key=lambda entry: entry.number, default=None)
 

@@ -3,16 +3,16 @@
 Theory of operation
 -------------------
 The API creates a run, and a worker claims it and runs its steps. A worker may also claim a run that is running already:
-its last owner died, handed it over, or lost its lease. Then the fence grows, and SQL and the log refuse what the last
-owner still writes. A run leaves `running` in exactly one of four ways. It is completed, failed or cancelled; or it is
+its last owner died, handed it over, or lost its lease. Then the fence grows, and SQL and the log refuse later writes of
+the last owner. A run leaves `running` in exactly one of four ways. It is completed, failed or cancelled; or it is
 *parked*: it waits for a person to decide a tool call, and no worker has it. The decision closes the parked run as
 completed (its stream ended when it was parked) and starts its continuation, a new run.
 
 A request to cancel is not a status. It is a fact on the run (`cancel_requested_at`), recorded before it is announced.
 The run's owner at that time applies CANCEL, once.
 
-Terminal statuses have no way out. `run_store.apply` compiles this table into `WHERE status IN (…) AND fence = …`. So
-two owners cannot both win, and the late one gets an error that says why (`StaleFence`, `IllegalTransition`).
+Terminal statuses have no way out. `rows.apply` compiles this table into `WHERE status IN (…) AND fence = …`. So two
+owners cannot both win, and the later one gets an error with the reason (`StaleFence`, `IllegalTransition`).
 """
 
 from enum import StrEnum
@@ -21,7 +21,7 @@ from shared.domain.errors import IllegalTransition
 
 
 class RunStatus(StrEnum):
-    """Where a run is in its life."""
+    """The status of a run."""
 
     CREATED = "created"
     """Accepted and stored; no worker has begun."""
@@ -61,7 +61,7 @@ TRANSITIONS: dict[tuple[RunStatus, RunTrigger], RunStatus] = {
 TERMINAL = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
 ACTIVE = frozenset(RunStatus) - TERMINAL
 STREAM_ENDED = TERMINAL | {RunStatus.AWAITING_APPROVAL}
-"""Statuses in which the run's stream has ended: a parked run says `requires_approval` and its stream is over."""
+"""Statuses in which the run's stream has ended: a parked run's stream ends with `requires_approval`."""
 
 
 def next_status(status: RunStatus, trigger: RunTrigger) -> RunStatus:

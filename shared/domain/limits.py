@@ -1,4 +1,4 @@
-"""How much one project, and one key of it, may ask of a deployment that others use too.
+"""The limits on the use of a shared deployment by one project, and by one key of it.
 
 0 means no limit. A refusal names the limit, its setting and when to retry.
 """
@@ -15,7 +15,7 @@ from shared.domain.ids import ProjectId
 from shared.domain.runs import Run, Usage
 
 BURST_S = 2.0
-"""A burst may have as many requests as so many seconds allow."""
+"""A burst may have as many requests as are allowed in this number of seconds."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
@@ -66,12 +66,12 @@ class ProjectLimits:
         return self._own.get(project_id, self._each)
 
     def own_in_flight(self) -> dict[str, int]:
-        """How many runs projects with their own limits may have in flight."""
+        """The most runs in flight of each project with a limit of its own."""
         return {project: limits.runs_in_flight for project, limits in self._own.items()}
 
 
 def parse_own_limits(text: str) -> dict[ProjectId, OwnLimits]:
-    """Reads `{"project": {"readers": 10}}`. Raises `ValueError` with what is wrong."""
+    """Reads `{"project": {"readers": 10}}`. Raises `ValueError`, which says what is wrong."""
     try:
         return msgspec.json.decode(text, type=dict[ProjectId, OwnLimits]) if text.strip() else {}
     except msgspec.MsgspecError as error:
@@ -84,12 +84,12 @@ def _with_own(each: Limits, own: OwnLimits) -> Limits:
     return msgspec.structs.replace(each, **said)
 
 
-# What runs may use, and how accounts pay for a call: its amount is reserved before the call, and charged when its
-# tokens are known.
+# The budgets of runs, and the accounts that pay for a call: its amount is reserved before the call, and charged when
+# its tokens are known.
 #
 # An account is the share of an agent, a key or a project for one day, by UTC. A reservation belongs to a run, which
-# makes one call of a model at a time. What a run has used is written with its usage, in the same transaction, so the
-# two cannot disagree, whichever process dies in between. No I/O.
+# makes one call of a model at a time. A run's amount is written with its usage, in one transaction, so the two cannot
+# disagree, whichever process dies. No I/O.
 
 
 NANO = 1_000_000_000

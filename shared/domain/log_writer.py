@@ -2,8 +2,8 @@
 
 A number belongs to a fence: `(fence - 1) * 1_000_000 + n`. So two owners of a run can never give one number to two
 events, whatever Redis, a replica or a backup has forgotten, and no store has to remember which numbers were given. A
-run that was never handed over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner says
-which number it follows.
+run that was never handed over counts 1, 2, 3 …, because its only fence is 1. The first event of every later owner
+contains the number that it follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,21 +20,21 @@ KEPT_FREE = 10_000
 """A writer requests a new fence when it has fewer numbers left than this."""
 
 KEPT_FOR_END = 1_000
-"""Numbers that only the end of the log may use: results of open calls, and why the run has ended."""
+"""Numbers that only the end of the log may use: results of open calls, and the reason for the run's end."""
 
 Entries = list[tuple[Seq, bytes]]
 """Entries of a log with their numbers, in order."""
 
 
 class LogTail(NamedTuple):
-    """Entries with consecutive numbers; the first one's is `first`."""
+    """Entries with consecutive numbers, which begin with `first`."""
 
     first: Seq
     entries: Sequence[bytes]
 
     @property
     def last(self) -> Seq:
-        """The last one's number; `first - 1` when there are none."""
+        """The number of the last entry; `first - 1` if there are none."""
         return Seq(self.first + len(self.entries) - 1)
 
     def behind(self, seq: Seq) -> "LogTail":
@@ -54,12 +54,12 @@ def _last_free(fence: Fence) -> int:
 
 
 def continues(last: Seq, seq: Seq, entry: bytes) -> bool:
-    """Whether a reader that has `last` may deliver this entry next. It may when the entry has the next number, or is
-    the first one of an owner that continues from a number which the reader has. What the reader has seen after that
-    number is void."""
+    """Whether a reader that has `last` may deliver this entry next. It may if the entry has the next number, or is the
+    first one of an owner that continues from a number which the reader has. Entries that the reader has seen after that
+    number are void."""
     if seq == last + 1:
         return True
-    # Only the first number of a fence jumps. In logs that were written before numbers belonged to fences, gaps do too.
+    # Only the first number of a fence jumps. In logs from before numbers belonged to fences, gaps do so, too.
     follows = follows_of(decode(entry))
     return follows is not None and follows <= last < seq
 
@@ -74,7 +74,7 @@ def unbroken(last: Seq, entries: Entries) -> Entries:
 
 
 def of_bytes(entries: Entries, most: int) -> Entries:
-    """The first entries that have `most` bytes together; the first one in any case."""
+    """The first entries that have at most `most` bytes together, but at least the first one."""
     left = most
     for position, (_, entry) in enumerate(entries):
         left -= len(entry)
@@ -96,8 +96,8 @@ class LogWriter:
     """One owner's part of a log.
 
     The owner may emit events before `begin`, which reports the entries that the log has already; until then there is
-    nothing to send or store. With `stores_first`, an entry may be sent only when SQL has it. `kept_free` says how many
-    numbers before its last one the owner wants a new fence.
+    nothing to send or store. With `stores_first`, an entry may be sent only when SQL has it. The owner wants a new
+    fence when `kept_free` numbers are left.
     """
 
     def __init__(self, fence: Fence, *, stores_first: bool = False, kept_free: int = KEPT_FREE) -> None:
@@ -111,7 +111,7 @@ class LogWriter:
         self._last_free = _last_free(fence)
         self._stored = Seq(start - 1)
         self._sent = Seq(start - 1)
-        # The opening entry has the first number, also when others were emitted before it.
+        # The opening entry has the first number, even if other entries were emitted before it.
         self._first = Seq(start + self._opens)
         self._entries: list[bytes] = []
         self._closed = False
@@ -177,7 +177,7 @@ class LogWriter:
         self._drop()
 
     def was_sent(self, up_to: Seq) -> None:
-        """Redis has every entry up to this number; those that it lacks, SQL has."""
+        """Redis has every entry up to this number, or SQL has those that Redis lacks."""
         self._sent = max(self._sent, up_to)
         self._drop()
 

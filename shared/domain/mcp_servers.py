@@ -19,10 +19,10 @@ Transport = Literal["streamable_http", "sse", "stdio"]
 THE_GRANT = "oauth"
 """The name of the secret that is a sign-in's `Grant`."""
 SOURCE = "mcp"
-"""The key of a tool's metadata that has the tool's place at its server."""
+"""The key of a tool's metadata that holds its `ToolSource`."""
 IDEMPOTENCY_KEY: Final = "holdfast/idempotencyKey"
 """The key of a request's `_meta` that has the client's name for its call. A server that supports it answers a repeated
-call like the first one. Holdfast does so as a server, and names its own calls as a client."""
+call like the first one. Holdfast supports it as a server, and names its own calls as a client."""
 NAMES_PROBE: Final = "holdfast/probe"
 """The key of a tool's `_meta` under which the server names the tool's probe."""
 HINTS = "mcp_hints"
@@ -52,7 +52,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     scope: str | None = None
     token_endpoint: str
     resource: str | None = None
-    """The server that the tokens are for, if the authorization server asks for that (RFC 8707)."""
+    """The server that the tokens are for, if the authorization server requires it (RFC 8707)."""
     authorization_server: str | None = None
     client: dict[str, Any]
     """The registration of this deployment at the authorization server."""
@@ -71,7 +71,7 @@ class SignInRequest(msgspec.Struct, frozen=True, kw_only=True):
     scope: str | None = None
     authorization_server: str | None = None
     issuer: str | None = None
-    """The name of the authorization server that the browser's return may have."""
+    """The name of the authorization server, which the browser's return may contain."""
     names_issuer: bool = False
     """The authorization server always sends its name there."""
     client: dict[str, Any]
@@ -89,7 +89,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignInSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A begun sign-in at a server, as stored: for minutes, and for one return of a browser."""
+    """A begun sign-in at a server, as stored. It is valid for minutes, and for one return of a browser."""
 
     id: McpSignInId
     project_id: ProjectId
@@ -125,7 +125,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """Encrypted values by their names: the token, `header:NAME` of each further header, `env:NAME` of each variable,
     and `oauth`, the `Grant` of a sign-in."""
     sign_in: SignIn | None = None
-    """None: no person has signed in at the server, and it has not asked for that."""
+    """None: no person has signed in at the server, and the server has not demanded it."""
     refreshed_at: datetime | None = None
     """When the project last imported the server's tools."""
     problem: str = ""
@@ -151,7 +151,7 @@ class PendingSignIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """How one server is reached, its secrets decrypted. Equal targets may share a connection."""
+    """The data to reach one server, with its secrets decrypted. Equal targets may share a connection."""
 
     project_id: ProjectId
     server_id: McpServerId
@@ -170,7 +170,7 @@ class RemoteProbe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tool_name: str
     """Its name at the server."""
     parameters: list[str] = []
-    """The parameters that it shares with the other tool, and `idempotency_key` if it has that one."""
+    """The parameters that it shares with the other tool, and `idempotency_key` if it has that parameter."""
     problem: str = ""
     """Why it cannot be used. Empty: it can."""
 
@@ -183,7 +183,7 @@ class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: dict[str, Any] = {}
     """JSON Schema of the arguments."""
     read_only: bool | None = None
-    """`readOnlyHint`: the tool changes nothing. None: the server does not say."""
+    """`readOnlyHint`: the tool changes nothing. None: unknown."""
     destructive: bool | None = None
     """`destructiveHint`."""
     idempotent: bool | None = None
@@ -205,7 +205,7 @@ class RemoteResult(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """Valid text, cut with a note where the server sent more than the limit."""
     is_error: bool = False
-    """The tool failed, by its own account."""
+    """The tool itself reports that it failed."""
     images: list[RemoteImage] = []
 
 
@@ -224,7 +224,7 @@ def source_metadata(source: ToolSource) -> dict[str, Any]:
 
 
 def tool_source(tool: Tool) -> ToolSource | None:
-    """Returns where the tool is run. None if it is not an MCP server's, or its metadata does not say."""
+    """Returns where the tool is run. None if it is not an MCP server's, or its metadata lacks the place."""
     if tool.tool_type != MCP_TYPE:
         return None
     try:

@@ -29,7 +29,7 @@ class EditedMemory(msgspec.Struct, frozen=True):
     changed: Sequence[Block] = ()
     made: Sequence[Block] = ()
     detached: Sequence[BlockId] = ()
-    """These blocks leave the agent; other agents that have them keep them."""
+    """Blocks to detach from the agent; other agents that have them keep them."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -50,14 +50,14 @@ class Memory(msgspec.Struct, frozen=True):
         return found
 
     def writable(self, label: str) -> Block:
-        """The block of this label. Raises `RefusedEdit` when there is none, or it is read-only."""
+        """The block of this label. Raises `RefusedEdit` if there is no such block, or it is read-only."""
         block = self.block(label)
         if block.read_only:
             raise RefusedEdit(READ_ONLY)
         return block
 
     def refuse_label(self, label: str) -> None:
-        """Raises `RefusedEdit` for a label that is taken, or none."""
+        """Raises `RefusedEdit` for an empty label, or one that is taken."""
         if not label:
             raise RefusedEdit("The path names no memory block: write /memories/ and the block's label.")
         if any(block.label == label for block in self.blocks):
@@ -84,7 +84,7 @@ def refuse_too_long(block: Block, value: str) -> None:
 
 # The patches of `memory_apply_patch`: edits of memory blocks in the form of a unified diff, without line numbers.
 #
-# A patch without headers is for one block. With headers it is for several, of which all are changed or none:
+# A patch without headers is for one block. With headers it is for several, and changes all or none of them:
 #
 #     *** Update Block: human
 #     @@
@@ -129,7 +129,7 @@ class _Section(msgspec.Struct, frozen=True):
 
     verb: str
     label: str
-    """Of the block as it is called when this section's turn comes."""
+    """The block's label when this section is applied; an earlier section may have changed it."""
     new_label: str
     lines: list[str]
 
@@ -159,7 +159,7 @@ def _sections(lines: Sequence[str]) -> list[_Section]:
 
 
 def _after(memory: Memory, section: _Section) -> Memory:
-    """The memory when a section of the patch was applied."""
+    """The memory after a section of the patch."""
     if section.verb == "Add Block":
         return _with(memory, _added(memory, section))
     block = memory.writable(section.label)
@@ -176,7 +176,7 @@ def _after(memory: Memory, section: _Section) -> Memory:
 
 
 def _with(memory: Memory, block: Block) -> Memory:
-    """The memory with a new block, or with a block as it is now."""
+    """The memory with this block, which is new or replaces its earlier version."""
     if any(other.id == block.id for other in memory.blocks):
         return replace(memory, blocks=[block if other.id == block.id else other for other in memory.blocks])
     return replace(memory, blocks=[*memory.blocks, block])
@@ -236,7 +236,7 @@ def _hunks(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _without_blank_ends(hunk: list[str]) -> Iterator[list[str]]:
-    """The hunk without empty context at its ends, where it only separates; nothing when nothing is left."""
+    """The hunk without empty context at its ends, where it only separates hunks. Yields nothing if no line is left."""
     marked = [place for place, line in enumerate(hunk) if line != " "]
     if marked:
         yield hunk[marked[0] : marked[-1] + 1]
@@ -275,7 +275,7 @@ def _append(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
 def _replace_all(memory: Memory, arguments: Mapping[str, Any]) -> EditedMemory:
     block, old = memory.writable(arguments["label"]), arguments["old_content"]
     if not old:
-        raise RefusedEdit("old_content is empty: say which text is to be replaced.")
+        raise RefusedEdit("old_content is empty: give the text to replace.")
     if old not in block.value:
         raise RefusedEdit(f"Old content {old!r} not found in memory block {block.label!r}.")
     return written(block, block.value.replace(old, arguments["new_content"]))

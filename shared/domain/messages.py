@@ -28,7 +28,7 @@ class TextContent(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
 
     text: str
     file: AttachedFile | None = None
-    """The file that the text stands for: for readers and models that take no files, and for releases that know none."""
+    """The file that the text stands for. Readers, models and releases that take no files use the text."""
 
 
 class ImageContent(msgspec.Struct, frozen=True, tag="image"):
@@ -38,7 +38,7 @@ class ImageContent(msgspec.Struct, frozen=True, tag="image"):
     data: str | None = None
     media_type: str | None = None
     name: str | msgspec.UnsetType = msgspec.UNSET
-    """For pages that show it."""
+    """The name that pages show."""
 
 
 ContentPart = TextContent | ImageContent
@@ -51,11 +51,11 @@ class ToolCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
     needs_approval: bool = False
-    """A person decides it, or the client runs it."""
+    """The call waits: a person decides it, or the client runs it."""
     speech: str | None = None
     """The text that the agent sends by this call (`send_message`). Clients see the text, and not the call."""
     tool_version: str | None = None
-    """Of a call that a person decides: `Tool.version` of the tool about which the person was asked."""
+    """For a call that a person decides: `Tool.version` of the tool that the person was asked about."""
 
 
 class ToolReturn(msgspec.Struct, frozen=True):
@@ -70,13 +70,13 @@ class ToolReturn(msgspec.Struct, frozen=True):
     stderr: list[str] | None = None
     """The tool's error output, as one text."""
     of_speech: bool = False
-    """The result of a call that clients saw as text: they do not see the result."""
+    """Clients saw the call as text, and do not see its result."""
     parts: list[ContentPart] | None = None
-    """The result as the client sent it, if it was in parts. `text` then says the same without the images."""
+    """The result as the client sent it, if it was in parts. `text` then has the same without the images."""
     is_text: bool = True
-    """The tool returned a string. Else `text` is JSON of what it returned, or how Python prints that."""
+    """The tool returned a string. Otherwise `text` is the returned value as JSON, or as Python prints it."""
     is_plain: bool = False
-    """The model is given the text as it is, without the status and the time: the client has brought it so."""
+    """The model gets the text alone, without the status and the time, because the client sent it so."""
     is_unknown: bool = False
     """The tool was started, and its worker died before the result was stored."""
 
@@ -96,20 +96,20 @@ class Decision(msgspec.Struct, frozen=True):
     approve: bool = False
     reason: str | None = None
     tool_return: str | None = None
-    """For kind `tool`: the result that the client brings."""
+    """For kind `tool`: the result that the client sent."""
     status: Literal["success", "error"] = "success"
     stdout: list[str] | None = None
     stderr: list[str] | None = None
     edited_arguments: str | None = None
-    """For an approval: JSON arguments to run instead of those asked for."""
+    """For an approval: JSON arguments that replace the requested ones."""
     parts: list[ContentPart] | None = None
-    """For kind `tool`: the result in parts, images among them, when the client brought it so."""
+    """For kind `tool`: the result in parts, which may be images, if the client sent it in parts."""
     is_plain: bool = False
     """For kind `tool`: as in `ToolReturn`."""
 
 
 class SystemMessage(msgspec.Struct, frozen=True, tag="system"):
-    """The agent's instructions, as they stood when the history began."""
+    """The agent's instructions, as they were when the history began."""
 
     text: str
 
@@ -142,7 +142,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     seen_memory: dict[BlockId, int] = {}
     """For an answer that rewrites a memory block: the versions of the blocks that the model was shown."""
     sibling_id: MessageId | None = None
-    """A second id for the part that clients are shown as a message of its own, when only some of the calls wait."""
+    """A second id, for the part that clients see as a message of its own if only some of the calls wait."""
     sibling_holds: Literal["calls", "approvals"] | None = None
 
 
@@ -173,11 +173,11 @@ class CompactionStats(msgspec.Struct, frozen=True, omit_defaults=True):
     trigger: CompactionTrigger = "request"
     tokens_before: int | None = None
     tokens_after: int | None = None
-    """Tokens of the model's request before and after; an estimate, the first one with the provider's count in it."""
+    """Tokens of the model's request before and after; estimates, the first one based on the provider's count."""
 
 
 class Summary(msgspec.Struct, frozen=True, tag="summary"):
-    """Stands for messages that have left the context."""
+    """Replaces messages that have left the context."""
 
     text: str
     stats: CompactionStats | None = None
@@ -213,7 +213,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_of(content: str | list[ContentPart]) -> str:
-    """The text of a user's message, images left out."""
+    """The text of a user's message, without images."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextContent))
@@ -227,16 +227,16 @@ def text_with_notes(parts: list[ContentPart]) -> str:
 
 
 FILES = "input_file"
-"""How `RunOptions.demanded` says that the model must take files."""
+"""The entry of `RunOptions.demanded` which means that the model must take files."""
 
 
 def has_files(content: str | list[ContentPart]) -> bool:
-    """Whether the content has files that are no texts."""
+    """Whether the content has files that are not text."""
     return not isinstance(content, str) and any(data_of_file(part) for part in content)
 
 
 def data_of_file(part: ContentPart) -> str:
-    """The base64 of a file that is no text; empty for any other part."""
+    """The base64 of a file that is not text; empty for any other part."""
     return (part.file.data or "") if isinstance(part, TextContent) and part.file is not None else ""
 
 
@@ -251,7 +251,7 @@ def first_words(given: Iterable[NewMessage]) -> str | None:
         if isinstance(message.body, UserMessage) and message.body.role == "user":
             content = message.body.content
             text = content if isinstance(content, str) else text_with_notes(content)
-            # A text may have megabytes, and its blanks do not count.
+            # A text may be megabytes long, and leading blanks do not count.
             words = " ".join(text.lstrip()[: 4 * FIRST_WORDS].split())
             if words:
                 return words if len(words) <= FIRST_WORDS else words[: FIRST_WORDS - 1].rstrip() + "…"
@@ -259,20 +259,20 @@ def first_words(given: Iterable[NewMessage]) -> str | None:
 
 
 CHARACTERS_PER_TOKEN = 4
-"""English prose comes to about four characters per token with every current tokenizer."""
+"""English prose has about four characters per token with every current tokenizer."""
 
 
 def tokens_in(characters: int) -> int:
-    """About how many tokens so many characters are; 0 only for none.
+    """The approximate number of tokens in this number of characters; 0 only for no characters.
 
-    Used where no provider has counted: for answers that were cut off, for servers and offline models that report
+    Used if no provider has counted them: for answers that were cut off, for servers and offline models that report
     nothing, and for sizes that are shown before anything is sent.
     """
     return -(-characters // CHARACTERS_PER_TOKEN)
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text is; 0 only for an empty one."""
+    """The approximate number of tokens of a text; 0 only for an empty one."""
     return tokens_in(len(text))
 
 

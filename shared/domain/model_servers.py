@@ -1,6 +1,6 @@
 """The description of a model server: its protocol, its addresses, and its differences from that protocol.
 
-A provider says which variables count and what they mean; it never reads the environment itself.
+A provider names its variables and their meaning; it never reads the environment itself.
 """
 
 import re
@@ -13,7 +13,7 @@ itself plays `builtin` models."""
 
 
 class Address(NamedTuple):
-    """One way to say where a provider's server is: the variable with its base URL, and those that may hold its key."""
+    """One way to set a provider's server: the variable with its base URL, and the variables that may hold its key."""
 
     url_variable: str
     key_variables: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class Address(NamedTuple):
 
 
 class Quirks(NamedTuple):
-    """Where a server that imitates another's wire differs from it. The defaults are OpenAI's own behaviour."""
+    """The differences of a server that imitates another's protocol. The defaults are OpenAI's own behaviour."""
 
     limit_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     """Name of the field that limits an answer. The server refuses the other one or, worse, ignores it."""
@@ -81,7 +81,7 @@ class Provider(NamedTuple):
         return next((key for name in names if (key := environment.get(name, "").strip())), None)
 
     def api_version(self, environment: Mapping[str, str]) -> str:
-        """The version that goes with every request; empty where the server wants none."""
+        """The version to send with every request; empty if the server wants none."""
         address = self._address(environment)
         variable = address.version_variable if address else None
         return (environment.get(variable) if variable else None) or self.default_api_version
@@ -89,7 +89,7 @@ class Provider(NamedTuple):
     def base_url(self, environment: Mapping[str, str]) -> str | None:
         """The URL to which the SDK sends its requests, with credentials if the operator has put some into it.
 
-        None: the environment does not say, and there is no default.
+        None: the environment names no server, and there is no default.
         """
         address = self._address(environment)
         url = (environment.get(address.url_variable) if address else None) or self.default_url

@@ -14,7 +14,7 @@ from shared.domain.model_servers import Address, Provider, Quirks, Wire
 
 BUILTIN = "builtin"
 CODE = "code"
-"""The provider of agents of an operator's own code: nothing is asked, the agent itself answers."""
+"""The provider of agents of an operator's own code: no model is called, the agent itself answers."""
 DEFAULT_HANDLE = "builtin/echo"
 OPENAI_PROXY = "openai-proxy"
 
@@ -144,8 +144,8 @@ PROVIDERS: dict[str, Provider] = {
             "chat",
             (_COMPATIBLE, *(Address(name, ("OPENAI_COMPATIBLE_API_KEY", *_OPENAI_KEY)) for name in _OPENAI_URLS)),
         ),
-        # How Letta's servers name the models behind their OPENAI_BASE_URL. Programs and agent files carry the name to
-        # servers that have no such gateway; there OpenAI itself is asked.
+        # Letta's servers give this name to the models behind their OPENAI_BASE_URL. Programs and agent files bring the
+        # name to servers without such a gateway; these call OpenAI itself.
         Provider(OPENAI_PROXY, "openai", "chat", (*_OPENAI, _COMPATIBLE), _OPENAI_URL),
     )
 }
@@ -231,7 +231,7 @@ def offered(provider: str, environment: Mapping[str, str], *, builtin: bool) -> 
 
 
 def can_embed(handle: str | None) -> bool:
-    """Whether the handle's provider serves embeddings over OpenAI's wire. Google does, beside its own."""
+    """Whether the handle's provider serves embeddings over OpenAI's wire. Google does, beside its own protocol."""
     try:
         provider, _ = split_handle(handle or "")
     except ValueError:
@@ -255,9 +255,9 @@ class ModelFamily(NamedTuple):
     takes_parallel_tool_calls: bool = True
     """The model takes the option that allows or forbids several calls in one answer."""
     takes_verbosity: bool = False
-    """A request can say how long the model's answers may be."""
+    """A request can choose how long the model's answers are."""
     continues_answers: bool = True
-    """The model goes on with an answer of which it is given the beginning, where its server lets it."""
+    """The model continues an answer whose beginning is in the request, if its server allows that."""
 
 
 class KnownModel(NamedTuple):
@@ -366,8 +366,8 @@ def family_of(handle: str) -> ModelFamily:
 
 
 def continues_answers(handle: str, *, reasons: bool) -> bool:
-    """Whether the model can be given the beginning of its answer, and says the rest. `reasons`: it is asked to reason
-    first. Claude then refuses to go on in the middle; others have shown that they reason before they said anything."""
+    """Whether the model can continue an answer whose beginning it is given. `reasons`: the request asks for reasoning.
+    Claude then refuses to continue in the middle; other models have shown their reasoning before any text."""
     family, provider = family_of(handle), PROVIDERS[handle.partition("/")[0]]
     if provider.quirks.continues_answers == "never" or not family.continues_answers:
         return False
@@ -441,7 +441,7 @@ _TAKES_FORMAT = re.compile(r"claude-((fable|mythos)-5|opus-4-1|(opus|sonnet|haik
 
 
 def takes_effort(model: str) -> bool:
-    """Whether a request may say how much the model is to think, as a word."""
+    """Whether a request may have a word for how much the model is to think."""
     return _TAKES_EFFORT.match(model) is not None
 
 

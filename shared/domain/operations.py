@@ -21,13 +21,13 @@ MINUTES_SHOWN = 60
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, as it has shown itself last."""
+    """A worker, as it last reported itself."""
 
     name: str
     version: str
     started_at: datetime
     seen_at: datetime
-    """The time of that, by the worker's own clock."""
+    """The time of that report, by the worker's own clock."""
     runs: int
     """Runs that it executes."""
     max_runs: int
@@ -36,17 +36,17 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     secret_keys: list[str] | None = None
     """Fingerprints of the keys for agents' secrets; None: the process is of a release that does not report them."""
     code_agents: list[ShownAgent] = []
-    """Its agents of own code."""
+    """Its agents of operators' own code."""
 
 
 class ApiState(msgspec.Struct, frozen=True, kw_only=True):
-    """An API process, as it has shown itself last."""
+    """An API process, as it last reported itself."""
 
     name: str
     version: str
     started_at: datetime
     seen_at: datetime
-    """The time of that, by the process's own clock."""
+    """The time of that report, by the process's own clock."""
     readers: int
     """Open streams."""
     secret_keys: list[str] | None = None
@@ -84,7 +84,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """A project's runs in one minute. The waits are those of runs submitted in it."""
+    """A project's runs in one minute. The waits are those of runs submitted in that minute."""
 
     at: datetime
     submitted: int = 0
@@ -96,7 +96,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A project's active runs, and those of the last sixty minutes, of which the present one is the last."""
+    """A project's active runs, and the runs of the last sixty minutes, which include the present one."""
 
     created: int
     running: int
@@ -158,6 +158,6 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 def minutes_until(now: datetime) -> list[datetime]:
-    """The beginnings of the sixty minutes of which the present one is the last."""
+    """The beginnings of the last sixty minutes, which end with the present one."""
     present = now.replace(second=0, microsecond=0)
     return [present - MINUTE * back for back in range(MINUTES_SHOWN - 1, -1, -1)]

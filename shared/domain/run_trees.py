@@ -33,7 +33,7 @@ class SeenChild(NamedTuple):
 
 class CallWaits(Exception):
     """A call's result is the answer of other runs. The caller lets its run wait, without a worker, until the state of
-    one of these children differs from `seen`, at the latest until `until`; then it makes the call again."""
+    one of these children differs from `seen`, or `wait` is over; then it makes the call again."""
 
     def __init__(self, seen: Iterable[SeenChild], wait: timedelta) -> None:
         super().__init__("the call waits for other runs")

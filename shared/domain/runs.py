@@ -16,23 +16,23 @@ from shared.domain.messages import AssistantMessage, NewMessage, ToolCall
 from shared.domain.run_trees import ParentCall
 from shared.domain.tools import ClientTool, ToolChoice
 
-# Runs that ask a model one question because a client asked for it, and nothing else.
+# Runs that ask a model one question at a client's request, and do nothing else.
 #
-# The model gets no history, no memory and no tools of the agent. As a call of a tool (see `TOOL_RUN`), such a run is no
-# part of a conversation: it has a thread of its own, so it neither waits for the agent's other runs nor lets them wait,
-# also when one of them waits for a person.
+# The model gets no history, no memory and no tools of the agent. Like a call of a tool (see `TOOL_RUN`), such a run is
+# no part of a conversation: it has a thread of its own, so it neither waits for the agent's other runs nor delays them,
+# even while one of them waits for a person.
 #
 # Its input is the question. The answer is in the run's log, and nowhere else.
 
 
 MESSAGES: Final = "send_message"
-"""The type of runs that answer messages, as it is stored: every row without a type means it."""
+"""The stored type of runs that answer messages. Rows without a type have this one."""
 
 GENERATE: Final = "generate"
-"""Their type, as it is stored (`RunOptions.run_type`)."""
+"""The stored type of these runs (`RunOptions.run_type`)."""
 
 DEFAULT_SYSTEM: Final = "You are a helpful assistant."
-"""The instructions for a question that comes without any."""
+"""The instructions for a question without any."""
 
 ANSWER_TOOL: Final = "structured_output"
 """The tool that a model has to call when its answer is to fit a schema. It exists for the model alone."""
@@ -57,9 +57,9 @@ class Compaction(msgspec.Struct, frozen=True):
 
 # How a repeated submission is recognised.
 #
-# A client can name its submissions: by the otids of their messages, or by an Idempotency-Key. A name stands for one
-# content for ever. Other clients may mark a repetition, as generated SDKs do; then the same body within the time since
-# the first try is the same submission.
+# A client can name its submissions: by the otids of their messages, or by an Idempotency-Key. A name belongs to one
+# content for ever. Other clients may mark a repetition, as generated SDKs do; then an equal body since the time of the
+# first try is the same submission.
 
 
 IDEMPOTENCY_KEY = "idempotency-key:"
@@ -74,7 +74,7 @@ MAX_OTIDS_CHARS = 600
 
 
 def key_of_otids(otids: Iterable[str]) -> str:
-    """The key by which a submission with these otids is recognised when it comes again."""
+    """The key by which a repeated submission with these otids is recognised."""
     listed = ",".join(sorted(map(quoted_otid, otids)))
     if len(listed) > MAX_OTIDS_CHARS:
         listed = f"#{hashlib.sha256(listed.encode()).hexdigest()}"
@@ -99,12 +99,12 @@ def shown_name(key: str) -> str:
 
 
 class SentBody(msgspec.Struct, frozen=True):
-    """The body of a submission whose client says whether it has sent it before."""
+    """The body of a submission whose client marks repetitions."""
 
     key: str
     sent_at: datetime
     sent_since: datetime | None = None
-    """When the first try came, at the earliest. None: this is the first try, and a submission of its own."""
+    """The earliest time of the first try. None: this is the first try, and so a new submission."""
 
 
 class SubmissionKeys(msgspec.Struct, frozen=True):
@@ -119,19 +119,19 @@ class SubmissionKeys(msgspec.Struct, frozen=True):
 NO_KEYS = SubmissionKeys()
 
 
-# Runs that make one call of a tool because a client asked for it, and nothing else.
+# Runs that make one call of a tool at a client's request, and do nothing else.
 #
 # Such a run is no part of a conversation, and it runs beside the agent's other runs: it has a thread of its own, so it
-# neither waits for them nor lets them wait. It need not wait, because a call changes the agent's memory in one fenced
-# transaction on the current blocks, as when two agents share a block. And it must not: the tool of a run may ask for
-# such a call of its own agent, and the two would wait for each other.
+# neither waits for them nor delays them. It need not wait, because a call changes the agent's memory in one fenced
+# transaction on the current blocks, as when two agents share a block. And it must not wait: a run's tool may request
+# such a call of its own agent, and the two runs would wait for each other.
 #
-# Its stored input is the call, in an answer that no model gave. Nothing of it enters a history; the result is kept with
-# the call's intent.
+# Its stored input is the call, in an answer that no model gave. The run adds nothing to a history; the call's intent
+# keeps the result.
 
 
 TOOL_RUN: Final = "tool_run"
-"""Their type, as it is stored (`RunOptions.run_type`)."""
+"""The stored type of these runs (`RunOptions.run_type`)."""
 
 
 class AskedCall(NamedTuple):
@@ -192,7 +192,7 @@ class RunError(msgspec.Struct, frozen=True):
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
-    """The fact that a client asked for a cancel. It is no status."""
+    """A client's request to cancel a run. It is not a status."""
 
     requested_at: datetime
     actor: str
@@ -214,15 +214,15 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The log shows changes of the status. Off by default: readers that do not know these events miss no number."""
     item_events: bool = False
     """The log shows when an answer is complete, when each tool starts and ends, and the decisions (`events.ItemEvent`).
-    For dialects whose streams open and close items; off for the others, for the same reason."""
+    For dialects whose streams open and close items; off for other dialects, for the same reason."""
     background: bool = False
     max_steps: int = 50
     run_type: str = MESSAGES
-    """The type of the run that clients see: the dialect's word where it has one, else one of ours."""
+    """The type of the run that clients see: the dialect's word if it has one, else Holdfast's."""
     client_tools: list[ClientTool] = []
     tool_choice: ToolChoice | None = None
     max_tool_calls: int | None = None
-    """How many calls of the agent's own tools the run makes at most. Then it offers the model the client's alone."""
+    """The most calls of the agent's own tools. After them the run offers the model only the client's tools."""
     client_skills: list[ClientSkill] = []
     clears_context: bool = False
     """The run begins with an empty context, but for the system message."""
@@ -233,8 +233,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     model_options: ModelOptions | None = None
     """Options of the model's requests, if the conversation has its own. None: the agent's."""
     demanded: list[str] = []
-    """Names of the fields of `model_options` that the submission itself chose. A model that lacks one of them fails the
-    run; an option that was stored before is left out there. With `messages.FILES`, it must take files."""
+    """Names of the fields of `model_options` that the submission itself chose. The run fails if its model lacks one of
+    them; options that were stored earlier are left out instead. With `messages.FILES`, the model must take files."""
     speech_as_text: bool = True
     """Clients see the agent's `send_message` calls as text."""
     compaction: CompactionOptions | None = None
@@ -252,7 +252,7 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     submitted_by: str | None = None
     """The id of the API key that sent the submission, whose budget pays for the run."""
     keys_scope: str | None = None
-    """Where a repeated submission is recognised, if not on its thread: one that begins a thread cannot name it."""
+    """The scope of a repetition, if not its thread: a submission that begins a thread cannot name the thread."""
     parent: ParentCall | None = None
     """The call that started the run. None: a client submitted it, or the server began it."""
     named: str | None = None
@@ -274,8 +274,8 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PRIORITIES = range(-10, 11)
-"""The values of a run's priority: a run with a higher one goes before the project's other runs, by as many head starts
-of ten minutes."""
+"""The values of a run's priority: each level gives the run a head start of ten minutes before the project's other
+runs."""
 
 
 class Dispatch(NamedTuple):
@@ -292,7 +292,7 @@ class Dispatch(NamedTuple):
 
 
 WaitsFor = Literal["budget", "runs", "time"]
-"""Room in a budget, the answers of its children, or the end of a sleep."""
+"""A run waits for room in a budget, for the answers of its children, or for the end of a sleep."""
 
 RunKind = Literal["message", "code", "compaction", "generation", "tool"]
 """The kind of a run: it answers messages by the agent loop or by an operator's own code, compacts its thread, asks a
@@ -321,7 +321,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     decided_at: datetime | None = None
     """When the last of its calls was decided."""
     turn: int | None = None
-    """The run's place in its thread's history, given when it begins. A continuation has that of the run that asked."""
+    """The run's place in its thread's history, given when it begins. A continuation has the parked run's turn."""
     dispatch: int = 0
     """Number of the newest dispatch; an older one can no longer claim the run."""
     priority: int = 0
@@ -331,13 +331,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The run's last owner: the worker's name and a part that no other claim has. None before the first claim, and if
     the owner handed the run over with no model call in progress."""
     follows_lost_owner: bool = False
-    """Only of a run that was just claimed: the owner before did not leave it, so that its model call may be lost."""
+    """Only of a run that was just claimed: its previous owner did not hand it over, so its model call may be lost."""
     follows_wait: bool = False
-    """Only of a run that was just claimed: it has waited for other runs, and the owner before left nothing undone."""
+    """Only of a run that was just claimed: it has waited for other runs, and its previous owner left nothing undone."""
     attempts_without_progress: int = 0
     """Claims since the last checkpoint."""
     code_version: str | None = None
-    """The version of its agent's code that has executed it last; empty if the code declares none. None: none has."""
+    """The version of its agent's code that has executed it last; empty if the code declares none. None: none has
+    executed it."""
     cancel: CancelRequest | None = None
     usage: Usage = Usage()
     step_count: int = 0
@@ -364,7 +365,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that the run is in, where one was begun or came with its submission: 32 hexadecimal digits."""
+        """The run's trace, if one was begun or came with its submission: 32 hexadecimal digits."""
         return None if self.options.traceparent is None else self.options.traceparent.split("-")[1]
 
     @property
@@ -386,13 +387,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answers_messages(self) -> bool:
-        """Whether the run is a turn of its conversation. Others compact it, or are in no conversation."""
+        """Whether the run is a turn of its conversation. Other runs compact it, or are in no conversation."""
         return self.options.compaction is None and not self.has_own_thread
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether another run may say that it goes on from this one. From a compaction it may if readers of the log see
-        the summary: a client asked for it as it asks for an answer."""
+        """Whether another run may continue from this one. It may continue from a compaction if readers of the log see
+        the summary: a client requested it as it requests an answer."""
         return self.answers_messages or (self.options.compaction is not None and self.options.item_events)
 
     @property
@@ -412,8 +413,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys_thread_id(self) -> ThreadId:
-        """The thread among whose submissions this one is found when it is sent again. For a run with a thread of its
-        own this is the agent's default history, because the sender of a request does not know that thread."""
+        """The thread on which a repetition of this submission is recognised. For a run with a thread of its own this is
+        the agent's default history, because the sender of a request does not know that thread."""
         if self.options.keys_scope is not None:
             return ThreadId(self.options.keys_scope)
         return ThreadId(self.agent_id) if self.has_own_thread else self.thread_id
@@ -421,7 +422,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 class AttemptLimits(msgspec.Struct, frozen=True):
     """How many workers in a row may die with a run before it finishes a step. One loss is an accident. After two
-    losses, each run that both workers had is suspect, and running each alone shows which one causes the losses."""
+    losses, each run that both workers had is suspect; executing each alone shows which run causes the losses."""
 
     quarantined_after: int
     """Lost workers after which the run is executed with no other run beside it."""
@@ -436,7 +437,7 @@ class AttemptLimits(msgspec.Struct, frozen=True):
 
     def demand_quarantine(self, waiting: Run) -> bool:
         """Whether a run that waits for its next claim must be executed alone. A run that is given up may end beside
-        others."""
+        other runs."""
         return self.quarantined_after <= waiting.attempts_without_progress < self.given_up_after
 
     def give_up(self, claimed: Run) -> bool:

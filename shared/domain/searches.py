@@ -36,7 +36,7 @@ def kind_of_role(role: Role) -> str:
 
 
 def plain_parts(word: str) -> list[str]:
-    """The parts of a word that JSON stores as they are and every database can compare whatever their case: of the
+    """The parts of a word that JSON stores unescaped and that every database can compare without regard to case:
     letters of ASCII, and of scripts that have no case (Chinese, Japanese, Korean, Arabic, Hebrew, Thai and so on)."""
     marked = "".join(letter if _is_plain(letter) else " " for letter in word)
     return marked.split()
@@ -145,11 +145,11 @@ def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> d
     return moment if moment.tzinfo else moment.replace(tzinfo=zone_of(timezone))
 
 
-# Vectors of texts, and which of them are near to another.
+# Vectors of texts, and the search for the nearest ones.
 #
-# Two vectors of unit length are as near as their product is large (cosine). That takes 40 µs for 1,536 numbers in plain
-# Python, so with very many vectors, only those are multiplied whose signs agree most with the query's: a comparison of
-# whole numbers, in half a microsecond.
+# The nearness of two vectors of unit length is their product (cosine). It takes 40 µs for 1,536 numbers in plain
+# Python. So with very many vectors, a search multiplies only those whose signs agree most with the query's: it compares
+# signs as whole numbers, in half a microsecond.
 
 
 Vector = Sequence[float]
@@ -189,7 +189,7 @@ def nearest(query: Vector, vectors: Iterable[tuple[int, Vector]], most: int) -> 
 LONGEST_TEXT = 50_000
 """Characters of a passage."""
 LONGEST_TAG = 500
-"""Characters. Passages are found by their tags, and an index of Postgres has room for so many."""
+"""Characters. Passages are found by their tags, and an index of Postgres has room for this many."""
 MOST_TAGS = 100
 MOST_FOUND = 100
 """The most passages that one search may request."""
@@ -208,7 +208,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     embedding: str | None = None
-    """The handle of the model that its passages are embedded with. It stays what it was when the archive was made:
+    """The handle of the model that its passages are embedded with. It never changes once the archive exists, because
     vectors of two models cannot be compared."""
     created_at: datetime
     updated_at: datetime
@@ -233,7 +233,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewPassage(msgspec.Struct, frozen=True, kw_only=True):
-    """A passage that is about to be stored. One with an id that is stored already is not stored again."""
+    """A passage to be stored. If its id is stored already, it is not stored again."""
 
     id: PassageId
     text: str
@@ -253,7 +253,7 @@ class PassageQuery(msgspec.Struct, frozen=True, kw_only=True):
     match_all_tags: bool = False
     start: datetime | None = None
     end: datetime | None = None
-    """Both moments belong to the time that is meant."""
+    """`start` and `end` are both inclusive."""
     limit: int = DEFAULT_FOUND
 
 
@@ -276,7 +276,7 @@ def refuse_oversized(passages: Sequence[NewPassage]) -> None:
     """Raises `InvalidRequest` for a passage that is too large."""
     for passage in passages:
         if not passage.text.strip():
-            raise InvalidRequest("text is empty: give what is to be remembered", field="text")
+            raise InvalidRequest("text is empty: give the text to remember", field="text")
         if len(passage.text) > LONGEST_TEXT:
             raise InvalidRequest(
                 f"text has {len(passage.text)} characters, and a passage may have {LONGEST_TEXT}: "

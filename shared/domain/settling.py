@@ -73,11 +73,11 @@ class OpenCalls(msgspec.Struct, frozen=True):
     """The answer's decisions are stored, so no denial has to be added."""
     decisions: list[Decision] = []
     seen_memory: dict[BlockId, int] = {}
-    """Versions of the memory blocks that the model was shown when it asked for a block to be written anew."""
+    """Versions of the memory blocks that the model saw when it called for a rewrite of a block."""
 
 
 def open_calls(history: Sequence[Message]) -> OpenCalls | None:
-    """The calls at the end of a history that have no result yet. None: every call has its own."""
+    """The calls at the end of a history that have no result yet. None: every call has one."""
     decisions: list[Decision] | None = None
     for message in reversed(history):
         body = message.body
@@ -172,7 +172,7 @@ def _denied(call: ToolCall, reason: str) -> ToolReturn:
 
 
 def returns_event(message: NewMessage, at: int) -> ToolsReturned | None:
-    """The event that shows a message of tool results; None for any other message, and for one that shows nothing."""
+    """The event that shows a message of tool results; None for other messages, and for one without shown results."""
     if not isinstance(message.body, ToolReturns):
         return None
     shown = [result for result in message.body.returns if not result.of_speech]
@@ -257,8 +257,8 @@ class BegunAnswer(msgspec.Struct, frozen=True):
 class ShownStep:
     """The shown part of the current step, folded from its events.
 
-    The store keeps an answer that was cut off as it was shown, and counts its tokens by it. The next worker continues
-    it if the model can; otherwise it begins the step again and records which messages are void.
+    The store keeps a cut-off answer as it was shown, and counts its tokens from that text. The next worker continues it
+    if the model can; otherwise it begins the step again and records which messages are void.
     """
 
     def __init__(self, events: Iterable[Event | Unknown] = ()) -> None:
@@ -277,7 +277,7 @@ class ShownStep:
         self.lost_text = ""
         """The text that those calls had shown."""
         self.first_piece_at = 0
-        """When the first piece of an answer was shown, be it void since; Unix milliseconds, 0: none was."""
+        """When the first piece of an answer was shown, even if it is void since. Unix milliseconds; 0: never."""
         self._begin()
         for event in events:
             self.take(event)
@@ -330,20 +330,20 @@ class ShownStep:
                 return
 
     def forget_lost(self) -> None:
-        """The caller has counted the text of lost workers; forgets it."""
+        """Forgets the text of lost workers, which the caller has counted."""
         self.lost_calls, self.lost_text = 0, ""
 
     @property
     def text(self) -> str:
-        """Everything that the present owner of the run has shown of the answer, reasoning and calls included; its
-        tokens are counted by it."""
+        """Everything that the run's present owner has shown of the answer, reasoning and calls included, to count its
+        tokens."""
         calls = [name + "".join(pieces) for name, pieces in self._calls.values()]
         return "".join([*self._thought, *self._text[self._earlier :], *calls])
 
     @property
     def beginning(self) -> BegunAnswer | None:
-        """The shown part of the answer, if a model can continue it: only text, and nothing has entered the conversation
-        since."""
+        """The shown part of the answer, if a model can continue it: it is text alone, and nothing has entered the
+        conversation since."""
         if self.message_id is None or self._step_id is None or self._is_interrupted:
             return None
         text = "".join(self._text)
@@ -372,8 +372,8 @@ class ShownStep:
         )
 
     def _count_lost(self, event: StepRestarted | LogContinued) -> None:
-        """The worker that has shown this was lost, and its model call with it. A worker that has shown nothing counts
-        as having made a call too, because only moments lie between a claim or a checkpoint and the next model call."""
+        """The worker that showed this was lost with its model call. A worker that showed nothing counts as having made
+        a call, too, because only moments lie between a claim or a checkpoint and the next model call."""
         text = self.text
         self.lost_calls += event.lost_call or bool(text)
         self.lost_text += text
@@ -389,13 +389,13 @@ class ShownStep:
         self._step_id: StepId | None = None
 
     def _note(self, event: TextChunk | ReasoningChunk | DataPart) -> None:
-        """Text and reasoning have the answer's own id; a call may have that of its second part."""
+        """Text and reasoning have the answer's own id; a call may have the id of its second part."""
         self.message_id, self._step_id = event.message_id, event.step_id
         self.message_ids[event.message_id] = None
         self.first_piece_at = self.first_piece_at or event.at
 
     def _note_call(self, event: ToolCallChunk | ToolCalls) -> None:
-        if event.step_id is not None:  # else no model asked for it
+        if event.step_id is not None:  # else the call is a client's, not a model's
             self.first_piece_at = self.first_piece_at or event.at
         if self.message_id is None:
             self.message_id, self._step_id = event.message_id, event.step_id
@@ -403,8 +403,8 @@ class ShownStep:
 
 
 def lost_usage(calls: int, asked: str, shown: str) -> Usage:
-    """Estimates the usage of calls whose worker died, because the provider charges for them too. Each had about the
-    prompt `asked`, that of the next call."""
+    """Estimates the usage of calls whose worker died, because the provider charges for them too. The prompt of each was
+    about `asked`, the prompt of the next call."""
     if not calls:
         return Usage()
     prompt = estimate_tokens(asked)

@@ -43,7 +43,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 def copies_of(history: Sequence[Message], ids: IdMaker, up_to: MessageId | None = None) -> dict[int, list[NewMessage]]:
     """Copies of the messages in a context, by turn, with new ids; with `up_to`, no further than that message.
 
-    An answer whose calls have no results yet is left out, with all that follows it: no run would bring results to the
+    An answer whose calls have no results yet is left out, with all that follows it: no run would add results to the
     copy. The system message is left out because a conversation renders it anew for every call. Raises `NotFound` when
     `up_to` is not in the context.
     """
@@ -64,7 +64,7 @@ def _until(history: Sequence[Message], last: MessageId | None) -> Sequence[Messa
 
 
 def _whole(history: Sequence[Message]) -> Sequence[Message]:
-    """The history up to its last answer, if that waits for results."""
+    """The history before its last answer if that answer waits for results, else the whole history."""
     if open_calls(history) is None:
         return history
     asking = max(place for place, message in enumerate(history) if isinstance(message.body, AssistantMessage))
@@ -95,9 +95,9 @@ class Leg(NamedTuple):
 
 
 def legs_of(found: Sequence[Run]) -> Iterator[Leg]:
-    """The legs of one turn, of its runs in the order of their submission.
+    """The legs of one turn, from its runs in the order of their submission.
 
-    A run knows its own number, so that it keeps it when an earlier leg is deleted. Runs of older releases do not.
+    A run stores its number, so it keeps the number when an earlier leg is deleted. Runs of older releases store none.
     """
     last = -1
     for run in found:
@@ -106,11 +106,11 @@ def legs_of(found: Sequence[Run]) -> Iterator[Leg]:
 
 
 def has_begun(run: Run) -> bool:
-    """Whether the run has a log to show. A continuation has its turn before a worker claims it."""
+    """Whether the run has a log to show. A turn does not prove it: a continuation has one before a worker claims it."""
     return run.started_at is not None or run.status is not RunStatus.CREATED
 
 
-# What dashboards see: many runs, and of each no more than what it does.
+# Runs for dashboards: many runs, and of each no more than its present activity.
 
 
 class RunScope(NamedTuple):

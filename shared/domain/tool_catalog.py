@@ -30,7 +30,7 @@ class BaseTool(msgspec.Struct, frozen=True):
     enable_parallel_execution: bool = False
     starts_once: bool = False
     """It runs a program whose second start may have unknown effects. Other base tools only read, or store their result
-    in the transaction of what they change."""
+    in the transaction of their change."""
 
     @property
     def json_schema(self) -> JsonObject:
@@ -346,7 +346,7 @@ def is_base_tool(tool: Tool) -> bool:
 
 
 def default_base_tools(agent_type: str, *, enable_sleeptime: bool) -> tuple[str, ...]:
-    """The names of the tools that an agent of this type gets unless its creator says no."""
+    """The names of the tools that an agent of this type gets unless its creator forbids it."""
     if agent_type in _WITHOUT_BASE_TOOLS:
         return ()
     if agent_type == "sleeptime_agent":
@@ -362,7 +362,7 @@ def default_base_tools(agent_type: str, *, enable_sleeptime: bool) -> tuple[str,
 
 
 def needs_base_rules(agent_type: str, handle: str) -> bool:
-    """Whether an agent with this model gets the rules of its base tools unless its creator says otherwise.
+    """Whether an agent with this model gets the rules of its base tools unless its creator decides otherwise.
 
     Words in the model's name decide, as programs expect it.
     """
@@ -382,7 +382,7 @@ def base_tool_rules(names: Iterable[str]) -> list[JsonObject]:
 
 
 def why_missing(names: Iterable[str]) -> list[str]:
-    """Returns the advice for those of these tools that only other servers have, each reason once."""
+    """Returns the advice for the tools among these that only other servers have, each reason once."""
     reasons: dict[str, list[str]] = {}
     for name in names:
         if name in NOT_THERE:

@@ -80,7 +80,7 @@ class PackageRules(msgspec.Struct, frozen=True, kw_only=True):
 def requirement_lines(given: Sequence[Mapping[str, Any]]) -> list[str]:
     """A tool's `pip_requirements`, `[{"name": "requests", "version": "2.31.0"}]`, as sorted lines of PEP 508.
 
-    A version may also be a range, as ">=2,<3". Nothing of the input gets into a line as it is, so no line can be an
+    A version may also be a range, as ">=2,<3". Each part of a line is parsed and written anew, so no line can be an
     option, a path or a URL. Raises `InvalidRequest`, which names the entry.
     """
     if len(given) > MOST_REQUIREMENTS:
@@ -118,7 +118,7 @@ def _name(given: object, place: str) -> tuple[str, str]:
 
 
 def _version(given: object, place: str) -> str:
-    """The versions that are meant, as PEP 440 writes them; empty for any."""
+    """The version or range in the form of PEP 440; empty for any version."""
     if given is None or given == "":
         return ""
     fix = "use one like '2.31.0', or a range like '>=2,<3'"
@@ -153,7 +153,7 @@ class TurnSoFar(msgspec.Struct, frozen=True):
     """Names of the tools that have results, in order."""
     last_result: str = ""
     answered: bool = False
-    """The model has answered without calling a tool, and the worker has said that the turn goes on."""
+    """The model has answered without calling a tool, and the worker has replied that the turn continues."""
 
     def and_then(self, body: MessageBody) -> "TurnSoFar":
         """The turn after one more message."""
@@ -180,7 +180,7 @@ def turn_so_far(bodies: Iterable[MessageBody]) -> TurnSoFar:
 
 
 class NextCalls(msgspec.Struct, frozen=True):
-    """The calls that the rules leave to the next answer."""
+    """The calls that the rules allow the next answer."""
 
     allowed: frozenset[str]
     forced: bool = False
@@ -190,9 +190,9 @@ class NextCalls(msgspec.Struct, frozen=True):
 def next_calls(rules: Sequence[Rule], names: Iterable[str], turn: TurnSoFar) -> NextCalls:
     """Which of the tools of these names may be called next, and whether one must be.
 
-    `run_first` says which come first; `constrain_child_tools` and `conditional` what comes after a tool;
-    `parent_last_tool` what may come only after its parent; `max_count_per_step` how often a tool may be called;
-    `required_before_exit` what must be called once the model has answered without it.
+    `run_first` names the tools that come first; `constrain_child_tools` and `conditional` those that come after a tool;
+    `parent_last_tool` those that may come only after their parent; `max_count_per_step` limits the calls of a tool;
+    `required_before_exit` names the tools that must be called once the model has answered without them.
     """
     available = frozenset(names)
     first = available & {rule["tool_name"] for rule in rules if rule.get("type") == "run_first"}
@@ -242,7 +242,7 @@ def _left_by_result(rule: Rule, available: frozenset[str], result: str) -> froze
 
 
 def _is_case(result: str, case: str) -> bool:
-    """Whether a tool's result is a case of the mapping, whose keys JSON has as text: `true`, `1` and `1.0` too."""
+    """Whether a result equals a key of the mapping. JSON's keys are texts, also those for `true`, `1` and `1.0`."""
     if result == case:
         return True
     try:
@@ -289,8 +289,8 @@ def filled_in(rules: Sequence[Rule], name: str, turn: TurnSoFar) -> dict[str, An
 
 
 def filled_arguments(rules: Sequence[Rule], name: str, turn: TurnSoFar, arguments: str) -> str:
-    """The arguments that the model wrote, with what rules give to the call. A text that is no JSON object stays: the
-    check before the call says what is wrong with it."""
+    """The arguments that the model wrote, with what rules give to the call. A text that is not a JSON object stays
+    unchanged: the check before the call reports the fault."""
     filled = filled_in(rules, name, turn)
     if not filled:
         return arguments
@@ -308,7 +308,7 @@ def _named(rule: Rule) -> list[str]:
 
 
 def refuse_foreign_rules(rules: Iterable[Rule], names: Iterable[str]) -> None:
-    """Raises `InvalidRequest` for a rule about a tool that the agent does not have: it would do nothing, in silence."""
+    """Raises `InvalidRequest` for a rule about a tool that the agent does not have, which would silently do nothing."""
     known = set(names)
     for rule in rules:
         for name in _named(rule):
@@ -331,7 +331,7 @@ PYTHON, TYPESCRIPT = LANGUAGES = ("python", "typescript")
 """The languages of tools, as they are stored."""
 
 Kind = Literal["letta_core", "letta_memory_core", "letta_sleeptime_core", "letta_builtin", "letta_multi_agent_core"]
-"""The types of the product's own tools, as they are stored and shown: programs go by them."""
+"""The types of the product's own tools, as they are stored and shown: programs depend on them."""
 
 CORE: Final = "letta_core"
 MEMORY: Final = "letta_memory_core"
@@ -339,7 +339,7 @@ SLEEPTIME: Final = "letta_sleeptime_core"
 BUILTIN: Final = "letta_builtin"
 MULTI_AGENT: Final = "letta_multi_agent_core"
 BASE_TYPES = "letta_"
-"""How these begin."""
+"""The prefix of these types."""
 
 
 _SAYS_OF_OTHERS = (
@@ -351,21 +351,21 @@ _SAYS_OF_OTHERS = (
     "oneOf",
     "$ref",
 )
-"""Keywords by which an object may have more names than those of its `properties`."""
+"""Keywords that allow an object more names than its `properties` have."""
 
 _TAKES_ANY = re.compile(r"[(,]\s*\*\*\s*\w")
 """`**` behind a bracket or a comma: a parameter that takes every name, or an argument, which does no harm here."""
 
 
 class SandboxTier(StrEnum):
-    """How strong the walls around a tool's code are, the strongest first."""
+    """The levels of isolation for a tool's code, the strongest first."""
 
     ONE = "tier 1"
     """Namespaces, landlock and seccomp."""
     TWO = "tier 2"
     """Landlock and seccomp."""
     PROCESS = "process"
-    """A process with limits, which is no wall."""
+    """A process with limits, which isolates nothing."""
 
 
 class ToolLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -442,8 +442,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accepted_arguments(self) -> dict[str, Any]:
-        """`parameters` as a call is checked by them: a name that they have not is refused, as the function would. Not
-        where the schema says what becomes of other names, or where the source has `**` of a function that takes any."""
+        """The schema that checks calls: `parameters`, but no other names, because the function would refuse them. Other
+        names stay allowed if the schema has a rule for them, or the source has `**`, of a function that takes any."""
         parameters = self.parameters
         is_open = any(name in parameters for name in _SAYS_OF_OTHERS)
         takes_any = self.source_type == PYTHON and _TAKES_ANY.search(self.source_code) is not None
@@ -453,7 +453,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which tools the model may and must call in a run, beside what the agent's rules say. The client's tools count."""
+    """Which tools the model may and must call in a run, in addition to the agent's rules. The client's tools count."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     """`none`: no call in the whole run. `required`: the first answer must call a tool; else the run would never end."""
@@ -472,5 +472,5 @@ class ClientTool(msgspec.Struct, frozen=True):
     description: str = ""
     parameters: dict[str, Any] = {}
     strict: bool | None = None
-    """Whether the provider has to hold the model to `parameters`, for providers that know the word. None: wherever the
-    schema allows it."""
+    """Whether the provider must keep the model to `parameters`, for providers with this option. None: if the schema
+    allows it."""

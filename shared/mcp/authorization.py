@@ -2,8 +2,8 @@
 
 The official package discovers the authorization server and registers there. It expects one process to do a whole
 sign-in, including the person's time in the browser. Here the browser may return to any process. So this module stops
-the package once it knows the URL for the browser, and exchanges the returned code itself. Of a server's errors it
-repeats only the codes that OAuth defines.
+the package once it knows the URL for the browser, and exchanges the returned code itself. It repeats only those codes
+of a server's errors that OAuth defines.
 
 Importing the protocol's package takes a second, so other modules import this one at the first sign-in or renewal.
 """
@@ -218,7 +218,7 @@ def _token_in(response: httpx2.Response) -> OAuthToken:
     try:
         token = OAuthToken.model_validate_json(response.content)
     except ValidationError as error:
-        raise SignInFailed("its authorization server answers a request for a token with what is no token") from error
+        raise SignInFailed("its authorization server answers a request for a token without a token") from error
     sent = (token.access_token, token.refresh_token or "-")
     if not all(one.isascii() and one.isprintable() and 0 < len(one) < LONGEST_HEADER - 10 for one in sent):
         raise SignInFailed("its authorization server sends a token that cannot be sent back")

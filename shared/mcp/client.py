@@ -171,8 +171,8 @@ class McpClient:
             del self._connections[key]
 
     def _make_room(self, project_id: ProjectId) -> None:
-        """Closes the connection that has been idle the longest if the limit is reached. A project may use as many as it
-        leaves free, so that it never has them all. Raises `Unavailable`."""
+        """Closes the longest idle connection if the limit is reached. A project may use at most as many connections as
+        it leaves free, so that it never has all of them. Raises `Unavailable`."""
         most = self._bounds.most_connections
         taken = [one for one in self._owners.values() if one.users or one.is_retired]
         own = sum(one.project_id == project_id for one in taken)
@@ -218,7 +218,7 @@ def _place(target: McpTarget) -> str:
 
 
 def _without(target: McpTarget, text: str) -> str:
-    """The text without the secrets of the server's address and headers."""
+    """The text without the values of the server's headers and variables, which may be secrets."""
     for names in (target.headers, target.env):
         for name, value in _longest_first(names):
             text = text.replace(value, f"[secret {name}]")

@@ -18,8 +18,8 @@ _CHANGES_THE_PROGRAM = re.compile(
     r"|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|GIT_.*|GCONV_PATH|HOSTALIASES|DOTNET_.*|CORECLR_.*",
     re.IGNORECASE,
 )
-"""Variables by which a caller would choose the code that a listed command runs. `NODE_ENV` is none: it
-names one of the ways in which the author lets the program run."""
+"""Variables by which a caller would choose the code that a listed command runs. `NODE_ENV` is not one of them: it only
+selects one of the author's own ways to run the program."""
 
 
 @dataclass(frozen=True)

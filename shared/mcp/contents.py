@@ -35,7 +35,7 @@ def remote_tools(tools: Iterable[mcp_types.Tool]) -> tuple[list[RemoteTool], int
 
 
 def with_probes(tools: Mapping[str, RemoteTool]) -> list[RemoteTool]:
-    """A server's tools, by their names there, each with what is to be known of its probe."""
+    """Returns a server's tools, given by their names there, each with its probe."""
     return [
         tool if tool.probe is None else replace(tool, probe=_found(tool, tool.probe, tools)) for tool in tools.values()
     ]
@@ -97,7 +97,7 @@ def _named_probe(said: object) -> RemoteProbe | None:
 
 
 def _found(tool: RemoteTool, named: RemoteProbe, tools: Mapping[str, RemoteTool]) -> RemoteProbe:
-    """The probe of a tool. What changes nothing may be asked without a person, so it must be read-only."""
+    """The probe of a tool. It must be read-only, because workers call it without a person's approval."""
     if named.problem:
         return named
     probe = tools.get(named.tool_name)

@@ -121,7 +121,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     def _may_listen(self, request: httpx2.Request) -> bool:
         """Whether a GET opens the only stream of answers, or resumes the stream of one answer. The client needs no
-        other stream: it reads lists of tools again, and ignores unsolicited messages."""
+        other stream, because it reads lists of tools again and ignores unsolicited messages."""
         if self._has_event_channel:
             return True
         self._resumptions += 1

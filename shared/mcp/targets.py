@@ -1,4 +1,4 @@
-"""How to reach a stored MCP server: decrypts its secrets, and puts them where the server expects them."""
+"""Makes the target of a stored MCP server: decrypts its secrets, and puts them where the server expects them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ _OURS = re.compile(
 )
 """Headers that the protocol itself sets."""
 _SAID_ANYWAY = frozenset({"accept", "content-type"})
-"""Those of them that many programs set. Holdfast stores and shows them, but sends the protocol's own."""
+"""The headers among them that many programs set. Holdfast stores and shows them, but sends the protocol's own."""
 
 
 def target_of(server: McpServer, secret_keys: SecretKeys) -> McpTarget:

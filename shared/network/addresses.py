@@ -16,7 +16,7 @@ Network = IPv4Network | IPv6Network
 
 Kind = Literal["public", "private", "special"]
 """`private`: this machine and an operator's own networks. `special`: addresses that are never allowed, above all a
-cloud's metadata, even where private addresses are."""
+cloud's metadata, even if private addresses are allowed."""
 
 # https://www.iana.org/assignments/iana-ipv4-special-registry, https://www.iana.org/assignments/multicast-addresses
 _IPV4: Mapping[str, Kind] = {

@@ -23,7 +23,7 @@ from shared.network.addresses import AddressPolicy, ForbiddenAddress, flaw_of_po
 
 MOST_REDIRECTS = 5
 REQUEST_S = 15.0
-"""Seconds for one request of a caller's, its redirects and all of its answer included."""
+"""Seconds for one request of a caller, including its redirects and the whole answer."""
 _STEP_TIMEOUT_S = 10.0
 _MOST_KEPT = 10
 """Connections of one transport that wait for its next request."""
@@ -32,7 +32,7 @@ LOOKUPS_AT_ONCE = 64
 
 
 class NameLookups:
-    """Looks up names that callers have chosen, each on a thread of its own. A name server may let one wait for half a
+    """Looks up names that callers have chosen, each on a thread of its own. A name server may block a lookup for half a
     minute, and the event loop needs its few threads for the operator's services and model providers."""
 
     def __init__(self, at_once: int = LOOKUPS_AT_ONCE) -> None:
@@ -42,7 +42,7 @@ class NameLookups:
         """The addresses of a host, each once. Raises `OSError` and `UnicodeError`."""
         await self._places.acquire()
         found, loop = Future[list[str]](), asyncio.get_running_loop()
-        found.set_running_or_notify_cancel()  # a lookup that nobody waits for any more keeps its place to its end
+        found.set_running_or_notify_cancel()  # a lookup that no task waits for any more keeps its place to its end
         found.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._places.release))
         Thread(target=_look_up, args=(found, host, port), name="look up a name", daemon=True).start()
         return await asyncio.wrap_future(found)
@@ -101,8 +101,7 @@ PUBLIC_ONLY = NetworkRules()
 
 
 def operators_client(network: NetworkRules, *, timeout_s: float) -> httpx2.AsyncClient:
-    """A client for addresses that the operator chose. It carries the operator's keys, so it does not follow redirects
-    to other servers."""
+    """A client for addresses that the operator chose. It carries the operator's keys, so it follows no redirects."""
     return httpx2.AsyncClient(timeout=timeout_s, verify=network.tls(), follow_redirects=False, trust_env=False)
 
 
@@ -178,9 +177,9 @@ class CallersHttp:
 class CheckedTransport(httpx2.AsyncBaseTransport):
     """Resolves the host of each request, checks all of its addresses, and sends the request to one of them.
 
-    `kept_s`: for how many seconds a connection is kept for the next request. It serves that request only if the host
-    still has the connection's address, and may have it. A transport that keeps connections asks one host and no other:
-    the pool knows them by their address, and a certificate was checked for one name only.
+    `kept_s`: for how many seconds a connection is kept for the next request. The connection serves that request only if
+    the host still has its address, and may have it. A transport that keeps connections sends to one host and no other:
+    the pool identifies connections by address, and a certificate was checked for one name only.
     """
 
     def __init__(self, network: NetworkRules, *, tls: ssl.SSLContext | None = None, kept_s: float = 0.0) -> None:

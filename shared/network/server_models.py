@@ -1,8 +1,8 @@
 """The models that the operator's own servers list: gateways, Ollama, vLLM, LM Studio.
 
 The client requests OpenAI's `GET /models` from all servers at once, at most once per interval and within limits of time
-and size. For a server that does not answer, the list has the well-known models of its provider, and the answer says so.
-The client never asks a provider at its default address: the models of hosted providers are well known.
+and size. If a server does not answer, the list has the well-known models of its provider, with a note. The client sends
+no request to a provider's default address, because the models of hosted providers are well known.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ def _servers_in(environment: Mapping[str, str]) -> Iterator[_Server]:
     """Each server once, under the first provider whose variables name it."""
     known = set[str]()
     for name, provider in PROVIDERS.items():
-        # A gateway may serve its models over Chat Completions only, which is what this handle means.
+        # A gateway may serve its models over Chat Completions only, as this handle means.
         listed_as = OPENAI_PROXY if name == "openai" else name
         base_url = provider.base_url(environment)
         if base_url is None or base_url in known or not _is_own_server(provider, environment):
@@ -172,7 +172,7 @@ def _models_in(answer: object, provider: str) -> Iterator[KnownModel]:
 
 
 def _can_be_asked(handle: str) -> bool:
-    """Whether an agent could use the handle. Only their names reveal models that just embed."""
+    """Whether an agent could use the handle. Models that just embed are known by their names alone."""
     try:
         split_handle(handle)
     except ValueError:
@@ -181,7 +181,7 @@ def _can_be_asked(handle: str) -> bool:
 
 
 def _window_in(entry: Mapping[str, Any]) -> int | None:
-    """The context window that the server reports. vLLM and gateways do, each under its own field."""
+    """The context window that the server reports. vLLM and gateways report it, each in its own field."""
     for name in ("max_model_len", "context_length", "context_window"):
         window = entry.get(name)
         if isinstance(window, int) and 0 < window < 2**31:

@@ -26,8 +26,8 @@ WORK = "work-"
 
 
 def try_lock(path: Path, *, is_shared: bool = False) -> int | None:
-    """A descriptor that holds the lock on this file; the file is created if it is missing. None if others hold the
-    lock.
+    """A descriptor that holds the lock on this file; the file is created if it is missing. None if other processes hold
+    it.
 
     Closing the descriptor releases the lock. Any number of holders can share it at the same time. Raises `OSError`.
     """
@@ -64,7 +64,7 @@ class WorkFolder(NamedTuple):
 
 @asynccontextmanager
 async def work_folder(parent: Path) -> AsyncGenerator[WorkFolder]:
-    """A new folder for the block, which only its user can read. Removes those of processes that were killed. Raises
+    """A new folder for the block, which only its user can read. Removes the folders of killed processes. Raises
     `OSError`."""
     await asyncio.to_thread(remove_leftovers, parent)
     made = _new_folder(parent)
@@ -121,7 +121,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(file_bytes), int(file_bytes)))
 os.execv(command[0], command)
 """
-"""Becomes the program, which then dies with its parent (PR_SET_PDEATHSIG) and has limits that the kernel enforces."""
+"""A script that becomes the program, which then dies with its parent (PR_SET_PDEATHSIG) within the kernel's limits."""
 
 
 class Finished(NamedTuple):
@@ -185,7 +185,7 @@ async def _refuse_too_much(folder: Path, room: PackageRoom) -> None:
 
 
 def too_large(most_bytes: int) -> str:
-    """The error for packages that take more."""
+    """The error text for packages that take more space."""
     return f"pip_requirements: the packages take more than {most_bytes >> 20} MB (HOLDFAST_PACKAGE_MB): ask for fewer"
 
 

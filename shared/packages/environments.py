@@ -4,7 +4,7 @@
     <folder>/<key>.lock     shared by users, exclusive for a builder or remover; its time is that of the last use
     <folder>/work-…         a build or a removal in progress; locked as long as its process lives
 
-Each build has a new name, because a process that has mounted the folder of an earlier one does not see the new one.
+Each build has a new name, because a process that has mounted an earlier build's folder does not see the new one.
 
 Every process may be killed at any time. The next builder removes the remains, and an environment is there completely or
 not at all. It can always be built again.
@@ -309,7 +309,7 @@ class PackageEnvironments:
 
     def _note_use(self, lock: int) -> None:
         now = self._clock.now().timestamp()
-        with suppress(PermissionError):  # another user's file, who has built it
+        with suppress(PermissionError):  # the file of another user, who has built it
             os.utime(lock, (now, now))
 
     def _place(self, pins: Sequence[str]) -> Path:

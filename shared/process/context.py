@@ -35,10 +35,10 @@ class ProcessContext:
     metrics: Metrics = field(default_factory=Metrics)
     """The metrics of this process."""
     tracer: Tracer = field(default_factory=NoTracer)
-    """Creates the spans of this process. `tracer_of` returns the one that exports."""
+    """Creates the spans of this process. `tracer_of` returns the exporting tracer."""
 
     def patience(self, for_s: float = PATIENCE_S) -> Patience:
-        """The patience for stores whose writes a client, or maintenance, waits for. `for_s` overrides it."""
+        """The patience of stores whose writes a client, or maintenance, waits for. `for_s` are its seconds."""
         return Patience(for_s, self.clock)
 
     async def has_redis(self) -> bool:

@@ -1,7 +1,7 @@
 """The directory of `holdfast dev`: one process at a time uses it, and only its user can read it.
 
 It contains a database with messages and secrets, and the key that encrypts the secrets. So new files are private to the
-user, whatever the umask is, and existing files that others could read are made private.
+user, whatever the umask is, and existing files that other users could read are made private.
 
 The embedded Redis lives in its process, so a lock on the directory keeps a second process out: it would not see the
 first one's data.
@@ -67,7 +67,7 @@ def keys_of(settings: Settings) -> SecretKeys:
 
 
 def own_keys(settings: Settings) -> SecretKeys:
-    """The keys for agents' secrets on one machine: those of the settings, or one that is generated once and stored in
+    """The keys for agents' secrets on one machine: those of the settings, or a key that is generated once and stored in
     the directory. The caller must hold the directory's lock. Raises `InvalidRequest`."""
     if configured := keys_of(settings):
         return configured

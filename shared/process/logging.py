@@ -24,7 +24,7 @@ FRAMES = 3
 """The number of our innermost functions that a log line of an error shows."""
 
 ERRORS = 5
-"""The number of errors in a chain of causes that it shows."""
+"""The number of errors in a chain of causes that such a line shows."""
 
 
 def configure_logging(settings: Settings) -> None:
@@ -70,7 +70,7 @@ def configure_logging(settings: Settings) -> None:
 
 
 def is_shown(record: logging.LogRecord) -> bool:
-    """Whether a record is logged. Libraries are logged from WARNING, even if an environment variable of theirs asks for
+    """Whether a record is logged. Libraries are logged from WARNING, even if their own environment variables request
     more."""
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in OURS
 
@@ -123,7 +123,7 @@ def _described(error: BaseException) -> str:
 
 
 def _places(traceback: TracebackType | None) -> list[str]:
-    """Our innermost functions, the innermost first, preceded by the innermost of all if that is not ours."""
+    """Our innermost functions, the innermost first, preceded by the innermost of all functions if that is not ours."""
     found = [
         (frame.f_globals.get("__name__", ""), Path(frame.f_code.co_filename).name, line, frame.f_code.co_name)
         for frame, line in walk_tb(traceback)

@@ -56,7 +56,7 @@ class ToolSettings(BaseSettings):
     package_files: int = Field(default=50_000, ge=1, description="Files that the packages of one tool may have.")
     package_disk_mb: int = Field(default=10_000, ge=1, description="MiB that all packages of a machine may take.")
     package_build_s: float = Field(default=120.0, gt=0, description="Seconds for a tool's packages to be installed.")
-    package_keep_days: int = Field(default=30, ge=1, description="Days that packages are kept which nobody uses.")
+    package_keep_days: int = Field(default=30, ge=1, description="Days that unused packages are kept.")
 
     mcp_commands: str = Field(
         default="",

@@ -1,6 +1,6 @@
 """Whether the services of a process answer, and facts that only these services know.
 
-Health checks ask every few seconds, without a key, and each check queries the database and Redis. So all requests
+Health checks come every few seconds, without a key, and each check queries the database and Redis. So all requests
 within a second share one check, and no service may take longer to answer than a probe waits.
 
 This module also binds a server's sockets, before anything else happens: a taken port is the commonest mistake, and the
@@ -28,8 +28,8 @@ Question = Callable[[], Awaitable[bool | None]]
 
 
 class ServiceAnswers:
-    """Checks each service at most once per second. It is away if its check returns False or raises `Unavailable`.
-    `facts` are true or false and come from a service: while it does not answer they are None."""
+    """Checks each service at most once per second. A service is away if its check returns False or raises
+    `Unavailable`. `facts` are true or false and come from a service: while it does not answer, they are None."""
 
     def __init__(
         self, services: Mapping[str, Question], facts: Mapping[str, Question] | None = None, *, clock: Clock
@@ -74,7 +74,7 @@ async def _in_time(question: Question, is_service: bool) -> bool | None:
 RETRY_AFTER_S = 2
 """`Retry-After` while a service is away, in seconds."""
 
-HINT = "Bring back what is false in `services`, and ask again: `holdfast doctor` says what is wrong with it."
+HINT = "Repair the services that are false in `services`, and ask again: `holdfast doctor` finds the fault."
 
 _MISSING = {
     "database": "the database does not answer",
@@ -92,7 +92,7 @@ _UNKNOWN = {
 
 def what_is_missing(services: Mapping[str, bool | None]) -> list[str]:
     """A clause for each service that is missing or whose state is unknown."""
-    # A Redis that does not answer takes no writes either: one clause is enough.
+    # A Redis that does not answer accepts no writes either: one clause is enough.
     shown = {name: answer for name, answer in services.items() if name != "redis_writes" or services["redis"]}
     false = [_MISSING[name] for name, answer in shown.items() if answer is False]
     return false + [_UNKNOWN[name] for name, answer in services.items() if answer is None]

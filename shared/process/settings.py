@@ -46,7 +46,7 @@ class TelemetrySettings(BaseSettings):
         default=1.0, ge=0, le=1, description="The part of the traces beginning here that is sent: 0.1 is one in ten."
     )
     trace_content: bool = Field(
-        default=False, description="Send what users, models and tools said with the traces, too."
+        default=False, description="Send the texts of users, models and tools with the traces, too."
     )
 
     @field_validator("otlp_endpoint")
@@ -117,7 +117,7 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
         default=10_000, ge=10, description="Connections that the API has open at once; others get a 503."
     )
     strict_requests: bool = Field(
-        default=False, description="Refuse requests with names that are not acted on, unless X-Holdfast-Strict says no."
+        default=False, description="Refuse requests with fields that have no effect, unless X-Holdfast-Strict says no."
     )
     docs: Literal["auto", "on", "off"] = Field(
         default="auto", description="Serve `/docs` and `/openapi.json`. `auto`: where no key is asked for."
@@ -215,10 +215,10 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
     project_daily_tokens: int = Field(default=0, ge=0, description="Tokens that one project may use a day.")
     project_daily_cost: Dollars = Field(default=0, description="US dollars that one project may cost a day.")
     budget_action: Literal["fail", "wait"] = Field(
-        default="fail", description="What a run does whose next call would exceed a day's budget."
+        default="fail", description="The fate of a run whose next call would exceed a day's budget."
     )
     prices_file: Path | None = Field(
-        default=None, description="JSON file of what models cost, before published prices."
+        default=None, description="JSON file of the prices of models, before published prices."
     )
 
     cancel_wait_s: float = Field(default=5.0, ge=0, description="Seconds that a cancel waits for the run to stop.")
@@ -246,7 +246,7 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
     log_level: str = Field(default="INFO", description="DEBUG, INFO, WARNING or ERROR.")
     log_json: bool = Field(default=False, description="Log as JSON lines.")
     log_tracebacks: bool = Field(
-        default=False, description="Log errors with their texts and tracebacks, which may hold what users wrote."
+        default=False, description="Log errors with their texts and tracebacks, which may contain texts of users."
     )
     data_dir: Path = Field(default=Path(".holdfast"), description="Where `holdfast dev` keeps its database.")
 
@@ -263,7 +263,7 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
 
     @property
     def tree_limits(self) -> TreeLimits:
-        """How many runs agents may start through agents."""
+        """The limits on runs that agents start through other agents."""
         return TreeLimits(depth=self.child_depth, runs=self.child_runs, wait=timedelta(seconds=self.child_wait))
 
     @field_validator("trusted_proxies")
@@ -352,7 +352,7 @@ def _limit(tokens: int, dollars: float) -> Limit:
 PREFIX = "HOLDFAST_"
 
 OF_CLIENTS = ("HOLDFAST_URL", "HOLDFAST_API_KEY")
-"""The server and the key for the client commands. They are no settings of a server."""
+"""The server and the key for the client commands. They are not settings of a server."""
 
 FOR_TESTS = "HOLDFAST_TEST_"
 """Prefix of the variables for this project's tests. A command that a test starts may inherit them."""
@@ -362,7 +362,7 @@ _OF_KUBERNETES = re.compile(r"HOLDFAST_(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?
 
 
 def unknown_names(environment: Iterable[str]) -> list[str]:
-    """A line for each variable that looks like a setting and is none."""
+    """A line for each variable that looks like a setting and is not one."""
     known = [f"{PREFIX}{field.upper()}" for field in Settings.model_fields] + list(OF_CLIENTS)
     return [
         f"{name} is no setting{_nearest(name, known)} docs/settings.md lists them all"

@@ -1,4 +1,4 @@
-"""What a process reports of itself: spans, by the tracer that its settings choose, and measurements."""
+"""The reports of a process about itself: spans, by the tracer that its settings choose, and measurements."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -71,7 +71,7 @@ async def measured(process: ProcessContext, part: str) -> AsyncGenerator[None]:
 
 
 async def _measure_lag(metrics: Metrics) -> None:
-    """The delay with which the loop resumes a task. It delays every run and request by that much."""
+    """Measures the delay with which the loop resumes a task. Every run and request has this delay."""
     now = asyncio.get_running_loop().time
     while True:
         due = now() + LOOK_S

@@ -1,8 +1,8 @@
 """One pub/sub connection that stays subscribed.
 
-Pub/sub forgets: what is published while the connection is away is never seen. So the listener reports when it is
-subscribed, at first and after every reconnect, and its user then reads the durable state. The feed of events, the
-cancels and the workers' wake channel use it.
+Pub/sub forgets: messages that are published while the connection is away never arrive. So the listener reports each
+subscription, the first one and those after reconnects, and its user then reads the durable state. The feed of events,
+the cancels and the workers' wake channel use it.
 """
 
 import asyncio
@@ -205,8 +205,8 @@ class CancelSignal:
 
     @asynccontextmanager
     async def listen(self) -> AsyncGenerator[Announcements]:
-        """Listens while the body runs. The first item is None. So is the one after every reconnect, and the one for an
-        announcement of a newer release that this release cannot read."""
+        """Listens while the body runs. The first item is None. So is the item after every reconnect, and the item for a
+        newer release's announcement that this release cannot read."""
         heard = Announcements()
 
         def on_message(_channel: bytes, payload: bytes) -> None:
@@ -228,7 +228,7 @@ class CancelSignal:
 
 
 def _mode(word: bytes) -> CancelMode | None:
-    """The mode of this name; None for one that this release does not know."""
+    """The mode of this name; None for a mode that this release does not know."""
     try:
         return CancelMode(word.decode("utf-8", "replace"))
     except ValueError:

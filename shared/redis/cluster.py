@@ -1,4 +1,4 @@
-"""A Redis Cluster that keeps the logs of runs: which node has which slots, and a client of each.
+"""A Redis Cluster that keeps the logs of runs: its nodes, their slots, and a client of each node.
 
 The keys of a log share a hash tag, so that one node has all of them (Redis Cluster Specification, "Hash tags"). This
 client does not follow redirections. A caller that reaches the wrong node, or gets no answer, calls `doubt`, raises
@@ -136,7 +136,7 @@ Made = TypeVar("Made")
 class ForEachNode(Generic[Made]):
     """Runs one context per node, for as long as the node has slots.
 
-    `begin` creates the context from the node's client. `on_begun` is called when it runs.
+    `begin` creates the context from the node's client. `made` has the values of the running contexts.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ def _address_in(node: list[Any], asked: Address) -> Address:
 
 # Sharded pub/sub: each channel is subscribed at the node that has its slot.
 #
-# It is used as a `ChannelListener` is. When a slot moves, or its node is replaced, the channel is subscribed at the new
-# one, and `on_subscribed` reports that messages may have been missed.
+# It is used like a `ChannelListener`. When a slot moves, or its node is replaced, the channel is subscribed at the new
+# node, and `on_subscribed` reports that messages may have been missed.
 
 
 class ClusterListener:

@@ -1,7 +1,7 @@
-"""The connections to Redis, and the one place where errors of Redis become ours.
+"""The connections to Redis, and the one place that turns errors of Redis into domain errors.
 
-`connect` and `embedded.connect_embedded` give the same client, so no other module knows which one it has. Clients are
-lazy: the first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
+`connect` and `embedded.connect_embedded` give the same client, so no other module knows whether Redis is embedded.
+Clients are lazy: the first command connects. Close one with `await client.aclose(close_connection_pool=True)`.
 """
 
 import socket
@@ -152,7 +152,7 @@ async def greet(redis: Redis) -> None:
 
 
 async def try_writing(redis: Redis) -> None:
-    """Returns when Redis has taken a write and a message. Raises `Unavailable`, also if it refuses them."""
+    """Returns when Redis has accepted a write and a message. Raises `Unavailable`, also if it refuses them."""
     async with redis_answers():
         await cast("Any", redis).set(keys.TRIAL, b"", px=1000)
         await cast("Any", redis).publish(keys.TRIAL, b"")
@@ -219,7 +219,7 @@ class LuaScript:
         return cast("str", self._script.sha)
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[str | bytes | int], on: Redis | None = None) -> Any:
-        """Returns the script's answer; `on` calls it on another server than its own."""
+        """Returns the script's answer; `on` is a server to call instead of the script's own."""
         return cast("Any", await self._script(keys=keys, args=args, client=on))
 
     async def answered(self, *, keys: Sequence[str], args: Iterable[str | bytes | int]) -> Any:

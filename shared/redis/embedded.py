@@ -3,9 +3,9 @@
 It is fakeredis, whose EVALSHA compiles a script for each call and collects Lua's garbage after it. So here a script is
 a library of one function (FUNCTION LOAD), which is compiled once and called by its name (FCALL).
 
-`append.lua` runs for each event of each run. Where SQL has each event first, its usual case is two commands from Python
-instead: nothing comes between them, because all clients of the server are on one event loop, and the commands do not
-wait. Only an empty log asks for its owner. All scripts pass the same tests as on a real Redis.
+`append.lua` runs for each event of each run. If SQL has each event first, two commands from Python replace its usual
+case. No other command comes between them, because all clients of the server are on one event loop, and the commands do
+not wait. Only an empty log asks for its owner. All scripts pass the same tests as on a real Redis.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from shared.redis.connection import Redis, text_of_script
 
 RENEWED_EVERY = 64
-"""Numbers after which a log's lifetime, which is a day, is renewed."""
+"""The lifetime of a log, a day, is renewed after this many numbers."""
 
 BURST = 8
 """Events of one append of which the log keeps only the last one, if SQL has all of them. It shows how far the log
@@ -30,7 +30,7 @@ _LIBRARY = "#!lua name={name}\nredis.register_function('{name}', function(KEYS, 
 
 def connect_embedded(server: FakeServer | None = None, *, stores_first: bool = False) -> Redis:
     """A client of an embedded Redis. Clients of one `server` share its data. `stores_first`: SQL has taken each event
-    from the run's owner before it is appended to its log, as in `holdfast dev`, so the log need neither ask who owns it
+    from the run's owner before it is appended to its log, as in `holdfast dev`, so the log need neither check its owner
     nor keep all of a burst."""
     return _EmbeddedRedis(server or FakeServer(), stores_first=stores_first)
 
@@ -93,7 +93,7 @@ class _Append(AsyncScript):
 
     def _append(self, keys: Sequence[Any], args: Sequence[Any]) -> int | None:
         """Appends, and returns the last number. None: the script must decide. If the log has some of a burst, all of it
-        is published again, and readers skip what they know."""
+        is published again, and readers skip the events that they have."""
         events, fence = keys
         caller, first, needs, lifetime_ms, publish, channel, *entries = args
         if needs or not entries:
@@ -108,7 +108,7 @@ class _Append(AsyncScript):
             for number, entry in kept if is_new else kept[1:]:
                 self._execute("XADD", events, number, "e", entry)
         except ResponseError:
-            return None  # the log has the first of these numbers, and got none
+            return None  # the log has the first of these numbers already
         if is_new or last % RENEWED_EVERY < len(entries):
             self._execute("PEXPIRE", events, lifetime_ms)
             self._execute("PEXPIRE", fence, lifetime_ms)

@@ -1,9 +1,9 @@
 """The log of a run's events in Redis: numbered, fenced, a cache of the events that SQL will have.
 
-The owner of a run opens the log first, which shuts out all owners before it, and then appends. An entry's id in the
+The owner of a run opens the log first, which shuts out all earlier owners, and then appends. An entry's id in the
 stream is its number, so Redis itself refuses an old owner's entries after a newer owner's first one. Readers need no
-permission. Redis may lose all of this at any time: the owner learns it from `RedisLostData`, and a reader from a first
-entry that does not continue its last one.
+permission. Redis may lose all of this at any time: `RedisLostData` shows it to the owner, and a first entry that does
+not continue the last one shows it to a reader.
 
 The feed of live events complements it: one connection per process and log server, however many readers. The feed is
 fast but lossy; the log is complete. A `Subscription` joins the two.
@@ -33,7 +33,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class RedisLostData(HoldfastError):
-    """Redis has lost a part of the log. Its owner opens it again, and appends the entries again that SQL lacks."""
+    """Redis has lost a part of the log. Its owner opens it again, and appends again the entries that SQL lacks."""
 
     def __init__(self, last: Seq) -> None:
         super().__init__(f"the log in Redis ends at {last}")
@@ -57,10 +57,10 @@ StoreShown = Callable[[Run, Entries, datetime], Awaitable[None]]
 class EventLog:
     """The logs of all runs.
 
-    `ttl_s` is how long a log stays after its end. `owner` distinguishes this process from others that may have the same
-    fence after a database was restored from a backup; by default it is a new name. `appends` sends appends together
-    with those of other runs; without it, each is sent by itself. `servers` keep the logs; by default `redis` does,
-    which has the cancel flags in any case.
+    `ttl_s` is how long a log stays after its end. `owner` distinguishes this process from other processes that may have
+    the same fence after a database was restored from a backup; by default it is a new name. `appends` sends appends
+    together with those of other runs; without it, each append is sent by itself. `servers` keep the logs, by default
+    `redis`, which always has the cancel flags.
 
     Every method raises `Unavailable` when Redis does not answer. Such an append may have been written: repeat it
     unchanged.
@@ -97,8 +97,8 @@ class EventLog:
         return Seq(last)
 
     async def append(self, run_id: RunId, fence: Fence, tail: LogTail, *, needs: Seq) -> None:
-        """Appends entries, each without a line break, and publishes them. Entries that the log has already stay as they
-        are, so a repetition does no harm.
+        """Appends entries, each without a line break, and publishes them. Entries that the log already has stay
+        unchanged, so a repetition does no harm.
 
         `needs` is the number that the log must reach, or readers would find a hole; 0 if SQL has all earlier entries.
         Raises `LeaseLost` when a newer owner has the log, and `RedisLostData` when the log ends too early or Redis does
@@ -121,8 +121,8 @@ class EventLog:
             raise RedisLostData(Seq(last))
 
     async def read(self, run_id: RunId, after: Seq, limit: int | None = 1000) -> Entries:
-        """The first `limit` entries after `after` (None: all). They may not follow it directly, because Redis may have
-        lost some."""
+        """The first `limit` entries after `after` (None: all). They may not follow `after` directly, because Redis may
+        have lost entries."""
         async with self._asking(run_id) as server:
             found: Any = await server.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
         return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
@@ -190,7 +190,7 @@ class EventLog:
             raise
 
     def _lifetime(self, tail: LogTail) -> int:
-        """Of the log with these entries, ms. If the end is sent late, after `expire`, it does not undo that."""
+        """The lifetime of the log with these entries, ms. A late end, sent after `expire`, does not undo that call."""
         return self._ended_ms if tail.entries and is_end(tail.entries[-1]) else self._live_ms
 
     def _holder(self, fence: Fence) -> str:
@@ -203,8 +203,8 @@ async def adopt_log(
     """Hands a run's log to its next owner: fences off the earlier ones, and stores the events that they have shown and
     SQL lacks. With `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
 
-    A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if one has the run, and
-    `Unavailable`.
+    A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if a newer owner has the
+    run, and `Unavailable`.
     """
     last = await event_log.open(run.id, run.fence)
     if last <= run.last_seq:
@@ -288,7 +288,7 @@ class Subscription(NewsWait):
                 self.fall_behind()
 
     def _take(self, after: Seq) -> list[tuple[Seq, bytes]]:
-        """The live events that directly follow `after`. When one is missing, the subscription falls behind."""
+        """The live events that directly follow `after`. If one of them is missing, the subscription falls behind."""
         taken: list[tuple[Seq, bytes]] = []
         expected = after + 1
         for first, entries in self._batches:
@@ -302,8 +302,8 @@ class Subscription(NewsWait):
         return taken
 
     def _catch_up(self) -> None:
-        """Collects live events again. Must be called before the log is read: called afterwards, it would miss events
-        that are published in between."""
+        """Collects live events again. Must be called before the log is read. Otherwise it would miss events that are
+        published in between."""
         self._behind = False
         self._forget()
 
@@ -376,8 +376,8 @@ class EventFeed:
             self._listener.remove(channel)
 
     def hear(self, channel: str, on_word: OnWord) -> None:
-        """Calls `on_word` with each word on a channel that is no run's, over the same connection; with None when words
-        may have been missed, also before the first one."""
+        """Calls `on_word` with each word on a channel that belongs to no run, over the same connection; with None if
+        words may have been missed, also before the first word."""
         self._heard.setdefault(channel.encode(), []).append(on_word)
         self._listener.add(channel)
 
@@ -396,7 +396,7 @@ class EventFeed:
             return
         first, _, body = payload.partition(b" ")
         if not first.isdigit():
-            # Another release published this in another form. The log has the event.
+            # Another release published the event in another form. The log has it.
             self._look_again(channel)
             return
         entries = body.split(b"\n")

@@ -10,10 +10,10 @@ from shared.domain.ids import ProjectId, RunId
 _DAY_S = 24 * 3600
 
 LIVE_LOG_TTL_S = _DAY_S
-"""A log that is still written. Refreshed by every append: an expired stream would forget its last id."""
+"""The lifetime of an unfinished log. Every append refreshes it: an expired stream would forget its last id."""
 
 CANCEL_FLAG_TTL_S = _DAY_S
-"""Longer than any run; the request itself is in SQL."""
+"""The lifetime of a cancel flag: longer than any run. The request itself is in SQL."""
 
 JOB_TTL_S = 30 * _DAY_S
 """How long a run may wait in the queue before the description of its job expires."""
@@ -67,8 +67,8 @@ JOB_PREFIX = job_key_prefix
 
 
 CODE_AGENTS = "holdfast:code-agents"
-"""Hash, agent and version → until when, and since when, a live worker has it. Written by `show_versions.lua`. Lives for
-a lease."""
+"""Hash, agent and version → the times until and since which a live worker has it. Written by `show_versions.lua`. Lives
+for a lease."""
 
 
 def interval(name: str) -> str:

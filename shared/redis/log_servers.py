@@ -1,4 +1,4 @@
-"""Where the logs of runs are kept: on one Redis server, or on the nodes of a Redis Cluster.
+"""The servers that keep the logs of runs: one Redis server, or the nodes of a Redis Cluster.
 
 Only logs and their feeds may be spread over servers, because a run's log is independent of all others. The queue is one
 set for all runs; it stays, with leases and signals, on the server that every process shares.
@@ -31,7 +31,7 @@ from shared.redis.connection import (
     netloc_of,
 )
 
-# One way to Redis for the appends of all runs of this process.
+# One connection to Redis for the appends of all runs of this process.
 #
 # Sending and receiving costs a process more than the rest of an append. So the appends of one turn of the event loop
 # are sent in one batch, and their answers are read together. Meanwhile, further appends wait for the next batch.
@@ -42,7 +42,7 @@ from shared.redis.connection import (
 
 PIECE_BYTES = 1 << 18
 """The most bytes in one batch, unless it is a single append. So a long answer that is sent again does not block the
-others until all of it is sent."""
+other appends until all of it is sent."""
 
 
 class _Append(NamedTuple):
@@ -130,7 +130,7 @@ class AppendPipeline:
             await self._send([append for append in piece if not append.answer.done()])
 
     async def _send(self, piece: list[_Append]) -> None:
-        """Sends a batch, and sends those appends again for which a new server had not loaded the script."""
+        """Sends a batch, and sends appends again if a new server had not loaded the script for them."""
         unknown = await self._answered(piece)
         while unknown:
             await self._connection.send_packed_command(_packed("SCRIPT", "LOAD", self._script.text))
@@ -278,8 +278,8 @@ class ClusterLogServers:
 
 @asynccontextmanager
 async def log_servers(url: str, redis: Redis) -> AsyncGenerator[LogServers]:
-    """The servers that `url` names, for the block; without one, `redis` keeps the logs. Raises `InvalidRequest` if it
-    is not an address."""
+    """The servers that `url` names, for the block; without a URL, `redis` keeps the logs. Raises `InvalidRequest` if
+    the URL is not an address."""
     if not url:
         yield OneLogServer(redis)
     elif is_cluster(url):

@@ -1,5 +1,6 @@
 """Live processes, and each one's description of itself. Every process refreshes its entry from its event loop, and the
-entry expires when it stops, so a hanging process is not shown. Only displays for people depend on it.
+entry expires when it stops, so a hanging process is not shown. Only displays for people depend on these entries;
+`VersionPresence` also decides about runs.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class ProcessPresence:
                 await self._forget(shown)
 
     async def show(self, state: WorkerState | ApiState, *, for_s: float = SHOWN_FOR_S) -> None:
-        """Shows a process for so many seconds. Raises `Unavailable`."""
+        """Shows a process for `for_s` seconds. Raises `Unavailable`."""
         kind = _kind_of(type(state))
         async with redis_answers():
             await self._present(
@@ -88,7 +89,7 @@ def _kind_of(state: type[WorkerState | ApiState]) -> Literal["worker", "api"]:
 
 
 def _state_of(text: bytes, wanted: type[State]) -> State | None:
-    """Returns None if a newer release wrote a description that this one cannot read."""
+    """Returns None if a newer release wrote a description that this release cannot read."""
     try:
         return msgspec.json.decode(text, type=wanted)
     except msgspec.DecodeError:
@@ -96,7 +97,7 @@ def _state_of(text: bytes, wanted: type[State]) -> State | None:
         return None
 
 
-# What live workers can do for tools, for the API's answers. Each worker refreshes its entries in Redis.
+# The abilities of live workers for tools, for the API's answers. Each worker refreshes its entries in Redis.
 
 
 class ToolPresence:
@@ -140,7 +141,7 @@ class ToolPresence:
 
 
 class VersionPresence:
-    """The versions of agents of own code that live workers have. Decides which workers continue a run."""
+    """The versions of operators' own agents that live workers have. Decides which workers continue a run."""
 
     def __init__(self, redis: Redis) -> None:
         self._show = LuaScript(redis, "show_versions")
@@ -155,8 +156,8 @@ class VersionPresence:
                 await self._show.answered(keys=[keys.CODE_AGENTS], args=[round(for_s * 1000), *shown])
 
     async def taker_of(self, agent: str, version: str) -> str | None:
-        """The version whose workers continue the runs that began in `version`: the same while a worker with it lives,
-        else the newest. None if no live worker has the agent. Raises `Unavailable`."""
+        """The version whose workers continue the runs that began in `version`: that version while a worker with it
+        lives, else the newest. None if no live worker has the agent. Raises `Unavailable`."""
         taker: bytes | None = await self._taker.answered(keys=[keys.CODE_AGENTS], args=[agent, version])
         return None if taker is None else taker.decode()
 
@@ -165,9 +166,9 @@ def _milliseconds(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-# How much memory the Redis servers of a deployment use: the one that every process shares, and those of the logs.
+# The memory that the Redis servers of a deployment use: the server that every process shares, and those of the logs.
 #
-# Each server is asked separately: if one does not answer, the others are still shown.
+# Each server gets its own request: if a server does not answer, the other servers are still shown.
 
 
 async def memory_of(redis: Redis, *, within_s: float = ANSWER_S) -> ServerMemory:
@@ -201,7 +202,7 @@ async def _memory_or_nothing(redis: Redis, within_s: float) -> ServerMemory:
         return ServerMemory(server=netloc_of(redis))
 
 
-# How a Redis server is configured and what time it has, for checks of a deployment. It changes nothing.
+# The configuration and the time of a Redis server, for checks of a deployment. These functions change nothing.
 
 
 class ServerSettings(NamedTuple):

@@ -1,5 +1,6 @@
 """The queue through which workers find runs: a set of jobs, each of which one worker leases for a while. Projects take
-turns (`fair_queue.lua`), and within a project, the job that has waited longest comes first.
+turns (`fair_queue.lua`), and within a project, the job that has waited longest comes first, after jobs that a worker
+has had and with the head starts of priorities.
 
 A job is one dispatch of a run. It holds the run's id and the number of the dispatch, because everything else that a
 worker needs is in SQL. A job that Redis has lost does no harm: the sweeper dispatches orphaned runs again.
@@ -31,7 +32,7 @@ from shared.redis.connection import LuaScript, Redis, redis_answers, try_writing
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 EXECUTE_RUN = "execute_run"
-"""The name of the one function that workers offer to arq."""
+"""The name of the only function that workers offer to arq."""
 
 
 def encode_job(job: dict[str, Any]) -> bytes:
@@ -45,11 +46,11 @@ def decode_job(data: bytes) -> dict[str, Any]:
 
 
 AGENT_FOLLOWS = "\n"
-"""Stands between the project and the agent in the name of the queue of a project's runs that only workers with that
-agent may claim. A project's name has no line end."""
+"""Separates the project and the agent in the name of a queue of a project's runs that only workers with that agent may
+claim. A project's name has no line end."""
 
 VERSION_FOLLOWS = "\t"
-"""Stands between the agent and a version there: of runs that began in this version of the agent's code."""
+"""Separates the agent and a version there, in the queue of runs that began in this version of the agent's code."""
 
 _QUEUE = [keys.QUEUE, keys.TURNS, keys.TURN]
 _PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
@@ -57,8 +58,8 @@ _PREFIXES = [keys.WAITING_PREFIX, keys.IN_FLIGHT_PREFIX, keys.JOB_PREFIX]
 
 
 class RunQueue:
-    """Dispatches runs to the workers. Raises `Unavailable` when Redis does not answer: the run may or may not have been
-    dispatched then."""
+    """Dispatches runs to the workers. Raises `Unavailable` if Redis does not answer; the run may be dispatched even
+    so."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -67,8 +68,7 @@ class RunQueue:
         self._state = LuaScript(redis, "fair_queue", "queue_state")
 
     async def dispatch(self, *dispatches: Dispatch) -> None:
-        """Puts runs into the queue, and wakes the workers. A dispatch that is queued or leased already stays as it
-        is."""
+        """Queues runs, and wakes the workers. A dispatch that is already queued or leased stays unchanged."""
         described = [part for dispatch in dispatches for part in _job_of(dispatch)]
         async with redis_answers():
             with crash_point(CrashPoint.DISPATCH):
@@ -88,7 +88,7 @@ class RunQueue:
             log.warning("dispatch_left_to_sweeper", run_id=run.id, reason=str(error))
 
     async def queued_among(self, dispatches: Collection[tuple[RunId, int]]) -> set[tuple[RunId, int]]:
-        """Returns those of `dispatches` that are still in the queue, waiting or leased."""
+        """Returns the dispatches among these that are still in the queue, waiting or leased."""
         if not dispatches:
             return set()
         async with redis_answers():
@@ -153,7 +153,7 @@ class Claimed:
     job_ids: list[str]
     next_in_s: float | None
     """Seconds until the next lease in the queue ends, or the workers with the version of a waiting run may be gone; 0
-    when more jobs wait that this worker could claim; None when there is neither."""
+    if more jobs wait that this worker could claim; None without either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class InFlightLimits:
 
     each: int = 0
     of_project: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The limits of projects that have their own."""
+    """The limits of projects with a limit of their own."""
 
 
 NO_LIMITS = InFlightLimits()
@@ -172,9 +172,9 @@ NO_AGENTS: Mapping[str, str] = {}
 class JobLeases:
     """The leases of one worker: while a lease lasts, only this worker should run the job.
 
-    A lease is a key that names its worker and expires; the job's score in the queue says when. All times are Redis'
-    own, so the clocks of machines need not agree. The lease decides who *should* run a job; the fence in SQL decides
-    whose writes count.
+    A lease is a key that names its worker and expires; the job's score in the queue has the time of the expiry. All
+    times are Redis' own, so the clocks of machines need not agree. The lease decides who *should* run a job; the fence
+    in SQL decides whose writes count.
 
     Every method raises `Unavailable` when Redis does not answer.
     """
@@ -188,7 +188,7 @@ class JobLeases:
         in_flight: InFlightLimits = NO_LIMITS,
         code_agents: Mapping[str, str] = NO_AGENTS,
     ) -> None:
-        """`code_agents`: the versions of the worker's agents of own code, by their names."""
+        """`code_agents`: the versions of the worker's agents of operators' own code, by their names."""
         limits = [part for project, limit in in_flight.of_project.items() for part in (project, limit)]
         self._limits = [in_flight.each, *limits]
         self._code_agents = "".join(f"{name}{VERSION_FOLLOWS}{version}\n" for name, version in code_agents.items())
@@ -260,8 +260,7 @@ def _text(job_id: bytes) -> str:
     try:
         return job_id.decode()
     except UnicodeDecodeError:
-        # A partly decoded id would be another job: its lease would not be found, and the job would be taken again and
-        # executed.
+        # A partly decoded id would name another job: the worker would find no lease, take the job again and execute it.
         log.warning("job_not_understood", job_id=repr(job_id))
         return ""
 
@@ -291,8 +290,8 @@ class WorkerPresence:
 
 
 class IntervalLock:
-    """Lets one process of the fleet, the first that asks, do work that is needed once per interval. It must do no harm
-    if two do it at once."""
+    """Lets one process of the fleet, the first that asks, do work that is needed once per interval. The work must do no
+    harm if two processes do it at once."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -357,7 +356,7 @@ class Quotas:
         self._stay = LuaScript(redis, "stay")
 
     async def take(self, buckets: Sequence[Bucket], count: int = 1) -> Empty | None:
-        """Takes requests out of each bucket. If one of them has too few, takes nothing and returns that one."""
+        """Takes requests out of each bucket. If a bucket has too few, takes nothing and returns that bucket."""
         async with redis_answers(ANSWER_S):
             position, wait_ms = await self._take(
                 keys=[keys.bucket(bucket.owner) for bucket in buckets],

@@ -1,5 +1,5 @@
-"""Starts runs without a client's request: a run that another run's tool call starts, or one that the server starts, as
-those of sleep-time agents. Also keeps the trees of such runs consistent."""
+"""Starts runs without a client's request: runs that another run's tool call starts, or the server itself, such as those
+of sleep-time agents. Also keeps the trees of such runs consistent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,8 +81,8 @@ class StartedRuns:
 
 # Starts the due runs of sleep-time agents.
 #
-# A worker does so once a second, for all groups. An API process does so for one agent before it sends that agent's
-# answer, so that the answer can name the runs. Both may do so at once, because each run has a key.
+# A worker starts them once a second, for all groups. An API process starts those of one agent before it sends that
+# agent's answer, which can so name the runs. Both may start a run at once, because each run has a key.
 
 
 LOOK_EVERY_S = 1.0
@@ -111,7 +111,7 @@ class SleeptimeRuns:
             except Unavailable:
                 raise
             except Exception:
-                # Holdfast has a bug. The next rounds must skip this group for a while, so that they reach the others.
+                # Holdfast has a bug. The next rounds must skip this group for a while, to reach the other groups.
                 await self.turns.postpone(group_id, self.clock.now() + LATER)
                 raise
 

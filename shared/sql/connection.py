@@ -2,10 +2,10 @@
 
 SQLAlchemy builds the statements, compiles them and keeps the pool of connections. Its other work for each execution (a
 context, a cursor, a greenlet for every wait; on SQLite four switches to the driver's thread) takes three times as long
-as the driver. So a connection compiles a statement when the same object comes a second time, and from then on passes it
-to asyncpg or aiosqlite and makes SQLAlchemy's rows of the answer. SQLAlchemy still executes statements that are built
-for one use, and all statements while a listener of its events is registered. On SQLite, quick statements bypass the
-driver's thread, too.
+as the driver. So a connection compiles a statement when it gets the same object a second time, and from then on passes
+it to asyncpg or aiosqlite and turns the answer into SQLAlchemy's rows. SQLAlchemy still executes statements that are
+built for one use, and all statements while a listener of its events is registered. On SQLite, quick statements bypass
+the driver's thread, too.
 
 Most of a statement's cost for the client and the server is its round trip. So a caller can `defer` writes whose answers
 it does not need: Postgres gets them as one statement. A transaction sends its locks in one message with its `BEGIN`.
@@ -190,7 +190,7 @@ def _also_by(column: Any, key: str, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _is_for_sqlalchemy(compiled: SQLCompiler) -> bool:
-    """Whether SQLAlchemy must execute it: because it computes values at execution, or is plain text with unknown
+    """Whether SQLAlchemy must execute a statement: it computes values at execution, or is plain text with unknown
     columns."""
     is_text = isinstance(compiled.statement, sa.TextClause)
     return bool(is_text or compiled.insert_prefetch or compiled.update_prefetch)
@@ -236,7 +236,7 @@ WRITES_AT_ONCE = 16
 
 
 READ_ONLY = "25006"
-"""The SQLSTATE of a write to a server that takes none."""
+"""The SQLSTATE of a write to a read-only server."""
 
 
 class Filled(NamedTuple):
@@ -353,8 +353,8 @@ class Connection(AsyncConnection):
                 self._driver.terminate()
 
     async def _whole(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Awaits a statement. On SQLite, a cancellation of the caller takes effect behind it: a cursor that is left in
-        the middle keeps the write lock until it is collected."""
+        """Awaits a statement. On SQLite, a cancellation of the caller takes effect after the statement, because an
+        unfinished cursor keeps the write lock until it is collected."""
         return await (whole(work) if self._is_sqlite else work)
 
     @property

@@ -102,7 +102,7 @@ ANSWER_S = 10.0
 """The limit for the wait for a statement's answer, in seconds. After that, the database counts as unavailable."""
 
 TRUSTED_S = 1.0
-"""A connection that was used less than so many seconds ago counts as working."""
+"""A connection that was used less than this many seconds ago counts as working."""
 
 _USED_AT = "holdfast_used_at"
 
@@ -297,17 +297,17 @@ async def _connect(connect: Callable[..., Awaitable[Any]], **settings: Any) -> A
     async with AnswerTimeout(WAIT_S):
         connection = await connect(**settings)
         try:
-            # The policies' subqueries look expensive to the planner, and to compile such a query costs most of all.
+            # The policies' subqueries look expensive to the planner, but compiling such a query costs most of all.
             await connection.execute("SET jit = off")
         except BaseException:
-            connection.terminate()  # nobody else knows of it yet
+            connection.terminate()  # no other code has it yet
             raise
         return connection
 
 
 def _make_room(path: Path) -> None:
     """Creates the folder and the file of a SQLite database, with permissions for the process's user alone. The files
-    that SQLite adds beside it get the same permissions. Existing files stay as they are."""
+    that SQLite adds beside it get the same permissions. Existing files keep theirs."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -344,7 +344,7 @@ def _set_pragmas(connection: Any, _entry: ConnectionPoolEntry) -> None:
     cursor.close()
 
 
-# Translates a database's errors into one sentence that says why it does not serve and who must act.
+# Translates a database's errors into one sentence with the reason and the person who must act.
 #
 # The sentences reach clients as well, so none of them names an address, a role or a value. The command line adds those.
 

@@ -24,7 +24,7 @@ AT_ONCE = 100
 """The limit for one transaction, in writes: the event loop does nothing else during it."""
 
 COMMITS_PER_CHECKPOINT = 250
-"""After so many commits the WAL has about a thousand pages, which is SQLite's own limit before a checkpoint."""
+"""After this many commits the WAL has about a thousand pages, which is SQLite's own limit before a checkpoint."""
 
 BUSY_S = 0.01
 BUSY_TRIES = 1000

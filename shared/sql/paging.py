@@ -26,11 +26,11 @@ class Page(msgspec.Struct, frozen=True):
     before: str | None = None
     ascending: bool = False
     is_whole: bool = False
-    """Whether the client wants more than `MOST_ROWS`: the whole list. `limit` is then one row more than those."""
+    """Whether the client wants the whole list, beyond `MOST_ROWS`. Then `limit` is one row more than `MOST_ROWS`."""
 
 
 def refuse_part(rows: Sequence[object]) -> None:
-    """Raises `InvalidRequest` if these are only a part of a list, for a client that takes them for the whole list."""
+    """Raises `InvalidRequest` if these rows are only a part of a list that the client takes for the whole."""
     if len(rows) > MOST_ROWS:
         said = f"limit: the list has more rows than a page, {MOST_ROWS}: ask for that many, and for more with `after`"
         raise InvalidRequest(said, field="query.limit")
@@ -103,7 +103,7 @@ async def remember_place(connection: Connection, table: sa.Table, row_id: str) -
 
 
 PLACES_KEPT = 100_000
-"""The limit for the stored places. After so many later deletions, no client is still in the middle of its list."""
+"""The limit for the stored places. After this many later deletions, no client is still in the middle of its list."""
 
 
 async def _place_of(

@@ -111,9 +111,9 @@ submission_keys = sa.Table(
     sa.Column("thread_id", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
-    # Of a key that is a name: a hash of the content that was sent under it.
+    # For a key that is a name: a hash of the content that was sent under it.
     sa.Column("content", sa.Text),
-    # Of a key that is a body's hash: when the body was last sent.
+    # For a key that is a body's hash: the last time when the body was sent.
     sa.Column("sent_at", UtcMoment),
 )
 
@@ -156,7 +156,7 @@ tool_intents = sa.Table(
 settled_effects = sa.Table(
     "settled_effects",
     metadata,
-    # Of a call whose outcome was unknown, what a probe or a person has said.
+    # The verdict of a probe or a person on a call whose outcome was unknown.
     sa.Column("idempotency_key", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False, index=True),
     *texts("call_id", "settled_by", "outcome"),
@@ -191,7 +191,7 @@ run_steps = sa.Table(
 code_agents = sa.Table(
     "code_agents",
     metadata,
-    # Of the deployment: workers show what they have.
+    # The agents of the deployment, as workers report them.
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("description", sa.Text, nullable=False),
     sa.Column("framework", sa.Text, nullable=False, server_default=sa.text("'function'")),
@@ -203,7 +203,7 @@ code_agent_versions = sa.Table(
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("version", sa.Text, primary_key=True),
-    # Its place among the versions: the newest is the one that was seen last for the first time.
+    # Its place among the versions: the newest is the version whose first sight is the latest.
     *times("first_seen_at", "seen_at"),
 )
 
@@ -266,7 +266,7 @@ callbacks = sa.Table(
     sa.Column("next_attempt_at", UtcMoment, index=True),
     sa.Column("claimed_until", UtcMoment),
     sa.Column("given_up_at", UtcMoment),
-    # For callbacks that wait or were given up: nearly all others are delivered.
+    # For callbacks that wait or were given up: nearly all other rows are delivered.
     sa.Index(
         "ix_callbacks_open", "project_id", "number", **where("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
     ),
@@ -317,5 +317,4 @@ OF_A_RUN = (
 """The tables with a `run_id`, except messages, which stay in the history."""
 
 RETAINED_FOR_A_WHILE = tuple(table for table in OF_A_RUN if table not in (approvals, settled_effects))
-"""The tables whose rows retention deletes. Decisions on approvals, and what was found out about calls, stay with the
-history."""
+"""The tables whose rows retention deletes. Decisions on approvals, and verdicts on calls, stay with the history."""

@@ -232,7 +232,7 @@ messages = sa.Table(
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("created_at", UtcMoment, nullable=False),
     sa.Index("uq_messages_thread_turn_position", "thread_id", "turn", "position", unique=True),
-    # For lists of all histories of an agent, and of a project: a turn's first message says when the turn began.
+    # For lists of all histories of an agent, and of a project: first messages give the times of turns.
     sa.Index("ix_messages_begins", "agent_id", "created_at", "thread_id", "turn", **where("position = 1")),
     sa.Index("ix_messages_begun", "created_at", "thread_id", "turn", **where("position = 1")),
     sa.Index(
@@ -322,7 +322,7 @@ webhook_endpoints = sa.Table(
     *texts("project_id", "dialect", "name", "url"),
     # JSON list of texts.
     sa.Column("outcomes", sa.Text, nullable=False),
-    # Encrypted if there is a key, like the secret that it has replaced.
+    # Encrypted if there is a key, like the former secret.
     *texts("secret", "secret_hint"),
     sa.Column("former_secret", sa.Text),
     sa.Column("former_until", UtcMoment),
@@ -434,7 +434,7 @@ api_key_secrets = sa.Table(
     # SHA-256, as hexadecimal digits.
     sa.Column("digest", sa.Text, primary_key=True),
     sa.Column("key_id", sa.Text, nullable=False, index=True),
-    # When a secret ends that was replaced by another.
+    # The time at which a replaced secret ends.
     sa.Column("valid_until", UtcMoment),
 )
 

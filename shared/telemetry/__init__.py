@@ -1,1 +1,1 @@
-"""What a process reports about itself: counts, durations, traces."""
+"""The reports of a process about itself: counts, durations, traces."""

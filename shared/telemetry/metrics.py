@@ -43,7 +43,7 @@ class DeploymentState:
     oldest_wait_s: float | None = None
     """0 if no run waits."""
     longest_silence_s: float | None = None
-    """Of the running runs; 0 if there is none."""
+    """The longest silence of a running run; 0 without running runs."""
     redis_memory: Sequence[ServerMemory] = ()
     """For each Redis server, including those of the logs."""
 
@@ -151,12 +151,12 @@ class _DeploymentGauges(Collector):
         yield _gauge("holdfast_callbacks_waiting", "Callbacks to be delivered.", state.callbacks_waiting)
         yield _by_server(
             "holdfast_redis_memory_used_bytes",
-            "What a Redis server uses.",
+            "The memory that a Redis server uses.",
             {memory.server: memory.used for memory in state.redis_memory},
         )
         yield _by_server(
             "holdfast_redis_memory_limit_bytes",
-            "What a Redis server may use.",
+            "The memory that a Redis server may use.",
             {memory.server: memory.limit for memory in state.redis_memory},
         )
 
@@ -198,7 +198,7 @@ CUT_OFF = ("model", "tool", "between")
 """The operation that a cancel interrupts."""
 
 FOUND_BECAUSE = ("worker_lost", "not_dispatched", "waited")
-"""Why the sweeper dispatched a run again: see `worker.sweeper.Reason`."""
+"""Why the sweeper dispatched a run again: see `worker.maintenance.Reason`."""
 
 _TOKEN_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 """A token reaches Redis within a millisecond. Seconds mean that Redis or SQL was away."""
@@ -261,11 +261,11 @@ class WorkerMetrics:
         self._model_retries = self._counter("model_retries", "Calls of models that were tried again.", "provider")
         self._model_tokens = self._counter("model_tokens", "Tokens, as providers report them.", "provider", "direction")
         self._cancel_latency = self._histogram(
-            "cancel_latency_seconds", "From a client's wish to cancel to the end of the run.", _CANCEL_S, "state"
+            "cancel_latency_seconds", "From a client's request to cancel to the end of the run.", _CANCEL_S, "state"
         )
         self.leases_lost = self._counter("leases_lost", "Runs that another worker has, or may have soon.")
-        self.step_restarts = self._counter("step_restarts", "Steps of which readers had seen what then was void.")
-        self.log_gaps = self._counter("log_gaps", "Logs of which Redis had lost a part, and was sent it again.")
+        self.step_restarts = self._counter("step_restarts", "Steps whose restart voided events that readers had seen.")
+        self.log_gaps = self._counter("log_gaps", "Logs of which Redis had lost a part, which a worker sent again.")
         self._sweeper_found = self._counter(
             "sweeper_found", "Runs that no worker had, and that were dispatched again.", "reason"
         )
@@ -353,7 +353,7 @@ class Metrics:
     process exports only its own."""
 
     def __init__(self) -> None:
-        # It would add a series with a timestamp to every counter and histogram.
+        # Otherwise every counter and histogram would have another series with a timestamp.
         disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)

@@ -45,8 +45,8 @@ async def exporting(
     """Exports to the receiver at `endpoint` for as long as the block lasts, and then the remaining spans, for at most
     `flush_s`.
 
-    `sample` is the share, from 0 to 1, of the traces that begin here; a trace from outside is exported if its flags say
-    so. `resource` describes this process, where `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` do not.
+    `sample` is the share, from 0 to 1, of the traces that begin here; the flags of a trace from outside decide for it.
+    `resource` describes this process, where `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` do not.
     """
     exporter = _LogOnce(
         OTLPSpanExporter(endpoint.rstrip("/").removesuffix(_PATH) + _PATH), endpoint=origin_of(endpoint)
@@ -146,7 +146,7 @@ class _OtlpSpan:
 
 
 class _LogOnce(SpanExporter):
-    """Logs once that spans cannot be exported, and once that they can again. The SDK would log it for every batch."""
+    """Logs once that spans cannot be exported, and once that they can again. The SDK would log every batch."""
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str) -> None:
         self._exporter = exporter

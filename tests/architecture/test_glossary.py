@@ -1,9 +1,11 @@
 """Rule 16: one word per idea, the field's own. README has the glossary, and the words that were given up stay away.
 
 A glossary that the code does not speak misleads. So each of its words is a name in the product, and a retired word is
-found in names, log events, comments, OpenAPI texts (the routes' docstrings) and documents alike.
+found in names, log events, comments, OpenAPI texts (the routes' docstrings) and documents alike. And a sentence of the
+product's prose has a head: an event, a row, a caller, a worker, never a bare "What" or "Who".
 """
 
+import ast
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
@@ -130,6 +132,8 @@ IN_PRODUCT_NAMES = (
 )
 """As `IN_NAMES`, in the product."""
 
+LAUNCHER = sorted((ROOT / "holdfast").rglob("*.py"))
+
 ALLOWED: dict[str, tuple[str, str]] = {
     "tests/kit/services/tcp_proxy.py": (r"stall.*", "a connection stalls: the networks' own word"),
     "tests/kit/product/behind_proxies.py": (r"stall.*", "as above"),
@@ -147,6 +151,14 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "tests/architecture/": (r".*", "the lists themselves, and the rules' examples"),
 }
 """Place: the words that it may have, and why."""
+
+
+HEADLESS = re.compile(r"\W*(?:What|Who|Whoever|Whose)\b[^?]*")
+"""A sentence that begins without a head, and asks nothing."""
+
+UNNAMED_ACTOR = re.compile(r"\b(?:whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
+CODE = re.compile(r"`[^`]*`")
 
 
 def glossary(text: str) -> set[str]:
@@ -183,6 +195,32 @@ def retired_texts(path: str, text: str) -> Iterator[str]:
         return
     lines = ((number, spelled_out(line)) for number, line in enumerate(text.splitlines(), start=1))
     yield from _found(path, lines, words)
+
+
+def headless_sentences(source: Source) -> Iterator[str]:
+    """Sentences of docstrings and comments without a head, and those with an actor that has no name."""
+    if not re.search(r"\b(?:What|Who\w*)\b", source.text) and not UNNAMED_ACTOR.search(source.text):
+        return
+    for line, text in _prose(source):
+        for sentence in SENTENCE_END.split(CODE.sub("it", text)):
+            if HEADLESS.fullmatch(sentence) or UNNAMED_ACTOR.search(sentence):
+                yield f"{source.path}:{line}: say which event, row, caller or worker: {' '.join(sentence.split())[:80]}"
+
+
+def _prose(source: Source) -> Iterator[tuple[int, str]]:
+    """Docstrings, and comments, of which those on consecutive lines are one text."""
+    for node in source.docstrings:
+        if isinstance(node, ast.Constant):
+            yield node.lineno, str(node.value)
+    begun, ended, text = 0, 0, ""
+    for token in source.tokens:
+        if token.type == tokenize.COMMENT:
+            line, said = token.start[0], token.string.lstrip("# ")
+            if line != ended + 1:
+                yield begun, text
+                begun, text = line, ""
+            ended, text = line, f"{text}\n{said}"
+    yield begun, text
 
 
 def _found(path: str, lines: Iterable[tuple[int, str]], words: tuple[Retired, ...]) -> Iterator[str]:
@@ -227,3 +265,9 @@ def test_retired_words_are_in_no_text() -> None:
     paths = [ROOT / source.path for source in _all_sources()] + documents() + sorted((ROOT / "shared").rglob("*.lua"))
     texts = ((path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
     expect_none(finding for path, text in texts for finding in retired_texts(path, text))
+
+
+def test_sentences_of_the_product_name_what_they_speak_of() -> None:
+    """No sentence of a docstring or comment begins with a bare "What" or "Who", or speaks of nobody in particular."""
+    launcher = [Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in LAUNCHER]
+    expect_none(finding for source in (*product_sources(), *launcher) for finding in headless_sentences(source))

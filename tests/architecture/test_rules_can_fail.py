@@ -10,7 +10,7 @@ from tests.architecture.test_comments import notes, silenced_types, unexplained_
 from tests.architecture.test_commits import own_transactions
 from tests.architecture.test_constructors import environment_at_import, module_instances, settings_elsewhere
 from tests.architecture.test_corridors import lonely_modules, walls_broken, wire_names
-from tests.architecture.test_glossary import retired_names, retired_texts
+from tests.architecture.test_glossary import headless_sentences, retired_names, retired_texts
 from tests.architecture.test_imports import cycles, late_imports, strangers, wrong_directions
 from tests.architecture.test_keys import keys_in_lua, spelled_keys
 from tests.architecture.test_names import gerunds, vague_names
@@ -77,6 +77,12 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (retired_names, "worker/x.py", "class LeaseKeeper:\n    pass"),
     (retired_names, "worker/lanes.py", "A = 1"),
     (gerunds, "worker/x.py", "class RunSettling:\n    pass"),
+    (headless_sentences, "api/x.py", '"""What a key may do."""'),
+    (headless_sentences, "api/x.py", '"""A key.\n\n    * Whose it is."""'),
+    (headless_sentences, "worker/x.py", 'A = 1\n"""A number. Who counts it, knows."""'),
+    (headless_sentences, "shared/x.py", "a = 1  # Whoever asks, waits."),
+    (headless_sentences, "shared/x.py", "# It is kept. What\n# came later, is not."),
+    (headless_sentences, "cli/x.py", "# A lock that nobody holds."),
     (late_imports, "api/x.py", "def f():\n    import json"),
     (late_imports, "worker/models/x.py", "def f():\n    from shared.redis import keys"),
     (late_imports, "worker/bodies/step_loop.py", "async def f():\n    from openai import AsyncOpenAI"),
@@ -154,6 +160,10 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (retired_names, "worker/x.py", "# It gives the job back to the one next door.\nrelease(moment)"),
     (retired_names, "shared/sql/run_tables.py", "reserved_seq = 1"),
     (gerunds, "api/x.py", "class WaitingMessages:\n    pass"),
+    (headless_sentences, "api/x.py", '"""Decides what a key may do, and who may use it."""'),
+    (headless_sentences, "api/x.py", "# What if it fails? Then it is tried again."),
+    (headless_sentences, "api/x.py", "TEXT = 'What nobody reads.'"),
+    (headless_sentences, "api/x.py", '"""`Whose` is a name. `nobody` is one, too."""'),
     (
         late_imports,
         "worker/models/openai_models.py",

@@ -21,7 +21,7 @@ def assigned_statuses(source: Source) -> Iterator[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
             if isinstance(target, ast.Attribute) and target.attr == "status" and dotted_name(target) != "self.status":
-                yield source.at(node, f"assigns {dotted_name(target)}; a status changes through run_store.apply")
+                yield source.at(node, f"assigns {dotted_name(target)}; a status changes through rows.apply")
 
 
 def copied_statuses(source: Source) -> Iterator[str]:
@@ -31,7 +31,7 @@ def copied_statuses(source: Source) -> Iterator[str]:
     for call in source.calls:
         given = [keyword.value for keyword in call.keywords if keyword.arg == "status"]
         if MAKES_A_COPY.search(dotted_name(call.func)) and any("RunStatus" in ast.unparse(value) for value in given):
-            yield source.at(call, "makes a run with a status of its own; a status changes through run_store.apply")
+            yield source.at(call, "makes a run with a status of its own; a status changes through rows.apply")
 
 
 def updated_statuses(source: Source) -> Iterator[str]:

@@ -37,7 +37,7 @@ from shared.domain.runs import Run, Step, StepTiming, ToolTiming, Usage
 from worker.models.provider import AttemptFailed, ModelCall, ModelEvent
 from worker.run.interruption import Interruption
 
-# What observers of a run receive: a record of each thing that the run does.
+# Observers of a run receive a record of each thing that the run does:
 #
 #     ObservedRun            from its claim until this worker gives it up
 #     ├── ObservedStep       one model call with what belongs to it, or the calls that an earlier owner left open

@@ -1,4 +1,4 @@
-"""The audit log: which caller did what, when and from where. It has acts of administration and decisions on approvals.
+"""The audit log: acts of administration and decisions on approvals, each with its caller, time and origin.
 
 A store records an act in the act's own transaction: no act lacks its event, and no event lacks its act. The store does
 not know the caller. The code that accepts a request or a command sets `ASKER` while it lasts, and so does the code that

@@ -32,15 +32,15 @@ from shared.sql.tables import (
     passages,
 )
 
-# The word index: what each passage adds to it, and how a query ranks passages with it.
+# The word index: the entries of a passage, and the ranking of passages by a query.
 #
 # Words are split and folded before they get here (`shared/domain/searches.py`), so a database splits at spaces alone,
-# and a query has no operators but ours. A passage is found by any of the query's words; the more of them and the rarer
+# and a query has no operators but ours. Any of the query's words finds a passage; the more of them it has and the rarer
 # they are, the higher it ranks. A word of three letters and more also finds words that begin with it.
 
 
 SHORTEST_BEGINNING = 3
-"""A query word with at least so many letters also matches longer words that begin with it."""
+"""A query word with at least this many letters also matches longer words that begin with it."""
 
 _ON_SQLITE = sa.table("passage_words", sa.column("rowid", sa.Integer), sa.column("words", sa.Text))
 """Both kinds of this table on SQLite have a row id."""
@@ -106,8 +106,8 @@ def _word_by_word(phrases: Sequence[Sequence[str]]) -> WordRank:
 
 
 def _on_postgres(phrases: Sequence[Sequence[str]]) -> WordRank:
-    """Postgres' own rank does not know which words are rare, and would prefer a text that has all of a question's small
-    words. So each phrase is weighted as in BM25: the fewer of the matching passages have it, the more it counts."""
+    """Postgres' own rank does not know which words are rare, and would prefer a text with all the small words of a
+    question. So each phrase is weighted as in BM25: the fewer of the matching passages have it, the more it counts."""
     words = passage_words.c.words
     queries = [_postgres_query(phrase) for phrase in phrases]
     found = [sa.cast(words.op("@@")(query), sa.Integer) for query in map(_as_query, queries)]
@@ -147,7 +147,7 @@ def _lexemes(text: str) -> str:
 
 
 STORER_EMBEDS_FOR = timedelta(minutes=1)
-"""The process that stored a passage has so long to embed it; after that, maintenance embeds it."""
+"""The time for the process that stored a passage to embed it; after that, maintenance embeds it."""
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -198,9 +198,9 @@ async def insert_passages(
 ) -> list[Passage]:
     """Stores passages in a locked archive and returns them as stored, in the order given.
 
-    A passage whose id is stored already stays as it is, so a repeated call stores nothing twice. `embeds_itself` says
-    that the caller also requests the vectors; otherwise maintenance does so soon. Raises `InvalidRequest` for a
-    text that cannot be stored, and `Conflict` for an id that another archive has.
+    A passage whose id is stored already stays unchanged, so a repeated call stores nothing twice. `embeds_itself` says
+    that the caller also requests the vectors; otherwise maintenance does so soon. Raises `InvalidRequest` for a text
+    that cannot be stored, and `Conflict` for an id that another archive has.
     """
     if not new:
         return []
@@ -245,7 +245,7 @@ async def delete_passages(connection: Connection, condition: sa.ColumnElement[bo
 def _values(
     project_id: ProjectId, archive_id: ArchiveId, passage: NewPassage, now: datetime, embed_at: datetime | None
 ) -> dict[str, Any]:
-    document_of(passage)  # the text, too, must be one that can be stored
+    document_of(passage)  # the database must be able to store the text, too
     return {
         "id": passage.id,
         "project_id": project_id,
@@ -347,7 +347,7 @@ async def load_archive(
     connection: Connection, project_id: ProjectId, archive_id: ArchiveId, *, lock: str | None = None
 ) -> Archive:
     """One archive of this project. Raises `NotFound`. With `lock`, no other transaction can delete it until this one
-    ends; with "update", none can store a passage in it either."""
+    ends; with "update", no other transaction can store a passage in it either."""
     query = sa.select(archives).where(archives.c.id == archive_id, archives.c.project_id == project_id)
     if lock is not None:
         query = query.with_for_update(read=lock == "share")

@@ -162,7 +162,7 @@ async def _delete(connection: Connection, passage_id: PassageId, is_there: sa.Co
 
 
 MOST_COMPARED = 100_000
-"""Without pgvector, a search compares the signs of so many vectors at most, those of the newest passages first."""
+"""The most vectors whose signs a search without pgvector compares, those of the newest passages first."""
 
 
 class _PgVector(UserDefinedType[Any]):

@@ -301,8 +301,8 @@ async def _set_group_flag(connection: Connection, group: Group, secret_keys: Sec
 
 def _acts(before: Agent, after: Agent) -> Iterator[tuple[str, Sequence[str]]]:
     """Returns the audit actions for the parts of a change that decide which code runs for the agent, with which
-    secrets, and whether calls need approval. Other changes of an agent are not audited. Tools go by their own ids, the
-    rest by the agent's."""
+    secrets, and whether calls need approval. Other changes of an agent are not audited. Acts on tools have the tools'
+    ids, all others the agent's."""
     yield "tool.attached", [tool_id for tool_id in after.tool_ids if tool_id not in before.tool_ids]
     yield "tool.detached", [tool_id for tool_id in before.tool_ids if tool_id not in after.tool_ids]
     for action, old, new in (

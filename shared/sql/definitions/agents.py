@@ -46,7 +46,7 @@ _FIELDS = frozenset(Tool.__struct_fields__)
 _STRUCTS = {"packages": ToolPackages, "limits": ToolLimits}
 
 _SEED = 1
-"""Keeps these advisory locks apart from those of other nouns."""
+"""Separates these advisory locks from the locks of other nouns."""
 
 
 _LOCK = sa.select(
@@ -260,7 +260,7 @@ def _links(kind: str, value: sa.Column[Any], place: sa.ColumnElement[int]) -> sa
 
 
 CHARACTERS_OF_A_LINK = 50
-"""As `CHARACTERS_OF_A_ROW`."""
+"""The cost of a link, as `CHARACTERS_OF_A_ROW`."""
 
 # Built once: every run and every shown agent needs it, and to build it costs more than to execute it.
 _LINKS = sa.union_all(

@@ -230,7 +230,7 @@ async def _store(connection: Connection, agent_id: AgentId, edited: EditedMemory
         await connection.execute(sa.insert(blocks).values(block_values(block)))
         await connection.execute(sa.insert(agent_blocks).values(agent_id=agent_id, block_id=block.id))
     sleepers = await share_blocks(connection, agent_id, edited.made)
-    # This check comes after all writes, because between two of them two blocks may share a label.
+    # This check comes after all writes, because two blocks may share a label between two writes.
     for block in edited.changed:
         await render_agents_of(connection, block.id)
     if edited.made or edited.detached:

@@ -13,11 +13,11 @@ from shared.sql.engine import Store
 from shared.sql.run_tables import code_agent_versions, code_agents
 
 VERSIONS_KEPT = timedelta(days=30)
-"""How long a version is known that no worker has any more."""
+"""How long a version stays known after the last worker had it."""
 
 
 class KnownCodeAgent(msgspec.Struct, frozen=True):
-    """An agent that a worker has shown."""
+    """An agent that a worker has reported."""
 
     name: str
     description: str
@@ -40,11 +40,12 @@ def _upsert_version_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
 
 
 class CodeAgentStore(Store):
-    """Workers show their agents here, and the API lists them: a run may be submitted while no worker is alive."""
+    """Workers report their agents here. The API lists them even while no worker is alive, so that runs may be
+    submitted."""
 
     async def show(self, agents: Sequence[ShownAgent], now: datetime) -> Mapping[str, datetime]:
-        """Records that a worker has these agents now, and forgets versions that none has had for a month. Returns for
-        each agent, by its name, when a worker first had this version. Raises `Unavailable`."""
+        """Records that a worker has these agents now, and forgets versions that no worker has had for a month. Returns,
+        by the agent's name, when a worker first had this version. Raises `Unavailable`."""
         if not agents:
             return {}
         versions = code_agent_versions.c

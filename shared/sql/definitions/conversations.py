@@ -68,8 +68,8 @@ class ConversationStore(Store):
     ) -> Conversation:
         """Stores a conversation with its system message; `copies` are the messages that follow it, by turn.
 
-        The system message is rendered from the agent and its blocks as they are now. It stays so until a client renders
-        it again, so readers of the conversation see how it began. Runs send the model the current text.
+        The system message is rendered from the agent and its blocks as they are now. It stays unchanged until a client
+        renders it again, so readers of the conversation see its first text. Runs send the model the current text.
 
         Raises `NotFound` when the project does not have its agent.
         """
@@ -139,8 +139,8 @@ class ConversationStore(Store):
     async def list(
         self, project_id: ProjectId, wanted: ConversationFilter, page: Page, order_by: ConversationOrder = "created_at"
     ) -> list[Conversation]:
-        """A page of the project's conversations, the hidden ones left out. Those without a run come last where runs
-        order them."""
+        """A page of the project's conversations without the hidden ones. If runs order the list, those without a run
+        come last."""
         conditions: list[sa.ColumnElement[bool]] = [self._field("hidden").as_boolean().is_not(True)]
         # Not IS NULL: Postgres would expect one in two hundred, and sort them all instead of reading in order.
         archived_at = sa.func.coalesce(self._field("archived_at").as_string(), "")
@@ -229,13 +229,13 @@ class ConversationStore(Store):
 
 
 def opening(conversation: Conversation, agent: Agent, system_message_id: MessageId) -> Opens:
-    """Returns what stores a conversation with a name together with its first run. `agent` is its agent, as read just
-    before; the system message is rendered as `ConversationStore.create` does."""
+    """Returns a function that stores a named conversation together with its first run. `agent` is its agent, as read
+    just before; the system message is rendered as `ConversationStore.create` does."""
     return partial(_open, conversation, agent, system_message_id)
 
 
 async def _open(new: Conversation, agent: Agent, system_message_id: MessageId, connection: Connection) -> Opened:
-    # Of several processes that store it at once, one does: the others wait here for its end.
+    # If several processes store the conversation at once, one does, and the others wait here for its end.
     stored = await connection.execute(_unless_named(connection.insert), _values(new))
     if not stored.rowcount:
         given = {"of_agent": new.agent_id, "named": new.name, "of_project": new.project_id}
@@ -301,7 +301,7 @@ _AGENT_AND_CONVERSATION = _with_conversation(conversations.c.id)
 
 
 def _conversation_of(row: RowMapping) -> Conversation:
-    # An older release that changes the conversation drops the name from the document, and not from the column.
+    # An older release that changes the conversation removes the name from the document, but not from the column.
     return replace(from_json(row["document"], Conversation), name=row["name"])
 
 

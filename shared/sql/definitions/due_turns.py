@@ -63,8 +63,8 @@ class GroupTurnStore(Store):
         submitted_by: str | None,
         now: datetime,
     ) -> None:
-        """Stores a turn without a run, after all others of the agent's default history, and puts it into the outbox of
-        the agent's group. An active run does not see the turn; the next one does. Raises `NotFound`."""
+        """Stores a turn without a run, after all other turns of the agent's default history, and puts it into the
+        outbox of the agent's group. An active run does not see the turn; the next one does. Raises `NotFound`."""
         thread_id = ThreadId(agent_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             known = await connection.execute(
@@ -80,7 +80,7 @@ class GroupTurnStore(Store):
 
     async def due(self, group_id: GroupId, now: datetime) -> DueTurns | None:
         """Counts the group's new turns up to the first that starts its agents, and returns the turns for these. They
-        stay due until `delivered` or `postpone`, and no further turn is counted until then. None if nothing is due."""
+        stay due until `delivered`, and no further turn is counted until then. None if nothing is due."""
         async with self._database.write(CrashPoint.COUNT_TURNS) as connection:
             found = await connection.execute(
                 sa.select(agent_groups).where(agent_groups.c.id == group_id).with_for_update()

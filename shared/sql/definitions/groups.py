@@ -91,7 +91,7 @@ async def insert_group(connection: Connection, group: Group) -> Group:
 
 
 async def write_group(connection: Connection, before: Group, after: Group, now: datetime) -> Group:
-    """Stores a changed group, whose row the caller has locked. The count begins anew if the group had no frequency
+    """Stores a changed group, whose row the caller has locked. The count restarts if the group had no frequency
     before."""
     await _refuse_members(connection, after)
     counter = before.turns_counter if before.frequency else first_counter(after.frequency)
@@ -166,7 +166,7 @@ async def share_blocks(connection: Connection, agent_id: AgentId, new: Sequence[
 async def _refuse_members(connection: Connection, group: Group) -> None:
     """Raises `NotFound` for an agent that the project lacks, and `InvalidRequest` for a group that could not work.
     Raises `Conflict` for a manager with another group, and for a chain of groups: runs of sleep-time agents start no
-    others."""
+    further runs."""
     refuse_group(group)
     wanted = {group.manager_agent_id, *group.agent_ids}
     found = await connection.execute(

@@ -1,5 +1,5 @@
-"""Imported agents, before they are stored and while they are. One transaction stores all of them with their tools,
-blocks and histories, or nothing."""
+"""Prepares and stores imported agents. One transaction stores all of them with their tools, blocks and histories, or
+nothing."""
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -87,7 +87,7 @@ class ImportReport(msgspec.Struct, frozen=True):
 
     replaced: list[str]
     guarded: list[str]
-    """Tools whose calls still require approval in the project, although the file says otherwise."""
+    """Tools whose calls still require approval in the project, although the file does not require it."""
     kept: list[str]
     """Tools of the project that stayed although the file's differ."""
     missing: list[str]
@@ -97,10 +97,10 @@ NOT_DECIDED = "the agent was copied while this call waited for a decision"
 
 
 class ImportedHistory:
-    """Turns messages that this server did not write into a history that every provider accepts.
+    """Converts messages of another server to a history that every provider accepts.
 
-    Every call gets a result: its own, or one that says that the outcome is unknown. A call that waits for a person is
-    denied, because no run waits for the decision here. Results and decisions that belong to no call are left out.
+    Every call gets a result: its own, or the result for an unknown outcome. A call that waits for a person is denied,
+    because no run waits for the decision here. Results and decisions that belong to no call are left out.
     """
 
     def __init__(self, ids: IdMaker) -> None:
@@ -211,7 +211,7 @@ class ImportedHistory:
 def without_missing(rules: Iterable[Rule], names: Container[str]) -> list[Rule]:
     """Returns the rules without the tools that the agent does not get: such a rule could leave it no tool to call.
 
-    A rule that a call waits for a person stays: it can only make the agent more careful.
+    A rule that makes calls wait for a person stays: it can only make the agent more careful.
     """
     kept = (_without_missing(rule, names) for rule in rules)
     return [rule for rule in kept if rule is not None]

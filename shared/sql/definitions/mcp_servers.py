@@ -181,7 +181,7 @@ async def _tools_of(connection: Connection, server: McpServer) -> list[Tool]:
 
 
 async def _taken(connection: Connection, project_id: ProjectId, names: Sequence[str]) -> set[str]:
-    """Returns those of the names that the project's tools have."""
+    """Returns the names among these that the project's tools have."""
     taken: set[str] = set()
     for first in range(0, len(names), _AT_ONCE):
         some = names[first : first + _AT_ONCE]
@@ -282,7 +282,7 @@ class McpSignInStore(Store):
 
     async def take(self, state_hash: str, now: datetime) -> SignInSession | None:
         """Takes the waiting sign-in with this hash, of any project, so that no other process can take it. Returns None
-        if there is none, another process took it, or it has expired."""
+        if no sign-in waits, another process took it, or it has expired."""
         columns = mcp_sign_ins.c
         is_waiting = (columns.state_hash == state_hash, columns.status == "waiting", columns.expires_at > now)
         async with self._database.write() as connection:

@@ -41,7 +41,7 @@ class ToolFilter(msgspec.Struct, frozen=True):
     types: Sequence[str] | None = None
     other_types_than: Sequence[str] = ()
     base_tools: bool | None = None
-    """True: only the product's own tools; False: only the others."""
+    """True: only the product's own tools; False: only other tools."""
 
 
 def _as_it_is(tool: Tool) -> Tool:
@@ -54,7 +54,7 @@ class ToolStore(Store):
     async def upsert(self, tool: Tool, change: Callable[[Tool], Tool] = _as_it_is) -> Tool:
         """Stores a new tool, or changes the project's tool of this name. Returns the stored tool.
 
-        `change` must be quick and pure, and leave the name as it is.
+        `change` must be quick and pure, and keep the name.
         """
         async with self._database.write() as connection:
             await lock_definitions(connection, tool.project_id)
@@ -289,7 +289,7 @@ class BaseToolSeeder:
             await self.add(project_id)
 
     async def add(self, project_id: ProjectId) -> list[Tool]:
-        """Adds the missing base tools and updates the others to this release. Returns all of them."""
+        """Adds the missing base tools and updates the present ones to this release. Returns all of them."""
         stored = await self._tools.add_base_tools(project_id, [self._row(project_id, tool) for tool in BASE_TOOLS])
         self._filled.add(project_id)
         return stored

@@ -112,8 +112,8 @@ class MessageLists(Store):
         return found if order == "asc" else found[::-1]
 
     async def newest_turns(self, of: MessageFilter, *, limit: int) -> list[Message]:
-        """The newest messages of one history, listed oldest first, as many as fit: whole turns, but for a turn that is
-        alone."""
+        """The newest messages of one history, listed oldest first, as many as fit: whole turns, unless only a part of
+        one fits."""
         found = await self.page(of, limit=limit)
         first = await self.page(of, limit=1, order="asc")
         if not found or [found[0].id] == [message.id for message in first]:
@@ -122,8 +122,8 @@ class MessageLists(Store):
         return whole or found
 
     async def newest_said(self, project_id: ProjectId, thread_id: ThreadId, among: int) -> dict[str, RunId | None]:
-        """Returns the users' messages among the newest ones of one of the project's threads, by the client's id for
-        each, or else its own: the run that has each."""
+        """Returns the runs of the users' messages among the newest ones of one of the project's threads, by the
+        client's id for the message, or else its own id."""
         given = {"of_thread": thread_id, "of_project": project_id, "among": among}
         async with self._database.read() as connection:
             rows = (await connection.execute(_NEWEST_SAID, given)).mappings().all()
@@ -144,7 +144,7 @@ class MessageLists(Store):
         """Returns the project's messages that contain all the words, in any order and in any case; newest first.
 
         A word may be part of a longer one. Without words: all messages of these roles. Words beyond `MOST_WORDS` are
-        left out. `start` and `end` belong to the time that is searched.
+        left out. `start` and `end` are both inclusive.
         """
         wanted_words, wanted_roles = list(dict.fromkeys(words))[:MOST_WORDS], frozenset(roles)
         conditions = [is_listed(), sa.or_(*map(_is_of_role, sorted(wanted_roles)))]
@@ -178,7 +178,7 @@ Query = sa.Select[*tuple[Any, ...]]
 
 
 def _query(of: MessageFilter) -> tuple[Query, Keys]:
-    """The messages, and what orders them.
+    """Returns the query for the messages, and the keys that order them.
 
     Turns of several histories are ordered by when they began. The messages of a turn stay together, so that clock
     differences cannot put an answer before its question.
@@ -243,7 +243,7 @@ def _literals(keys: Keys, values: Sequence[Any]) -> Sequence[sa.ColumnElement[An
 
 
 def _is_behind(keys: Keys, place: Sequence[sa.ColumnElement[Any]], *, is_newer: bool) -> sa.ColumnElement[bool]:
-    """Repeats what it says of the first key: no index finds a row of keys that two tables have."""
+    """Compares the first key once more by itself: no index finds a row whose keys are in two tables."""
     row, other = sa.tuple_(*keys), sa.tuple_(*place)
     return sa.and_(keys[0] >= place[0], row > other) if is_newer else sa.and_(keys[0] <= place[0], row < other)
 

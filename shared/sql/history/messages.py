@@ -55,7 +55,7 @@ _LAST_AND_KNOWN = sa.union_all(
 
 
 async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Appends messages to the run's turn, deferred. Messages that the turn already has stay as they are."""
+    """Appends messages to the run's turn, deferred. Messages that the turn already has stay unchanged."""
     if not new or run.turn is None:
         return
     given = {"of_thread": run.thread_id, "of_turn": run.turn, "of_ids": [message.id for message in new]}
@@ -235,9 +235,8 @@ class MessageStore(Store):
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def before(self, run: Run, most: int) -> list[Message]:
-        """Returns the newest messages of a run's thread that were there before the run's own, oldest first, also those
-        that have left the context, without the instructions and those that were rolled back; all for a run that never
-        had a turn."""
+        """Returns the newest messages of a run's thread from before the run's own, oldest first, also those that have
+        left the context, without the instructions and rolled back messages. A run that never had a turn gets all."""
         of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~_IS_SYSTEM, is_of(run.project_id))
         query = sa.select(messages).where(*of_thread)
         if run.turn is not None:
@@ -269,8 +268,8 @@ class MessageStore(Store):
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def take_out(self, project_id: ProjectId, thread_id: ThreadId, message_id: MessageId) -> None:
-        """Takes one message out of the context of one of the project's threads. The caller knows that no call, and no
-        result of one, is in it."""
+        """Removes one message from the context of one of the project's threads. The caller has checked that the message
+        has no call and no result of a call."""
         is_it = (messages.c.thread_id == thread_id, messages.c.id == message_id)
         async with self._database.write(None, thread_lock(thread_id)) as connection:
             gone = sa.update(messages).where(*is_it, is_of(project_id)).values(in_context=False, left_because="reset")
@@ -301,8 +300,8 @@ async def append_turn(
     thread_id: ThreadId,
     conversation_id: ConversationId | None,
 ) -> int:
-    """Stores a turn without a run after all others of a thread. The writes are deferred. Returns the turn's number. The
-    caller's transaction has the thread's lock."""
+    """Stores a turn without a run after all other turns of a thread. The writes are deferred. Returns the turn's
+    number. The caller's transaction has the thread's lock."""
     turn = await next_turn(connection, thread_id)
     insert_into_thread(
         connection,
@@ -379,7 +378,7 @@ def _begins_with_sibling(body: AssistantMessage) -> bool:
     return body.sibling_holds == "calls" and not body.text and body.reasoning is None
 
 
-# One turn of a history, which the end of its run reads and completes. Inside a caller's transaction.
+# One turn of a history, which a run reads and completes at its end. Inside a caller's transaction.
 
 
 _ONE_ROW = sa.select(sa.literal(1)).subquery("one_row")
@@ -410,8 +409,8 @@ def in_turn(rows: Sequence[RowMapping]) -> list[RowMapping]:
 def add_to_turn(
     connection: Connection, run: Run, rows: Sequence[RowMapping], new: Sequence[NewMessage]
 ) -> list[Message]:
-    """Appends messages to the run's turn, which has these rows, deferred; messages that it already has stay as they
-    are. Returns all messages of the turn that are in the context, in order."""
+    """Appends messages to the run's turn, which has these rows, deferred; messages that it already has stay unchanged.
+    Returns all messages of the turn that are in the context, in order."""
     known = {row["id"] for row in rows}
     fresh = [message for message in new if message.id not in known]
     added = insert_of_run(connection, run, fresh, after=rows[-1]["position"] if rows else 0)
@@ -473,8 +472,8 @@ async def replace_by_summary(connection: Connection, run: Run, compaction: Compa
 
 
 async def take_out_of_context(connection: Connection, run_id: RunId) -> None:
-    """Removes the messages of the run's turn from the context and from every list; the rows stay. Its summaries stay,
-    too: they replace messages of other turns."""
+    """Removes the run's own messages from the context and from every list; the rows stay. Its summaries stay, too: they
+    replace messages of other turns."""
     await connection.execute(
         sa.update(messages)
         .where(messages.c.run_id == run_id, messages.c.turn != FIRST_TURN)

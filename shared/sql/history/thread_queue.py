@@ -36,7 +36,7 @@ _LOCK_THREAD = sa.select(lock_of(sa.bindparam("thread_id", type_=sa.Text)))
 
 
 def thread_lock(thread_id: ThreadId) -> Filled:
-    """Returns the lock that lets one transaction at a time submit or end a run of this thread."""
+    """Returns the lock that lets one transaction at a time submit, claim or end a run of this thread."""
     return Filled(_LOCK_THREAD, {"thread_id": thread_id})
 
 
@@ -149,7 +149,7 @@ async def next_dispatches(connection: Connection, seen: Sequence[tuple[RunId, in
 
 
 class _BodyChoice(msgspec.Struct, frozen=True):
-    """What of a run's options says which workers may claim it."""
+    """The fields of a run's options that decide which workers may claim it."""
 
     code_agent: str | None = None
 
@@ -168,8 +168,8 @@ def has_next_in_queue() -> sa.ColumnElement[bool]:
 
 
 async def next_in_queue(connection: Connection, thread_id: ThreadId) -> Dispatch | None:
-    """Returns the next run in the thread's queue, with a new dispatch, for a caller that has just ended the run before
-    it."""
+    """Returns the next run in the thread's queue, with a new dispatch, for a caller that has just ended the previous
+    run."""
     found = await connection.execute(_NEXT_IN_QUEUE, {"of_thread": thread_id})
     row = found.one_or_none()
     dispatched = [] if row is None else await next_dispatches(connection, [(row.id, row.dispatch, row.fence)])

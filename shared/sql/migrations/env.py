@@ -1,5 +1,4 @@
-"""The connection for alembic: that of the caller who asked for the migration, so that it runs in the caller's
-transaction."""
+"""Gives alembic the connection of the migration's caller, so that the migration runs in the caller's transaction."""
 
 from alembic import context
 

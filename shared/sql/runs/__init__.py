@@ -1,1 +1,1 @@
-"""What happens to a run, from its submission to its end, in SQL."""
+"""The life of a run in SQL, from its submission to its end."""

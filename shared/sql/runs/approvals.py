@@ -21,7 +21,7 @@ from shared.sql.run_tables import approvals, runs
 from shared.sql.tables import fields_of, from_json, made_of
 
 MOST_CALL_IDS = 1_000
-"""How many later calls of a thread must be decided before a call may have the same id again."""
+"""The number of later calls of a thread that must be decided before a call may have the same id again."""
 
 
 def approval_of(row: RowMapping) -> Approval:
@@ -101,7 +101,7 @@ class ApprovalStore(Store):
             return await requests_of(connection, run.id)
 
     async def followed_by(self, run: Run) -> list[Approval]:
-        """Returns the requests whose decisions this run follows, which are those of the run that it continues."""
+        """Returns the requests whose decisions this run follows: those of the run that it continues."""
         async with self._database.read() as connection:
             return [] if run.continues is None else await requests_of(connection, run.continues)
 
@@ -156,7 +156,7 @@ class ApprovalStore(Store):
     async def waiting_on_threads(
         self, project_id: ProjectId, thread_ids: Collection[ThreadId]
     ) -> dict[ThreadId, list[Approval]]:
-        """For each of the project's threads that waits, the requests that it waits for, in the order of their calls."""
+        """Returns the requests that each waiting thread of the project waits for, in the order of their calls."""
         query = _waiting().where(approvals.c.project_id == project_id, approvals.c.thread_id.in_(thread_ids))
         async with self._database.read() as connection:
             found = await connection.execute(query.order_by(approvals.c.run_id, approvals.c.number))

@@ -58,7 +58,7 @@ class BudgetStore(Store):
             update_owned(connection, run.id, now, {"reservation": to_json(reservation)})
 
     async def refuse_if_used_up(self, accounts: Sequence[Account], now: datetime) -> None:
-        """Raises `BudgetExceeded` if one of the accounts has nothing left for a call of which nobody knows the size."""
+        """Raises `BudgetExceeded` if one of the accounts has nothing left for a call of unknown size."""
         names, day = [account.name for account in accounts], day_of(now)
         query = sa.select(budget_totals).where(budget_totals.c.account.in_(names), budget_totals.c.day == day)
         async with self._database.read() as connection:

@@ -17,7 +17,7 @@ from shared.sql.paging import Page, rows_of_page
 from shared.sql.run_tables import callbacks, runs
 
 CLAIM_HOLDS = timedelta(seconds=60)
-"""How long one process may take for an attempt before another one tries."""
+"""How long a process may take for an attempt before another process tries."""
 
 
 def is_open(table: sa.Table) -> sa.ColumnElement[bool]:
@@ -29,11 +29,11 @@ IS_OPEN = is_open(callbacks)
 
 
 def any_due(table: sa.Table) -> sa.Select[tuple[int]]:
-    """Returns the query whether the outbox in this table has a row whose attempt is due at `now`. The API runs it every
-    second, and seldom finds one."""
+    """Returns the query for a row of this outbox whose attempt is due at `now`. The API runs it every second, and
+    seldom finds a row."""
     now = sa.bindparam("now", type_=table.c.claimed_until.type)
     is_free = table.c.claimed_until.is_(None) | (table.c.claimed_until < now)
-    # The order makes Postgres take the index, also before it has statistics.
+    # The order makes Postgres use the index even before it has statistics.
     return sa.select(table.c.number).where(table.c.next_attempt_at <= now, is_free).order_by("next_attempt_at").limit(1)
 
 
@@ -109,7 +109,7 @@ class CallbackStore(Store):
         """Records the outcome of an attempt. If `next_at` is None, the callback was delivered, or given up if there is
         an error.
 
-        The run has `callback_sent_at` only once its receiver has taken it.
+        The run gets its `callback_sent_at` only when the receiver has accepted the callback.
         """
         given_up_at = now if next_at is None and error is not None else None
         async with self._database.write() as connection:
@@ -138,7 +138,7 @@ class CallbackStore(Store):
             return await _with_outcomes(connection, rows)
 
     async def retry(self, project_id: ProjectId, run_id: RunId, now: datetime) -> OpenCallback:
-        """Makes a callback due now. One that was given up gets one more attempt.
+        """Makes a callback due now. A callback that was given up gets one more attempt.
 
         Raises `NotFound` if the project's run has none, and `Conflict` if it was delivered."""
         is_it = (callbacks.c.run_id == run_id, callbacks.c.project_id == project_id)

@@ -74,7 +74,7 @@ async def finish_intent(connection: Connection, run_id: RunId, finished: Finishe
         "state": "finished",
         "result": to_json(_StoredResult(**msgspec.structs.asdict(result), edited=finished.edited)),
     }
-    # The row says when, and how often, the tool was started. A call that never started has none.
+    # The row has the time and the number of the tool's starts. A call that never started has no row.
     if (await connection.execute(sa.update(tool_intents).where(*is_it).values(**ended))).rowcount == 0:
         place = {"run_id": run_id, "tool_call_id": result.tool_call_id, "tool_name": result.tool_name}
         await connection.execute(sa.insert(tool_intents).values(**place, **ended, started_at=now))
@@ -137,12 +137,12 @@ class Spent(NamedTuple):
     usage: Usage
     step_count: int
     accounts: Sequence[Account]
-    """Those that pay."""
+    """The accounts that pay."""
 
 
 class CheckpointStore:
-    """Writes the progress of running runs. Every method raises `StaleFence` if the run has a new owner. With
-    `together`, one transaction may store events of several runs."""
+    """Writes the progress of running runs. Every write raises `StaleFence` if the run has a new owner. With `together`,
+    one transaction may store events of several runs."""
 
     def __init__(self, database: Database, together: GroupCommit | None = None) -> None:
         self._database = database
@@ -189,14 +189,14 @@ class CheckpointStore:
             store_intents(connection, run.id, calls, now, attempt)
 
     async def attempt(self, run: Run, call_id: str) -> int:
-        """How often the tool of this call was started; 0 if it was not."""
+        """Returns how often the tool of this call was started; 0 if it was not."""
         async with self._database.read() as connection:
             found = await connection.execute(ATTEMPT, {"of_run": run.id, "call_id": call_id})
             return found.scalar_one_or_none() or 0
 
     async def record_settled_effect(self, run: Run, said: SettledEffect, results: Sequence[ToolReturn] = ()) -> None:
-        """Stores what a probe has said about a call that an earlier owner had started, with the result that the call
-        has then."""
+        """Stores a probe's verdict on a call that an earlier owner had started, with the result that it gives the
+        call."""
         async with self._database.write(CrashPoint.SETTLE_EFFECT) as connection:
             await lock_owned(connection, run.id, run.fence)
             insert_results(connection, run.id, results)
@@ -219,9 +219,9 @@ class CheckpointStore:
         anew: bool = False,
         state: bytes = b"",
     ) -> None:
-        """Stores entries of the turn's journal with the events up to there, and with what a call of a model has spent.
-        The step in which they are goes on: the next owner of the run shows its text again. `anew`: the journal has
-        these entries and no others. `state`: the body's; empty: as before."""
+        """Stores entries of the turn's journal with the events up to them, and with the amount that a model call has
+        spent. Their step continues: the run's next owner shows its text again. `anew`: these entries replace the
+        journal. `state` is the body's; empty: unchanged."""
         is_alone = len(entries) == 1 and not (tail.entries or spent or anew or state)
         if is_alone and await self._has_recorded(run, entries[0], now):
             return
@@ -338,7 +338,7 @@ class CheckpointStore:
         return None
 
     async def thread_state(self, run: Run) -> bytes | None:
-        """The state that the body of the thread's last completed run which has one has left."""
+        """Returns the state that the newest completed run of the thread has left, among runs with a state."""
         async with self._database.read() as connection:
             return await state_of_thread(connection, run)
 
@@ -402,7 +402,7 @@ def _called_in(messages: Sequence[NewMessage]) -> list[str]:
     return [call.id for new in messages if isinstance(new.body, AssistantMessage) for call in new.body.tool_calls]
 
 
-# A run that only calls one tool has its result in the row of the call's intent.
+# The row of a call's intent has the result of a run that only makes this call.
 
 
 class ToolRunStore(Store):

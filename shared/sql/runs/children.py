@@ -72,7 +72,7 @@ class ChildStore(Store):
             locked, last_seq = await lock_and_store(connection, run, tail)
             if locked.cancel_mode is not None:
                 raise CancelRequested(locked.cancel_mode)
-            # Of a child whose call has ended without its answer, the end must not keep the run waiting.
+            # The run must not wait for the end of a child whose call has ended without its answer.
             others = (runs.c.parent_run_id == run.id, runs.c.id.not_in(_ids(seen)), has_one_of(runs, ACTIVE))
             await connection.execute(sa.update(runs).where(*others, runs.c.awaited).values(awaited=False))
             active = await _awaited(connection, run.id)
@@ -82,8 +82,8 @@ class ChildStore(Store):
             return None if waits else await _next_dispatch(connection, run.id)
 
     async def stop_awaiting(self, child: Run) -> None:
-        """Stores that the run that has started this one waits for its answer no longer, however long it takes. Its next
-        wait ends with the runs that it waits for then."""
+        """Stores that the parent of this run no longer waits for its answer. The parent's next wait depends only on the
+        runs that it waits for then."""
         call = child.options.parent
         if call is None or not call.awaited:
             return
@@ -126,10 +126,10 @@ class ChildStore(Store):
 
     async def waits_for_itself(self, run: Run, children: Sequence[Run]) -> bool:
         """Returns whether the run would wait for itself: whether one of these children can begin only after the run has
-        ended, because it is queued behind the run, or behind a run that waits, directly or not, for one that is.
+        ended, because it is queued behind the run, or behind a run that waits, directly or not, for a run behind it.
 
-        If two runs begin such waits at the same time, both have stored their children before, so one of them sees the
-        other.
+        If two runs begin such waits at the same time, both have stored their children before, so one of the runs sees
+        the other's.
         """
         looked_at, children_of = set[RunId](), [(child.id, child.thread_id, child.status) for child in children]
         async with self._database.read() as connection:

@@ -165,7 +165,7 @@ async def _start_continuation(
             leg=parked.options.leg + 1,
             code_agent=parked.options.code_agent,
             journal=None if parked.options.code_agent is None else parked.journal,
-            # The code asks once more for what its model was asked, and the tools are a part of it.
+            # The code repeats its requests to its model, and the tools are a part of them.
             client_tools=(run if parked.options.code_agent is None else parked).options.client_tools,
         ),
     )

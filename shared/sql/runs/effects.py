@@ -1,4 +1,4 @@
-"""The rows that make a run's effects: the starts of tools, and what was found out about lost calls."""
+"""The rows that make up a run's effects: the starts of tools, and the verdicts on lost calls."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
@@ -32,7 +32,7 @@ def _insert_of(insert: Callable[[sa.Table], Any]) -> sa.Executable:
 
 
 async def store_settled_effect(connection: Connection, run: Run, settlement: SettledEffect) -> SettledEffect:
-    """Stores what was found out about a call, once. Returns what is stored."""
+    """Stores a verdict on a call, once. Returns the stored verdict."""
     row = {
         "idempotency_key": settlement.idempotency_key,
         "run_id": run.id,
@@ -64,7 +64,7 @@ async def _settlements(connection: Connection, keys: Sequence[str]) -> dict[str,
 
 
 class EffectStore(Store):
-    """Reads the effects of runs, and stores what a person has found out about one."""
+    """Reads the effects of runs, and stores people's verdicts on them."""
 
     async def of_run(self, run: Run, turn: Sequence[Message]) -> list[Effect]:
         """Returns the run's tool calls in order. `turn` are the messages of its turn; a run with a journal needs none.
@@ -79,8 +79,8 @@ class EffectStore(Store):
             return settled(effects, await _settlements(connection, keys) if keys else {})
 
     async def settle(self, run: Run, settlement: SettledEffect) -> SettledEffect:
-        """Stores what a person has found out about a call of which nothing else will ever be known. A repetition
-        returns what is stored. Raises `Conflict` if a probe or another person has settled it otherwise."""
+        """Stores a person's verdict on a call whose outcome nothing else can settle. A repetition returns the stored
+        verdict. Raises `Conflict` if a probe or another person has settled it otherwise."""
         async with self._database.write(CrashPoint.SETTLE_EFFECT) as connection:
             known = (await _settlements(connection, [settlement.idempotency_key])).get(settlement.idempotency_key)
             stored = known or await store_settled_effect(connection, run, settlement)

@@ -24,7 +24,7 @@ from shared.sql.runs.rows import lock_run, run_of_keys, store_keys, update_owned
 from shared.sql.tables import from_json, to_json
 
 IfEnded = Literal["refuse", "next"]
-"""What happens to an injected message whose run ends before its delivery: it is dropped, or becomes input of the next
+"""The fate of an injected message whose run ends before its delivery: it is dropped, or becomes input of the next
 run."""
 
 

@@ -1,4 +1,4 @@
-"""The rows of journals. They belong to the newest run of their turn, so that they live as long as it."""
+"""The rows of journals. They belong to the newest run of their turn, and so live as long as that run."""
 
 import sqlite3
 import zlib
@@ -48,7 +48,7 @@ class JournalStore(Store):
             return await entries_of(connection, run)
 
     async def thread_state(self, run: Run) -> dict[str, Any]:
-        """The state that the body of the thread's last completed run which has one has left; empty if there is none.
+        """The state that the newest completed run of the thread has left, among runs with a state; empty without one.
         Raises `Unavailable`."""
         async with self._database.read() as connection:
             state = await state_of_thread(connection, run)
@@ -56,7 +56,7 @@ class JournalStore(Store):
 
 
 async def state_of_thread(connection: Connection, run: Run) -> bytes | None:
-    """The state that the body of the thread's last completed run which has one has left, as JSON."""
+    """Like `JournalStore.thread_state`, as JSON."""
     found = await connection.execute(_THREAD_STATE, {"of_thread": run.thread_id, "of_project": run.project_id})
     return found.scalar_one_or_none()
 
@@ -77,9 +77,9 @@ def store_entries(connection: Connection, run: Run, entries: Sequence[JournalEnt
         connection.defer(_upsert_of(connection.insert), *(_row_of(run, entry) for entry in entries))
 
 
-# Most calls of a body are steps between which it shows nothing. Such an entry is stored with the check of its fence in
-# one statement on Postgres, and with the writes of other runs on SQLite: a transaction that first locks the run, and
-# then reads all that other writes need of it, costs a worker twice as much.
+# Most calls of a body are steps between which it shows nothing. Postgres gets such an entry in one statement with the
+# check of its fence; SQLite gets it with the writes of other runs. A transaction that first locks the run, and then
+# reads the data for other writes, costs a worker twice as much.
 
 
 _TAKES_PLACE = (
@@ -91,12 +91,12 @@ _TAKES_PLACE = (
     )
     .values(attempts_without_progress=sa.literal_column("0"), updated_at=sa.bindparam("at"))
 )
-"""Changes a row if the run is its owner's."""
+"""Changes a row if the run still belongs to the owner."""
 
 
 @cache
 def _entry_if_owned() -> sa.Executable:
-    """Postgres looks at the condition again if it had to wait for a claim of the run, which then has another fence."""
+    """Postgres evaluates the condition again if it had to wait for a claim of the run, which changes the fence."""
     owned = _TAKES_PLACE.returning(runs.c.id).cte("owned")
     values = [sa.bindparam(f"entry_{column.name}", type_=column.type) for column in run_steps.c]
     stored = postgresql.insert(run_steps).from_select(run_steps.c.keys(), sa.select(*values).select_from(owned))
@@ -118,7 +118,7 @@ def _texts_for_sqlite() -> tuple[str, str]:
 
 
 def add_entry(run: Run, entry: JournalEntry, now: datetime, connection: sqlite3.Connection) -> bool:
-    """Does the same in a transaction of SQLite that has writes of other runs, too."""
+    """Like `store_entry_alone`, in a transaction of SQLite that has writes of other runs, too."""
     update, insert = _texts_for_sqlite()
     given = {"of_run": run.id, "of_fence": run.fence, "running": RunStatus.RUNNING.value, "at": microseconds(now)}
     is_ours = connection.execute(update, given).rowcount == 1

@@ -124,14 +124,14 @@ class RunListing(Store):
 
     async def of_names(self, project_id: ProjectId, thread_id: ThreadId, names: Collection[str]) -> dict[str, RunId]:
         """The project's runs whose submissions had these names on the thread (`SubmissionKeys.names`), by name,
-        whatever was sent under them."""
+        whatever their content."""
         given = {"of_thread": thread_id, "of_project": project_id, "keys": list(names)}
         async with self._database.read() as connection:
             return {row.key: RunId(row.run_id) for row in await connection.execute(RUNS_OF_KEYS, given)}
 
     async def of_otid(self, project_id: ProjectId, thread_id: ThreadId, otid: str) -> Run:
         """The project's newest run whose submission had a message with this otid. Raises `NotFound`."""
-        if len(otid) > MAX_OTIDS_CHARS:  # no key is so long, and the query would have megabytes
+        if len(otid) > MAX_OTIDS_CHARS:  # no key is longer, and the query would have megabytes
             raise NotFound(f"No run found for an otid of {len(otid)} characters")
         async with self._database.read() as connection:
             found = await connection.execute(
@@ -262,7 +262,7 @@ async def _times(connection: Connection, project_id: ProjectId, wanted: RunFilte
     ordered by number, and must not read a million runs to reach a time.
 
     A run that is older than `created_after` by more than `OUT_OF_ORDER` has a lower number than every run of the list,
-    and one that is so much younger than `created_before` has a higher one. The nearest such run bounds the range.
+    and a run younger than `created_before` by more than that has a higher one. The nearest such run bounds the range.
     """
     created = (runs.c.project_id, runs.c.created_at)
     numbers = sa.select(runs.c.number).where(runs.c.project_id == project_id).limit(1)
@@ -284,7 +284,7 @@ async def _times(connection: Connection, project_id: ProjectId, wanted: RunFilte
 
 
 def _moved(moment: datetime, by: timedelta) -> datetime:
-    """Returns the time so much later, or the last time that can be represented in this direction."""
+    """Returns the time later by this span, or the last time that can be represented in this direction."""
     try:
         return moment + by
     except OverflowError:

@@ -78,7 +78,7 @@ def _prunable(before: datetime) -> sa.Select[tuple[str]]:
     # All other undelivered messages were dropped with the end of their run.
     is_awaited = (injected_messages.c.delivered_at.is_(None), injected_messages.c.if_ended == "next")
     leaves_messages = sa.exists().where(injected_messages.c.run_id == runs.c.id, *is_awaited)
-    # One expression, so that the index of those that were not pruned is the only one that helps.
+    # One expression, so that only the index of unpruned runs helps.
     ended_at = sa.case(
         (runs.c.status.not_in(TERMINAL), sa.null()),
         # The stream of a run that waited for a person was completed when it was parked. The decision ended it.
@@ -134,7 +134,7 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRetention:
-    """Deletes records that are older than their number of days; 0 keeps them forever. Two processes may do so at
+    """Deletes records that are older than their number of days; 0 keeps them forever. Two processes may do this at
     once."""
 
     audit: AuditLog
@@ -157,7 +157,7 @@ class RecordRetention:
         return deleted
 
     async def count(self) -> Counter[str]:
-        """Returns what `prune` would delete, by table. Raises `Unavailable`."""
+        """Returns the number of rows that `prune` would delete, by table. Raises `Unavailable`."""
         return Counter({name: await store.count_before(before) for name, store, before in self._too_old()})
 
     async def prune_some(self) -> None:

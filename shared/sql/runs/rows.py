@@ -2,10 +2,10 @@
 into a guarded UPDATE.
 
 A worker's write locks the run's row first, and fails if the fence is no longer the worker's. With the row locked, the
-write reads the stored state: a worker repeats a write after a lost answer to its commit, and it must not happen twice.
+write reads the stored state: a worker that repeats a write after a lost answer to its commit must not write twice.
 
-This module builds the statements that every run needs once: to build one with so many columns costs more than to
-execute it.
+This module builds the statements that every run needs once: building one with this many columns costs more than
+executing it.
 
 The caller that stores a new run has locked the run's thread.
 """
@@ -177,7 +177,7 @@ _LOCK_RUN_AND_THREAD = _LOCK_RUN.add_columns(lock_of(runs.c.thread_id))
 
 
 async def lock_run(connection: Connection, run_id: RunId) -> LockedRun:
-    """Locks a run's row until the transaction ends. Raises `DeletedRun`, also for a run that never was."""
+    """Locks a run's row until the transaction ends. Raises `DeletedRun`, also for a run that never existed."""
     return await _locked(connection, _LOCK_RUN, run_id)
 
 
@@ -257,7 +257,7 @@ RUNS_OF_KEYS = (
     .where(runs.c.project_id == sa.bindparam("of_project"))
     .order_by(runs.c.number)
 )
-"""The keys among some that submissions to a thread of a project had, those of the oldest run first."""
+"""The keys, among some, of submissions to a thread of a project. The oldest run's keys come first."""
 
 
 async def run_of_keys(
@@ -324,7 +324,7 @@ async def insert_run(
 ) -> InsertedRun:
     """Stores a new run with its input, and the keys that identify a repeated submission."""
     # A list of runs shows the first words of each, and must not read the inputs for them. A continuation that has only
-    # decisions keeps the first words of the run before.
+    # decisions keeps the first words of the previous run.
     words, parent = first_words(given) or run.options.first_words, run.options.parent
     run = msgspec.structs.replace(run, options=msgspec.structs.replace(run.options, first_words=words))
     inserted = await connection.execute(

@@ -1,5 +1,5 @@
-"""Runs: submit them, claim them, ask for their cancel. `checkpoints` has what ends a step, and `settlement` what ends a
-run."""
+"""Submits runs, claims them and records requests to cancel them. `checkpoints` has the end of a step, `settlement` that
+of a run."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
@@ -67,7 +67,6 @@ from shared.sql.tables import from_json
 # one claims the run, and one writes its input.
 
 
-# Only the first claim reads the input, which may be megabytes.
 _QUEUED = (
     sa.select(runs.c.number)
     .where(runs.c.project_id == sa.bindparam("of_project"), has_one_of(runs, ACTIVE))
@@ -76,6 +75,7 @@ _QUEUED = (
 )
 _COUNT_QUEUED = sa.select(sa.func.count()).select_from(_QUEUED.subquery())
 
+# Only the first claim reads the input, which may be megabytes.
 _WAITING = (
     sa.select(*RUN_COLUMNS, sa.case((runs.c.fence == 0, run_inputs.c.input)).label("given"), lock_of(runs.c.thread_id))
     .select_from(sa.join(runs, run_inputs, run_inputs.c.run_id == runs.c.id, isouter=True))
@@ -160,7 +160,7 @@ class Opened(NamedTuple):
 
     conversation_id: ConversationId
     write_history: Callable[[], None] | None
-    """Begins its history; deferred. None: another process has stored one of the same name meanwhile."""
+    """Begins its history; deferred. None: another process has stored a conversation of this name meanwhile."""
 
 
 Opens = Callable[[Connection], Awaitable[Opened]]
@@ -177,7 +177,7 @@ class Place(NamedTuple):
     reopened: ReopenedTurn | None = None
     """The turn after them, which the run continues. None: the run begins a turn."""
     after: RunId | None = None
-    """The run that it follows: the thread must not have a newer one. None: it follows the newest run."""
+    """The run that the new run follows: the thread must not have a newer one. None: it follows the newest run."""
     opens: Opens | None = None
     """Stores the conversation whose thread is the run's. None: it exists, or the run has none."""
 
@@ -207,8 +207,8 @@ REOPENED_TURN = FIRST_TURN + 1
 
 
 async def newest_to_follow(connection: Connection, thread_id: ThreadId) -> RunId | None:
-    """Returns the thread's newest run that others can follow; None if it has none. No run can follow a refused run, nor
-    most compactions."""
+    """Returns the thread's newest run that other runs can follow; None if it has none. No run can follow a refused run,
+    nor most compactions."""
     newest = (
         sa.select(*RUN_COLUMNS)
         .where(runs.c.thread_id == thread_id, ~((runs.c.status == RunStatus.FAILED) & (runs.c.fence == 0)))
@@ -262,7 +262,7 @@ class RunStore(Store):
         """
         async with self._database.write(CrashPoint.SUBMIT, thread_lock(run.keys_thread_id)) as connection:
             run, write_history = await _in_its_thread(connection, run, place)
-            # Nothing was ever submitted to a conversation that is new.
+            # A new conversation has no earlier submissions.
             seen = await submitted_before(connection, run, keys, again=again) if write_history is None else None
             if seen is not None:
                 return Submitted(seen, is_new=False)
@@ -363,7 +363,7 @@ class RunStore(Store):
             return None
 
     async def owns(self, run_id: RunId, fence: Fence, dispatch: int) -> bool:
-        """Whether the run is running under this fence, and was not dispatched again for another worker."""
+        """Whether the run is running under this fence and was not dispatched again for another worker."""
         is_mine = (runs.c.fence == fence, runs.c.dispatch == dispatch, runs.c.status == RunStatus.RUNNING)
         async with self._database.read() as connection:
             found = await connection.execute(sa.select(runs.c.id).where(runs.c.id == run_id, *is_mine))
@@ -451,7 +451,7 @@ def _claimed_before(run: Run) -> Run | None:
 
 async def _in_its_thread(connection: Connection, run: Run, place: Place) -> tuple[Run, Callable[[], None] | None]:
     """Locks the run's thread, for a transaction that has locked the thread of its keys. If the run opens a
-    conversation, also returns what begins the history of a new one."""
+    conversation, also returns the function that begins the history of a new one."""
     if place.opens is None:
         if run.keys_thread_id != run.thread_id and not place.begins:
             await lock_thread(connection, run.thread_id)

@@ -2,8 +2,8 @@
 the dispatch of the thread's next run. Parking a run ends its stream in the same way.
 
 If the answer to the commit is lost, the caller repeats the end. The store writes it once, and each repetition returns
-the same result: if a run has ended under the caller's fence, the caller has ended it, or the run does not need the
-caller any more.
+the same result: if a run has ended under the caller's fence, the caller has ended it, or the run no longer needs the
+caller.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def set_last_stop_reason(connection: Connection, run: Run, stop_reason: str | No
 
 
 async def enqueue_callback(connection: Connection, run: Run, now: datetime) -> None:
-    """Puts the run's callback into the outbox, if it asked for one and the outbox has none."""
+    """Puts the run's callback into the outbox, if its client wants one and the outbox has none."""
     if run.callback_url is None:
         return
     known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))
@@ -110,8 +110,8 @@ _TELL_ENDPOINTS = sa.insert(webhook_deliveries).from_select(
 
 def enqueue_webhooks(connection: Connection, run: Run, end: RunEnd, now: datetime) -> None:
     """Puts the end of a background run into the outbox of webhooks, one row for each endpoint of the project that
-    subscribes to it. The writes are deferred. Each run has one such event: a run that parks has it then, and none when
-    it ends later."""
+    subscribes to it. The writes are deferred. Each run has one such event: a parked run has it when it parks, and no
+    other when it ends."""
     if not run.options.background:
         return
     given = {"of_project": run.project_id, "of_run": run.id, "of_dialect": run.options.dialect, "now": now}
@@ -142,7 +142,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     lost: Usage = Usage()
     """Usage of calls that were lost with their workers, which `usage` lacks. It counts only if a worker had reserved an
-    amount for them, and costs what was reserved, because an API process knows no prices."""
+    amount for them, and costs that amount, because an API process knows no prices."""
     step_count: int = 0
     messages: list[NewMessage] = []
     """The final answer, or the part of an interrupted answer that readers have seen."""

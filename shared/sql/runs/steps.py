@@ -191,7 +191,7 @@ SMALL_BLOCK = 100
 SMALL_BLOCK_BYTES = 50_000
 """A block with fewer entries and fewer compressed bytes than these is small."""
 WORTH_MERGING = 8
-"""At its end, a run with at least so many small blocks has them merged."""
+"""If a run has at least this many small blocks at its end, they are merged."""
 
 
 async def insert_events(connection: Connection, run_id: RunId, tail: LogTail) -> None:

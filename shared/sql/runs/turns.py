@@ -66,7 +66,7 @@ class TurnStore(Store):
             return await made_of(found.mappings().all(), run_of, "options")
 
     async def input_of(self, run: Run) -> list[NewMessage]:
-        """Returns the users' messages that the run added to its thread: those that an earlier run received and did
+        """Returns the users' messages that the run added to its thread: messages that an earlier run received and did
         not use, followed by those of its submission. If retention has deleted the submission, reads them from the
         history."""
         async with self._database.read() as connection:
@@ -86,8 +86,8 @@ class TurnStore(Store):
 
 
 async def _leading(connection: Connection, run: Run, before: NewMessage | None) -> list[NewMessage]:
-    """Returns the users' messages of the run in its history before `before`; without it, those before the first message
-    of another kind."""
+    """Returns the users' messages of the run in its history before `before`; without `before`, those before the first
+    message of another kind."""
     mine = (messages.c.thread_id == run.thread_id, messages.c.turn == run.turn, messages.c.run_id == run.id)
     query = sa.select(messages).where(*mine).order_by(messages.c.position)
     if before is not None:
@@ -166,7 +166,7 @@ class RunChangeStore(Store):
         return await self._some(_GLANCE.where(*_of(scope), runs.c.number > number).order_by(runs.c.number))
 
     async def among(self, scope: RunScope, run_ids: Collection[RunId]) -> list[RunGlance]:
-        """Returns those of these runs that are in the scope."""
+        """Returns the runs among these that are in the scope."""
         wanted, found = list(run_ids), list[RunGlance]()
         for start in range(0, len(wanted), AT_ONCE):
             named = runs.c.id.in_(wanted[start : start + AT_ONCE])

@@ -28,25 +28,25 @@ MOST_ENDPOINTS = 20
 """The most endpoints of a project. The end of a run writes a row for each endpoint that receives it."""
 
 SECRET_OVERLAP = timedelta(hours=24)
-"""How long the former secret signs as well, if the caller of a rotation asks for that."""
+"""How long the former secret signs as well, if a rotation's caller wants that."""
 
 SECRET, FORMER_SECRET = "signing_secret", "former_signing_secret"
-"""The names of an endpoint's secrets: an encrypted one is bound to its own."""
+"""The names of an endpoint's secrets: an encrypted secret is bound to its name."""
 
 
 class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An address, and the outcomes of which it receives events."""
+    """An address, and the outcomes whose events it receives."""
 
     id: WebhookId
     project_id: ProjectId
     dialect: str
-    """The dialect in which it was made. It receives events of runs that were submitted in the same dialect."""
+    """The dialect of the endpoint's creation. The endpoint receives events of runs submitted in the same dialect."""
     name: str
     url: str
     outcomes: Sequence[RunOutcome]
     secret: str
-    """Signs what is sent, in the form that libraries of Standard Webhooks take. As it is stored: encrypted where there
-    is a key (`SecretKeys`)."""
+    """The stored secret, which signs deliveries, in the form that libraries of Standard Webhooks take. Encrypted if
+    there is a key (`SecretKeys`)."""
     secret_hint: str
     """The last characters of the secret."""
     former_secret: str | None = None
@@ -156,7 +156,7 @@ class WebhookDeliveryStore(Store):
             return await _with_urls(connection, rows)
 
     async def retry(self, project_id: ProjectId, run_id: RunId, endpoint_id: WebhookId, now: datetime) -> OpenDelivery:
-        """Makes a delivery due now. One that was given up gets one more attempt.
+        """Makes a delivery due now. A delivery that was given up gets one more attempt.
 
         Raises `NotFound` if the project has no such delivery or no such endpoint any more, and `Conflict` if it was
         delivered."""
@@ -203,7 +203,7 @@ async def _with_urls(connection: Connection, rows: Sequence[RowMapping]) -> list
 
 
 _SEED = 2
-"""Keeps this advisory lock apart from those of other nouns."""
+"""Separates this advisory lock from the locks of other nouns."""
 _LOCK = sa.select(AdvisoryLock(sa.func.hashtextextended(sa.bindparam("of_project", type_=sa.Text), _SEED)))
 
 Change = Callable[[WebhookEndpoint], WebhookEndpoint]

@@ -1,4 +1,4 @@
-"""Names of conversations, which clients give them: a name is one conversation of its agent."""
+"""Names that clients give to conversations: a name belongs to one conversation of its agent."""
 
 import sqlalchemy as sa
 from alembic import op

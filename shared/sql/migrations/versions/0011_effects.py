@@ -1,4 +1,4 @@
-"""How often the tool of each call was started, and what was found out about calls whose outcome was unknown."""
+"""The number of starts of each call's tool, and the verdicts on calls whose outcome was unknown."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ SETTING = "current_setting('holdfast.project', true)"
 
 
 def upgrade() -> None:
-    # A worker of the release before stores starts without it.
+    # A worker of the previous release stores starts without this column.
     op.add_column("tool_intents", sa.Column("attempt", sa.Integer, nullable=False, server_default="1"))
     op.create_table(
         "settled_effects",

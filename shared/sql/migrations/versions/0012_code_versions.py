@@ -1,4 +1,4 @@
-"""Versions of agents of operators' own code: those that workers have shown, and the one that executed a run."""
+"""Versions of agents of operators' own code: those that workers have reported, and the version that executed a run."""
 
 import sqlalchemy as sa
 from alembic import op

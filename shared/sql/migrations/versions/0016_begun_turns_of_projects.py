@@ -12,7 +12,7 @@ depends_on = None
 def upgrade() -> None:
     begins = sa.text("position = 1")
     index = ("ix_messages_begun", "messages", ["created_at", "thread_id", "turn"])
-    # An operator may have made it before, without a lock.
+    # An operator may have created the index earlier, without a lock.
     op.create_index(*index, if_not_exists=True, sqlite_where=begins, postgresql_where=begins)
 
 
