@@ -1,7 +1,7 @@
-"""Limits on what bodies may have: the entries of lists and objects, and the length of texts that the server keeps.
+"""Limits inside of bodies: the entries of lists and objects, and the length of texts that the server keeps.
 
-The size of a body is limited in bytes and values. Handling an entry of a list costs more than reading it, so each such
-list has its own limit, and the refusal names the field.
+The size of a body is limited in bytes and values. Where handling an entry costs more than reading it, the list has its
+own limit, and the refusal names the field.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ Tags = Annotated[list[Tag], Field(max_length=MOST_ENTRIES)]
 
 
 def _refuse_many(given: Any) -> Any:
-    # Checked before the entries: each wrong entry would be a flaw of its own.
+    # Checked before the entries, because each wrong entry would be a flaw of its own.
     if isinstance(given, dict):
         entries = len(cast("dict[str, object]", given))
         if entries > MOST_ENTRIES:
@@ -113,7 +113,7 @@ class InputLimits:
             )
 
     def refuse_long_source(self, source: object, field: str = "source_code") -> None:
-        """Raises `InvalidRequest` if a source is too long. Other checks refuse a source that is no text."""
+        """Raises `InvalidRequest` if a source is too long. Other checks refuse a source that is not text."""
         if isinstance(source, str) and len(source) > self.tool_source_chars:
             raise InvalidRequest(
                 f"{field} has {len(source)} characters, {self.tool_source_chars} are allowed "

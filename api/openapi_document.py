@@ -1,5 +1,5 @@
-"""The OpenAPI document, with additions that FastAPI cannot know: refusals that come from middlewares, the bodies of
-errors, and which answers are streams.
+"""The OpenAPI document, with additions that FastAPI cannot know: the refusals of middlewares, the bodies of errors, and
+which answers are streams.
 
 Clients are generated from the document, and so are the fuzzer's requests. It must match the real answers.
 """
@@ -27,7 +27,7 @@ SOMETIMES_STREAMS = {
     *(("get", f"{base}/v1/responses/{{response_id}}") for base in ("", "/openai")),
 }
 BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
-"""The request of an EventSource. A 204 tells one that has read everything to stop."""
+"""The request of an EventSource. A 204 stops an EventSource that has read everything."""
 
 AI_SDK = "/ai-sdk/"
 """The beginning of the paths whose errors are texts for the users of pages."""
@@ -36,7 +36,7 @@ AI_SDK_CHAT = ("post", "/ai-sdk/{agent_id}/chat")
 AI_SDK_STREAM = ("get", "/ai-sdk/{agent_id}/chat/{chat_id}/stream")
 
 READINESS = "/readyz"
-"""Its 503 has the same body as its 200, with the services that are there and those that are away."""
+"""The readiness check. Its 503 and its 200 have one body: the services that answer and those that are away."""
 
 TYPES = "api.answers.operations"
 """The module with the types of answers. Only the document needs them, so a process starts without building them."""
@@ -99,7 +99,7 @@ READ_FORMS = {("post", "/v1/agents/import")}
 OF_A_MANAGER = ("501",)
 NAME_MANAGERS = {("post", "/v1/groups"), ("patch", "/v1/groups/{group_id}"), AI_SDK_CHAT}
 NOT_OF_OPENAI = ("422",)
-"""Invalid bodies are a 400 there."""
+"""Statuses that OpenAI's paths never send: invalid bodies are a 400 there."""
 
 REFUSAL: Json = {"$ref": "#/components/schemas/Refusal"}
 TEXT = "text/plain"
@@ -226,7 +226,7 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
 
 
 def _tokens_of(method: str, path: str, operation: Json) -> list[str]:
-    """The tokens that an operation takes in its query in place of a key."""
+    """The tokens that an operation accepts in its query in place of a key."""
     if (method, path) == BROWSERS_STREAM:
         return [STREAM_TOKEN]
     return [PAGE_TOKEN] if any(one["name"] == "token" for one in operation.get("parameters", ())) else []
@@ -239,7 +239,7 @@ class AnswerTypes(NamedTuple):
     answers: Mapping[tuple[str, str], Json]
     frames: Mapping[tuple[str, str], Json]
     schemas: Json
-    """Schemas to which the others refer."""
+    """Schemas to which the other schemas refer."""
 
     @classmethod
     def of(cls, operations: Mapping[tuple[str, str], Any]) -> "AnswerTypes":
