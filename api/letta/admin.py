@@ -44,7 +44,7 @@ class KeyCreate(BaseModel):
 
 
 class KeyRotate(BaseModel):
-    """The body of a rotation; it may be left out."""
+    """The body of a rotation; it may be omitted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,7 +72,7 @@ def wire_key(key: ApiKey, now: datetime) -> dict[str, Any]:
 
 
 def status_of(key: ApiKey, now: datetime) -> str:
-    """Whether the key is valid, and otherwise why not."""
+    """The key's status: valid, or the reason why it is not."""
     if key.revoked_at is not None:
         return "revoked"
     return "active" if key.is_valid(now) else "expired"
@@ -94,7 +94,7 @@ def wire_status(
 
 
 def wire_audit_event(event: AuditEvent) -> dict[str, Any]:
-    """The actor, the action, the time and the origin."""
+    """An audit event: actor, action, time and origin."""
     return {
         "id": event.id,
         "at": wire_time(event.at),
@@ -125,7 +125,7 @@ class OperationsView:
     redis_is_embedded: bool
     redis_ms: float | None
     redis_memory: list[ServerMemory] | None
-    """Of the shared server, followed by those of the logs; empty for an embedded Redis."""
+    """The memory of the shared server, then of the logs' servers; empty for an embedded Redis."""
     workers: list[WorkerState] | None
     api_processes: list[ApiState] | None
     queue: QueueState | None
@@ -163,7 +163,7 @@ def wire_operations(view: OperationsView) -> dict[str, Any]:
 
 
 def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
-    """A callback that waits, or that was given up; then `next_attempt_at` is null."""
+    """A callback that waits, or that was given up, in which case `next_attempt_at` is null."""
     return {
         "run_id": callback.run_id,
         "url": callback.url,
@@ -176,7 +176,7 @@ def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
 
 
 def wire_open_delivery(delivery: OpenDelivery) -> dict[str, Any]:
-    """An event that a webhook endpoint has not received. It waits, or was given up; then `next_attempt_at` is null."""
+    """An event that a webhook endpoint has not received. `next_attempt_at` is null if it was given up."""
     return {
         "id": delivery.id,
         "run_id": delivery.run_id,
@@ -209,7 +209,7 @@ def _ended(runs: RunStats) -> dict[str, int]:
 
 def _process(state: WorkerState | ApiState) -> dict[str, Any]:
     shown = msgspec.to_builtins(state)
-    # About the whole deployment, only for operators with its settings: `holdfast doctor` compares these.
+    # It concerns the whole deployment, and is only for operators with its settings: `holdfast doctor` compares it.
     del shown["secret_keys"]
     shown.pop("code_agents", None)  # they have a route of their own
     return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
