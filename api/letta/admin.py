@@ -31,16 +31,16 @@ class KeyCreate(BaseModel):
     # A misspelled field must not create a key with more scopes, or a longer life, than intended.
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=MOST_NAME, description="Who will use the key.")]
+    name: Annotated[str, Field(min_length=1, max_length=MOST_NAME, description="The user of the key.")]
     scopes: Annotated[
         list[Annotated[str, Field(max_length=100)]],
         Field(
             min_length=1,
             max_length=MOST_AGENTS + 3,
-            description="One of `read`, `write` and `admin`; with `agent:<agent id>` for that agent only.",
+            description="One of `read`, `write` and `admin`; with `agent:<agent id>` only for that agent.",
         ),
     ]
-    expires_at: Annotated[AwareDatetime | None, Field(description="When the key ends; null: never.")] = None
+    expires_at: Annotated[AwareDatetime | None, Field(description="The key's end; null: never.")] = None
 
 
 class KeyRotate(BaseModel):
@@ -48,9 +48,7 @@ class KeyRotate(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    grace_s: Annotated[
-        int | None, Field(ge=0, description="Seconds that the old secret goes on; 0: it ends at once.")
-    ] = None
+    grace_s: Annotated[int | None, Field(ge=0, description="Seconds for which the old secret stays valid.")] = None
 
 
 def wire_key(key: ApiKey, now: datetime) -> dict[str, Any]:

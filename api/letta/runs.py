@@ -280,20 +280,18 @@ class DecisionIn(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     decision: Literal["approve", "deny", "tool_return"]
-    reason: Annotated[
-        str | None, Field(max_length=10_000, description="Told to the model when the call is denied.")
-    ] = None
+    reason: Annotated[str | None, Field(max_length=10_000, description="The model reads it when it is denied.")] = None
     arguments: Annotated[dict[str, Any] | None, Field(description="Run the tool with these arguments instead.")] = None
-    arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments are the ones shown.")] = None
-    tool_version: Annotated[str | None, Field(description="Decide only if the tool is the one shown.")] = None
+    arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments have this hash.")] = None
+    tool_version: Annotated[str | None, Field(description="Decide only if the tool has this version.")] = None
     tool_return: Annotated[
         Text | list[dict[str, Any]] | None,
-        Field(description="The result, for a tool that was run elsewhere: text, or parts of text and images."),
+        Field(description="The result of a tool that ran elsewhere: text, or parts of text and images."),
     ] = None
     status: Literal["success", "error"] = "success"
     stdout: Names | None = None
     stderr: Names | None = None
-    decided_by: Annotated[str, Field(min_length=1, max_length=200, description="Who decides, for the record.")] = "api"
+    decided_by: Annotated[str, Field(min_length=1, max_length=200, description="The name for the record.")] = "api"
 
     @model_validator(mode="after")
     def _fits_the_decision(self) -> "DecisionIn":
@@ -414,7 +412,7 @@ class StreamRequest(BaseModel):
     include_pings: bool | None = True
     include_status_events: bool = False
     include_event_times: Annotated[
-        bool, Field(description="Each frame has `at_ms`, when it was written, in Unix ms. `date` has whole seconds.")
+        bool, Field(description="Each frame has `at_ms`, its event's time in Unix ms; `date` has whole seconds.")
     ] = False
 
 

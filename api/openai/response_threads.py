@@ -70,7 +70,7 @@ class ResponseThread(NamedTuple):
     is_plain: bool
     """Whether the request addresses only a model: the agent is the project's hidden one, without memory and tools."""
     options: ModelOptions
-    """The model options, for those that the request omits."""
+    """Values for the model options that the request omits."""
     conversation_id: ConversationId | None = None
     thread: ThreadId | None = None
     place: Place = ANYWHERE

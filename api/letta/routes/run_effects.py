@@ -29,8 +29,8 @@ class SettleRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     outcome: Outcome
-    result: Annotated[str | None, Field(max_length=100_000, description="What the call has come to.")] = None
-    settled_by: Annotated[str, Field(min_length=1, max_length=200, description="Who says so, for the record.")] = "api"
+    result: Annotated[str | None, Field(max_length=100_000, description="The result of the call.")] = None
+    settled_by: Annotated[str, Field(min_length=1, max_length=200, description="The name for the record.")] = "api"
 
     @model_validator(mode="after")
     def _fits_the_outcome(self) -> "SettleRequest":
