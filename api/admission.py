@@ -1,8 +1,8 @@
 """Limits on concurrent requests of callers.
 
 Submissions need a permit. The API stores a few at a time, and the others wait in the order of their arrival. Without
-permits a burst would take every connection to the database, and reads and cancels would wait behind it. A waiting
-submission holds only its body. The API refuses one only if too many wait, or if it has waited too long.
+permits a burst would take every connection to the database, and reads and cancels would wait for it. A waiting
+submission holds only its body. The API refuses a submission only if too many wait, or if it has waited too long.
 
 Quotas limit requests per second and open streams. Redis counts them, so that all processes enforce the same limits.
 Limits protect callers from each other and are not worth an outage: while Redis is away, the API admits every request.

@@ -14,7 +14,7 @@ from shared.domain.errors import ErrorCode
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The request line and all headers."""
+"""The most bytes of the request line and all headers."""
 
 MAX_URL_BYTES = 16 * 1024
 MAX_HEADERS = 100
@@ -48,9 +48,9 @@ class ConnectionRules(NamedTuple):
     """Time limits of one connection."""
 
     timeout_s: float
-    """For a request to arrive, and for the client to read a whole answer at `SLOWEST_READER`."""
+    """Seconds for a request to arrive, and for the client to read a whole answer at `SLOWEST_READER`."""
     reader_timeout_s: float = 300.0
-    """For the client of a stream to read one buffer."""
+    """Seconds for the client of a stream to read one buffer."""
     max_connections: int = 1000
 
 

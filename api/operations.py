@@ -33,7 +33,7 @@ from shared.telemetry.metrics import DeploymentState, Metrics
 # The metrics of the whole deployment: its runs by status, its queue, its callbacks, its Redis servers. Every API
 # process exports the same values; a sum over processes would count them more than once. The API asks SQL and Redis
 # during a scrape, at most once per `KEPT_S`, however often Prometheus scrapes. A service that does not answer in time
-# is left out, and never delays a scrape.
+# is omitted, and never delays a scrape.
 
 
 KEPT_S = 5.0

@@ -1,4 +1,4 @@
-"""Creates agents, tools and memory blocks from an agent file, with new ids, and reports the parts that are left out."""
+"""Creates agents, tools and memory blocks from an agent file, with new ids, and reports the omitted parts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -79,7 +79,7 @@ class FileImport:
         self._options = options
         self._origin = origin
         self._tool_names: dict[str, str | None] = {}
-        """None: the tool is left out."""
+        """None: the tool is omitted."""
         self._block_ids: dict[str, BlockId] = {}
         not_ours = (
             (file.files, "files are left out: Holdfast keeps none"),
@@ -301,7 +301,7 @@ class FileImport:
 
 
 def _ours(metadata: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Moves our own settings out of the metadata: only those with these names."""
+    """Removes our own settings from the metadata, and returns the settings with these names."""
     found = metadata.pop(OURS, None)
     return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
 

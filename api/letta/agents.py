@@ -84,7 +84,7 @@ SHAPES_NOTHING: Mapping[str, str] = {
     "source_ids": "there are no folders and files here; archival memory keeps texts",
     "template": "there are no templates here",
 }
-"""Fields that have an effect on Letta's server and none on this one, each with the reason."""
+"""Fields that have an effect on Letta's server, but not on this server, each with the reason."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
 
@@ -235,7 +235,7 @@ class AgentCreate(AgentFields):
         return self
 
     def filled_blocks(self) -> list[BlockCreate]:
-        """The new blocks with their variables replaced. Raises `InvalidRequest` if one then exceeds its limit."""
+        """The new blocks with their variables replaced. Raises `InvalidRequest` if a block then exceeds its limit."""
         return [filled_in(block, self.memory_variables or {}) for block in self.memory_blocks or ()]
 
     def base_tools(self) -> tuple[str, ...]:

@@ -280,7 +280,7 @@ class DecisionIn(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     decision: Literal["approve", "deny", "tool_return"]
-    reason: Annotated[str | None, Field(max_length=10_000, description="The model reads it when it is denied.")] = None
+    reason: Annotated[str | None, Field(max_length=10_000, description="For the model, if it is a denial.")] = None
     arguments: Annotated[dict[str, Any] | None, Field(description="Run the tool with these arguments instead.")] = None
     arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments have this hash.")] = None
     tool_version: Annotated[str | None, Field(description="Decide only if the tool has this version.")] = None

@@ -270,7 +270,7 @@ class ToolCreate(ToolFields):
     source_type: str | None = PYTHON
 
     def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: those for `pip_requirements`.
+        """The tool after the change. `packages`: the packages of `pip_requirements`.
 
         Raises `InvalidToolSource` or `InvalidRequest`.
         """
@@ -306,7 +306,7 @@ class ToolUpdate(ToolFields):
     source_code: str | None = None
 
     def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: those for `pip_requirements`.
+        """The tool after the change. `packages`: the packages of `pip_requirements`.
 
         Raises `InvalidToolSource` or `InvalidRequest`.
         """

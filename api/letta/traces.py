@@ -61,7 +61,7 @@ def wire_run_metrics(
 
 
 def wire_step_metrics(step: Step, project_id: str) -> dict[str, Any]:
-    """Times of a step, as the wire has them."""
+    """Times of a step, in the wire's form."""
     timing = step.timing
     asked, whole = model_ms(timing), step_ms(timing)
     return {

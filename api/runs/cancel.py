@@ -42,7 +42,7 @@ class RunCanceller:
     clock: Clock
     wait_s: float
     lease_s: float
-    """Seconds of a lease. A worker renews it three times within them, and takes it again if Redis lost it."""
+    """Seconds of a lease. A worker renews its lease three times in this time, and takes it again if Redis lost it."""
     on_cancel: Callable[[RunStatus], None] = lambda _: None
     """Called for each cancel with the run's status at that time."""
 

@@ -60,8 +60,8 @@ class Command:
     run_id: RunId | None = None
     """The id of the run, if it is a new one. None: a generated id."""
     keeps_alive: bool = True
-    """If the decisions were all made before and their continuation has ended, the model is asked to go on. Else that is
-    an error, `AlreadyDecided`."""
+    """Whether a repetition of decisions whose continuation has ended asks the model to go on. False: the repetition
+    raises `AlreadyDecided`."""
 
     @property
     def thread_id(self) -> ThreadId:

@@ -121,7 +121,7 @@ class ThreadProjection(Protocol):
 
     def began(self, leg: Leg, beginning: LegInput) -> bytes:
         """Renders the beginning of a leg. Its cursor is the leg's place with the number 1. A leg whose run has no turn
-        ended before it began; it is rendered for the sender of its submission alone, without cursors."""
+        ended before it began; only the sender of its submission gets it, without cursors."""
         ...
 
     def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:

@@ -120,7 +120,7 @@ class ThreadStreams:
 class _Walk:
     """One reader's way through a thread.
 
-    `at` moves with each frame, so a part that fails because a service is away is simply begun again.
+    `at` moves with each frame, so a pass that fails because a service is away is simply repeated.
     """
 
     service: ThreadStreams
@@ -237,7 +237,7 @@ class _Walk:
         self.is_past = True
 
     async def _run_of(self, leg: Leg, sent: Sent) -> AsyncGenerator[bytes]:
-        """Yields the leg's beginning and its log, as far as the reader has not seen them."""
+        """Yields the parts of the leg's beginning and log that the reader has not seen."""
         place = ThreadCursor(leg.turn, leg.number, FIRST_SEQ)
         if self.at is None or self.at < place:
             beginning = await self._beginning(leg.run)

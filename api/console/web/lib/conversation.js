@@ -19,7 +19,7 @@ import { addFrame, emptyTranscript } from "./frames.js";
 export const EMPTY = { turns: [], otids: new Set(), present: null };
 
 /**
- * The conversation with one more frame. It reuses the transcript of the last turn. Frames must be in cursor order.
+ * The conversation with one more frame. The transcript of its last turn must not be used again. Frames come in cursor order.
  * @param {Conversation} conversation
  * @param {Frame} frame
  * @returns {Conversation}

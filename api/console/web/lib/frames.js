@@ -39,8 +39,9 @@ export function emptyTranscript() {
 }
 
 /**
- * The transcript with one more frame. It reuses the given transcript's list, so that ten thousand frames cost ten thousand
- * steps. An item that changes is a new object. The frames of a continuation follow those of its run.
+ * The transcript with one more frame. It reuses the list of the given one, which must not be used again, so that ten
+ * thousand frames cost ten thousand steps. An item that changes is a new object. The frames of a continuation follow
+ * those of its run.
  * @param {Transcript} transcript
  * @param {Frame} frame
  * @returns {Transcript}

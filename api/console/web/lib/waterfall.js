@@ -20,7 +20,7 @@ export function emptyTimeline() {
 }
 
 /**
- * The timeline with one more frame, which reuses the given timeline. Frames of a continuation follow those of its run.
+ * The timeline with one more frame; the given one must not be used again. Frames of a continuation follow those of its run.
  * @param {Timeline} timeline
  * @param {Frame} frame
  * @returns {Timeline}
