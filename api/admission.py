@@ -1,8 +1,8 @@
-"""Limits on what callers may request at the same time.
+"""Limits on concurrent requests of callers.
 
 Submissions need a permit. The API stores a few at a time, and the others wait in the order of their arrival. Without
-permits a burst would take every connection to the database, and reads and cancels would wait behind it. A waiting
-submission holds only its body. The API refuses one only if too many wait, or if it has waited too long.
+permits a burst would take every connection to the database, and reads and cancels would wait for it. A waiting
+submission holds only its body. The API refuses a submission only if too many wait, or if it has waited too long.
 
 Quotas limit requests per second and open streams. Redis counts them, so that all processes enforce the same limits.
 Limits protect callers from each other and are not worth an outage: while Redis is away, the API admits every request.
@@ -132,7 +132,7 @@ def is_submission(scope: Scope) -> bool:
     if scope["method"] != "POST":
         return False
     if scope["path"] == MCP:
-        # Older clients do not say the method in a header, and nobody has read the body. Then it may be one.
+        # Older clients do not send the method in a header, and the body is not read yet. It may be a submission.
         return dict(scope["headers"]).get(_METHOD_OF_MCP, _SUBMITS_BY_MCP) == _SUBMITS_BY_MCP
     return _SUBMITS.fullmatch(scope["path"]) is not None
 
@@ -142,7 +142,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Result = TypeVar("Result")
 
 AWAY_S = 5.0
-"""Seconds for which the API asks Redis nothing more after it did not answer."""
+"""Seconds for which the API does not ask Redis again after Redis did not answer."""
 
 STAY_AT_ONCE = 1000
 
@@ -202,7 +202,7 @@ class CallerQuotas:
         """Takes one request from the buckets. For a busy caller it also prefetches the next ones."""
         now = self._clock.monotonic()
         count = hand.handful if now - hand.asked_at < BUSY_S else 1
-        # A request that arrives during this call, or after a refusal, takes a single one.
+        # Requests that arrive during this call, or after a refusal, take one each from the buckets.
         hand.asked_at = -math.inf
         empty = await self._quotas.take(hand.buckets, count)
         if empty is not None and count > 1:
@@ -238,7 +238,7 @@ class CallerQuotas:
         return groups
 
     async def leave(self, reader: str, groups: Sequence[Group]) -> None:
-        """Ends `enter`."""
+        """Ends what `enter` began."""
         self.open_streams -= 1
         for group in groups:
             self._reading[group.owner].discard(reader)
@@ -315,7 +315,7 @@ async def over_request_limit(quotas: CallerQuotas, scope: Scope) -> Response | N
 
 @dataclass(slots=True)
 class _TokenBatch:
-    """The buckets of a caller, the settings that define them, and the requests that this process has prefetched and not
+    """The buckets of a caller, the settings that define them, and the prefetched requests that this process has not
     used yet."""
 
     buckets: Sequence[Bucket]

@@ -63,7 +63,7 @@ ROUTERS = (
 )  # fmt: skip
 
 PREFLIGHT_S = 7200
-"""Seconds for which a browser may keep the answer to its question before a request. Chrome keeps none longer."""
+"""Seconds for which a browser may cache the answer to a preflight. Chrome caches none longer."""
 
 EXPOSED = (
     *("Retry-After", "Warning", SHOULD_RETRY, REQUEST_ID, CONTINUED_BY, SESSION_HEADER),
@@ -109,8 +109,8 @@ def _with_routes(*, openapi_url: str | None) -> FastAPI:
 
 
 def create_app(services: Services, *, admission: Admission, has_keys: bool) -> FastAPI:
-    """The API over these services. The caller that constructed the services closes them. `has_keys`: at its start the
-    server demands API keys."""
+    """The API over these services. The caller that constructed the services closes them. `has_keys`: the server
+    requires API keys when it starts."""
     settings, access = services.settings, services.access
     has_docs = settings.docs == "on" or (settings.docs == "auto" and not has_keys)
     app = _with_routes(openapi_url="/openapi.json" if has_docs else None)

@@ -73,8 +73,8 @@ class ApprovalDecisions:
         )
 
     async def _refuse_changed_tool(self, asked: Approval, named: str, *, approves: bool) -> None:
-        """Raises `Conflict` if the decision names another version of the tool than the one that was shown, or approves
-        a version that the agent no longer has: the run would not make that call."""
+        """Raises `Conflict` if the decision names another version of the tool than the call shows, or approves a
+        version that the agent no longer has: the run would not make that call."""
         if named != asked.tool_version:
             raise Conflict(
                 f"tool_version is {named}, but approval {asked.id} asks for a call of {asked.tool_name} in the version "
@@ -91,7 +91,7 @@ class ApprovalDecisions:
 
 
 async def edited_arguments(tools: ToolStore, asked: Approval, arguments: dict[str, Any] | None) -> str | None:
-    """Returns the arguments with which a person wants the call made, as text; None if they equal those that were shown.
+    """Returns a person's arguments for the call, as text; None if they equal those that were shown.
     A call of an agent's own code has no schema here: the code checks what it gets.
 
     Raises `InvalidRequest` if they do not fit the tool's schema, `Conflict` if the agent no longer has the tool.

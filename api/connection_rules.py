@@ -1,5 +1,5 @@
-"""Limits on the cost of one connection to the API and on the number of connections, and the heads of requests that are
-refused."""
+"""Limits on the cost of one connection to the API and on the number of connections, and the answers to requests that
+these limits refuse."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ from shared.domain.errors import ErrorCode
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The request line and all headers."""
+"""The most bytes of the request line and all headers."""
 
 MAX_URL_BYTES = 16 * 1024
 MAX_HEADERS = 100
@@ -23,9 +23,9 @@ MAX_UNREAD_BYTES = 1_000_000
 """Bytes of a body that the server discards after its answer: a client that is still sending can then read it."""
 
 MAX_UNANSWERED = 16
-"""Requests of one connection that may wait for answers: the one that the application is answering, and those that the
-client has sent behind it without waiting (HTTP pipelining). The server reads no more of them, and closes the connection
-after the last of these answers, so that the client knows which requests to send again (RFC 9112, 9.3.2)."""
+"""Requests of one connection that may wait for answers: the request that the application is answering, and those that
+the client has sent behind it without waiting (HTTP pipelining). The server reads no further request, and closes the
+connection after the last of these answers, so that the client knows which requests to send again (RFC 9112, 9.3.2)."""
 
 MAX_AHEAD_BYTES = 64 * 1024
 """Bytes that the server reads behind a request that is being answered. Then the client has to wait."""
@@ -48,9 +48,9 @@ class ConnectionRules(NamedTuple):
     """Time limits of one connection."""
 
     timeout_s: float
-    """For a request to arrive, and for the client to read a whole answer at `SLOWEST_READER`."""
+    """Seconds for a request to arrive, and for the client to read a whole answer at `SLOWEST_READER`."""
     reader_timeout_s: float = 300.0
-    """For the client of a stream to read one buffer."""
+    """Seconds for the client of a stream to read one buffer."""
     max_connections: int = 1000
 
 
@@ -86,7 +86,7 @@ class ConnectionLimit:
 
 
 class ConnectionTerms(NamedTuple):
-    """What all connections of a server have in common."""
+    """The objects that all connections of a server share."""
 
     app: ASGIApp
     rules: ConnectionRules
@@ -94,7 +94,7 @@ class ConnectionTerms(NamedTuple):
 
 
 class HeadRefusal(NamedTuple):
-    """An answer to a connection whose request never reaches an application."""
+    """An answer to a request that never reaches the application."""
 
     status: str
     code: ErrorCode
@@ -102,7 +102,7 @@ class HeadRefusal(NamedTuple):
     headers: str = ""
 
     def answer(self) -> bytes:
-        """What the client reads before the connection ends."""
+        """The bytes that the client reads before the connection ends."""
         said = json.dumps(plain_body(self.code, self.detail)).encode()
         head = (
             f"HTTP/1.1 {self.status}\r\n{self.headers}content-type: application/json\r\n"

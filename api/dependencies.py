@@ -1,7 +1,7 @@
 """Dependencies that routes declare: services, the caller's project, checked ids, pages.
 
-They are all `async`, although none waits: FastAPI runs a plain function in a thread, which costs more than most of
-these do.
+All are `async`, although none waits: FastAPI runs a plain function in a thread, which costs more than most of these
+functions do.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -68,7 +68,7 @@ ProjectDep = Annotated[ProjectId, Depends(project_of)]
 
 
 async def only_thread_of(caller: CallerDep) -> ThreadId | None:
-    """The only thread that the caller may see, if it is a page with a token. None: what its key sees."""
+    """The only thread that the caller may see, if it is a page with a token. None: all that its key sees."""
     return caller.thread_id
 
 
@@ -121,7 +121,7 @@ RunIdPath = Annotated[RunId, Depends(run_id_of)]
 async def project_of_stream(
     caller: CallerDep, _token: Annotated[str | None, Query(alias="token", max_length=LONGEST)] = None
 ) -> ProjectId:
-    """The project of the token for a stream or a page, or of the key. `Authentication` has read either."""
+    """The project of the token for a stream or a page, or of the key. `Authentication` has checked it."""
     return caller.project_id
 
 
@@ -129,8 +129,8 @@ StreamProjectDep = Annotated[ProjectId, Depends(project_of_stream)]
 
 
 async def last_event_id_of(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> str | None:
-    """The `Last-Event-ID` of a client that resumes a stream. If the header is there more than once, the values are
-    joined, which is no valid number: the API cannot tell which event the client saw last."""
+    """The `Last-Event-ID` of a client that resumes a stream. Several such headers are joined to a text that is no valid
+    number, because the API cannot tell which event the client saw last."""
     said = dict.fromkeys(request.headers.getlist("Last-Event-ID"))
     return ", ".join(said) if len(said) > 1 else last_event_id
 
@@ -141,7 +141,7 @@ LastEventIdDep = Annotated[str | None, Depends(last_event_id_of)]
 async def starting_after_of(
     request: Request, starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ)] = None
 ) -> int | None:
-    """The cursor in the query of a stream. Raises `InvalidRequest` if there are two."""
+    """The cursor in the query of a stream. Raises `InvalidRequest` if the query has two."""
     said = dict.fromkeys(request.query_params.getlist("starting_after"))
     if len(said) > 1:
         raise InvalidRequest("starting_after is there more than once", field="query.starting_after")

@@ -1,4 +1,4 @@
-"""The part of the composition root that constructs the services of each dialect, on the same runs."""
+"""The part of the composition root that constructs the services of each dialect, all on the same runs."""
 
 from typing import NamedTuple
 
@@ -135,7 +135,7 @@ def _ui_chats(process: ProcessContext, threads: PageThreads, pages: PageService,
 
 
 def _pages(kernel: Kernel, threads: PageThreads) -> PageService:
-    """Submits what pages send."""
+    """Submits the messages and decisions of pages."""
     process, submissions = kernel.process, kernel.submissions
     return PageService(
         threads=threads,

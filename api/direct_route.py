@@ -47,16 +47,16 @@ class Parameter:
 
     name: str
     alias: str
-    """Its name in requests."""
+    """The parameter's name in requests."""
     kind: Kind
     annotation: Any
-    """Its type, without the marker of its source."""
+    """The parameter's type, without the marker of its source."""
     default: Any
     inner: "Declaration | None" = None
 
     @cached_property
     def adapter(self) -> "TypeAdapter[Any]":
-        """Validates values of it."""
+        """Validates values of the parameter."""
         return TypeAdapter(self.annotation)
 
 
@@ -78,8 +78,8 @@ class Declaration:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it is a coroutine. FastAPI runs a plain function in a thread, and closes a generator after the
-        answer."""
+        """Whether the function is a coroutine. FastAPI runs a plain function in a thread, and closes a generator after
+        the answer."""
         return iscoroutinefunction(self.function)
 
     def of(self, *kinds: Kind) -> list[Parameter]:
@@ -100,7 +100,7 @@ class Declaration:
 
 
 def declaration_of(route: APIRoute) -> Declaration:
-    """What the route's function and its router declare."""
+    """The declaration of the route's function and of its router."""
     in_path = frozenset(route.param_convertors)
     own = _declaration(route.endpoint, in_path)
     of_router = [_depends(f"router {number}", one, None, in_path) for number, one in enumerate(route.dependencies)]
@@ -175,8 +175,8 @@ def noun_of(path: str) -> str:
 
 
 class RouteIndex(BaseRoute):
-    """The application's first route. It dispatches to the first of `routes` that matches. It leaves requests that match
-    none, by method or by path, to the routes after it."""
+    """The application's first route. It dispatches to the first of `routes` that matches by method and path, and leaves
+    other requests to the routes after it."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         found: defaultdict[tuple[str, str], list[BaseRoute]] = defaultdict(list)
@@ -198,14 +198,14 @@ class RouteIndex(BaseRoute):
         await scope["route"].app(scope, receive, send)
 
 
-# FastAPI analyses the declaration of such a route at its first use, not at import. FastAPI walks the dependencies of
-# each route and makes a validator for each parameter. For all routes together that took a third of a server's start,
+# FastAPI analyses the declaration of a `LateRoute` at its first use, not at import. The analysis walks the dependencies
+# of a route and makes a validator for each parameter. For all routes together that took a third of a server's start,
 # and a deployment uses few of them.
 
 
 class LateRoute(APIRoute):
     """A route that has its path, methods and name at once. FastAPI reads the rest of the declaration when code first
-    accesses another attribute. It raises an error in the declaration then, at each access."""
+    accesses another attribute. Only then, at each access, it raises an error in the declaration."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **declared: Any) -> None:
         self._declared: dict[str, Any] = {"path": path, "endpoint": endpoint, **declared}
@@ -255,8 +255,8 @@ class Call:
     path: Sequence[Parameter]
     headers: Mapping[str, Parameter]
     itself: Sequence[str]
-    """The parameters that take the request itself. `answers` are those that take the response, to which a route may add
-    headers."""
+    """The parameters that receive the request itself. The parameters in `answers` receive the response, to which a
+    route may add headers."""
     answers: Sequence[str]
 
 
@@ -266,7 +266,7 @@ class ResolvedRequest(NamedTuple):
     request: Request
     headers: Mapping[str, str]
     response: Response
-    """Takes the headers that a route adds."""
+    """Collects the headers that a route adds."""
     answers: dict[Callable[..., Awaitable[Any]], Any]
 
 
@@ -338,7 +338,7 @@ def _takes_list(annotation: Any) -> bool:
 
 
 class DirectRoute(LateRoute):
-    """Answers plain requests by its plan, and leaves the others to FastAPI."""
+    """Answers plain requests by its plan, and leaves other requests to FastAPI."""
 
     def read(self) -> None:
         """See `LateRoute.read`."""

@@ -1,5 +1,5 @@
-"""Maps errors to HTTP. A route, a check or a middleware raises an error or makes a `Refusal`, in words that belong to
-no dialect. One table maps each error to a status, and the request's path selects the dialect that renders it."""
+"""Maps errors to HTTP. A route, a check or a middleware raises an error or makes a `Refusal`, in words of no dialect.
+One table maps each error to a status, and the request's path selects the dialect that renders the answer."""
 
 import json
 import re
@@ -30,11 +30,11 @@ from shared.sql.engine import DATABASE_ERRORS, as_ours
 _FLAWS_IN_SENTENCE = 10
 _PREFIX = re.compile(r"[A-Z_]{4,}: ")
 MOST_FLAWS = 20
-"""Flaws of one request that an answer shows: a body has room for a hundred thousand."""
+"""The most flaws of one request that an answer shows: a body has room for a hundred thousand."""
 
 
 class Failure(NamedTuple):
-    """Why a run failed for which a request waits."""
+    """The error of a failed run that a request waited for."""
 
     error_type: str
     detail: str | None
@@ -49,10 +49,10 @@ class Refusal:
     message: str
     """A sentence."""
     detail: str | None = None
-    """The same sentence after a word in capitals, or in the framework's words, where older programs expect that."""
+    """The sentence after a word in capitals, or in the framework's words, where older programs expect that."""
     field: str | None = None
     hint: str = ""
-    """What to do about it. Empty: the text for the error code."""
+    """The advice to the client. Empty: the text for the error code."""
     run_id: str | None = None
     """The run that prevents the request, or that goes on."""
     waiting: WaitingCalls | None = None
@@ -63,8 +63,8 @@ class Refusal:
 
 
 ErrorShape = Callable[[Refusal], tuple[int, dict[str, Any] | str]]
-"""Renders a refusal in a dialect: the status and the body of the answer. A text is for a person, so the code is then in
-the header `ERROR_HEADER`."""
+"""Renders a refusal in a dialect: the status and the body of the answer. A plain text is for a person, so the code is
+then in the header `ERROR_HEADER`."""
 
 ERROR_HEADER = "x-holdfast-error"
 """The header of a refusal in plain text: its code, in capitals."""
@@ -107,8 +107,8 @@ class RefusalAnswer(Response):
 def plain_body(
     code: ErrorCode, detail: object, message: str = "", *, field: str | None = None, hint: str = "", **more: object
 ) -> dict[str, Any]:
-    """The body of an error where no dialect has its own form: `detail`, and the fields that every error has. `message`
-    is the sentence if `detail` is none. `more` are further fields."""
+    """The body of an error where no dialect has its own form: `detail`, and the fields of every error. `message` is the
+    sentence if `detail` is not one. `more` are further fields."""
     sentence = message or without_prefix(str(detail))
     return {"detail": detail, **error_fields(code, sentence, field=field, hint=hint), **more}
 
@@ -223,7 +223,7 @@ ERROR_ANSWERS: dict[type[domain.HoldfastError], ErrorAnswer] = {
 }
 
 _MODEL_STATUS: Mapping[str, int] = {
-    # A 401 or a 429 would mean the caller's own key, not the provider's.
+    # A 401 or a 429 would concern the caller's own key, not the provider's.
     domain.ModelErrorType.AUTHENTICATION: 502,
     domain.ModelErrorType.RATE_LIMIT: 503,
     domain.ModelErrorType.TIMEOUT: 504,
@@ -341,7 +341,7 @@ async def _answer_wrong_method(request: Request, error: Exception) -> RefusalAns
 
 
 class Refused(HTTPException):
-    """A check in front of a route raises this to refuse the request."""
+    """Raised by a check before a route to refuse the request."""
 
     def __init__(
         self, status: int, code: ErrorCode, detail: str, *, field: str | None = None, headers: Headers = None
@@ -365,14 +365,14 @@ def refused(
     headers: Headers = None,
     run_id: str | None = None,
 ) -> RefusalAnswer:
-    """The answer to a refused request. `message` is the sentence if `detail` is none."""
+    """The answer to a refused request. `message` is the sentence if `detail` is not one."""
     said = message or without_prefix(detail)
     refusal = Refusal(status=status, code=code, message=said, detail=detail, field=field, run_id=run_id)
     return RefusalAnswer(refusal, headers)
 
 
 _OF_STATUS = {404: ErrorCode.PATH_NOT_FOUND, 413: ErrorCode.BODY_TOO_LARGE, 415: ErrorCode.UNSUPPORTED_MEDIA_TYPE}
-"""Codes for the framework's refusals. It has no others: an unreadable form is a 400."""
+"""Codes for the framework's refusals. Its only other refusal, of an unreadable form, is a 400."""
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> RefusalAnswer:
@@ -397,11 +397,11 @@ async def _answer_validation_error(request: Request, error: Exception) -> Refusa
 
 
 _KIND = re.compile(r"str|(?:list|dict)\[.*")
-"""A part of a flaw's place that names one of the kinds of values that a field takes."""
+"""A part of a flaw's place that names one of the kinds of values that a field accepts."""
 
 
 def _readable(found: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The framework's flaws with places that are in the request, and with the reason for a body that is no JSON."""
+    """The framework's flaws, with their places in the request, and with the reason for a body that is not JSON."""
     places = [tuple[str | int, ...](flaw["loc"]) for flaw in found]
     inside = {loc[:place] for loc in places for place, key in enumerate(loc[:-1]) if _is_kind(key)}
     for flaw, loc in zip(found, places, strict=True):
@@ -411,7 +411,7 @@ def _readable(found: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
         elif loc == ("body",) and isinstance(flaw.get("input"), bytes):
             yield {**flaw, "msg": "The body was not read as JSON: send the header Content-Type: application/json"}
         elif not (_is_kind(loc[-1]) and loc[:-1] in inside):
-            # Else the value is of the field's other kind, and another flaw says what is wrong inside of it.
+            # Otherwise the value is of the field's other kind, and another flaw names the error inside of it.
             yield {**flaw, "loc": tuple(key for key in loc if not _is_kind(key))}
 
 

@@ -34,18 +34,18 @@ FRAME_END = b"\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 
 KEEP_ALIVE_BYTES = "keep_alive_bytes"
-"""Key in a request's state: bytes without meaning that the server may send between any two pieces of the answer."""
+"""Key in a request's state: filler bytes that the server may send between any two pieces of the answer."""
 
 ENDS_WITH_CLIENT = "ends_with_client"
-"""Key in a request's state: the request's work is to end if its client disconnects before the answer begins."""
+"""Key in a request's state: the request's work ends if its client disconnects before the answer begins."""
 
 
 class StreamBroken(Exception):
-    """What the stream has sent is no longer valid; its client has to read the stream again."""
+    """Frames already sent are no longer valid; the client has to read the stream again."""
 
 
 class ServerEnd(asyncio.Event):
-    """Set when this process ends. It tells the open streams, so that none of them has a task that waits for it."""
+    """Set when this process ends. `set` stops the open streams itself, so that no stream needs a task that waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ServerEnd(asyncio.Event):
             stream.stop("server_ending")
 
     async def of_ended_keys(self, still_hold: Callable[[Credential], Awaitable[bool]]) -> None:
-        """Breaks off the streams whose callers would not be let in any more. They may be open for days."""
+        """Breaks off the streams whose callers' keys are no longer valid. Streams may be open for days."""
         for credential in {stream.credential for stream in self.streams}:
             if credential is not None and not await still_hold(credential):
                 for stream in [stream for stream in self.streams if stream.credential == credential]:
@@ -66,20 +66,20 @@ class ServerEnd(asyncio.Event):
 
 
 class Connection(Protocol):
-    """The connection of one request, as far as a stream is concerned. The request's state has it under `CONNECTION`."""
+    """The connection of one request, as a stream uses it. The request's state has it under `CONNECTION`."""
 
     @property
     def is_left(self) -> bool:
-        """Whether nobody reads the answer any more: its client has left, or it is complete, as that to a HEAD is."""
+        """Whether the client needs no more bytes: it has left, or the answer is complete, as for a HEAD."""
         ...
 
     async def send(self, message: Message) -> None:
-        """Sends a piece of the answer, past the middlewares: they change only its head, and a stream would call ten
-        functions for each token."""
+        """Sends a piece of the answer, past the middlewares: they change only the head, and would cost a stream ten
+        function calls for each token."""
         ...
 
     def watch(self, on_left: Callable[[], None] | None) -> None:
-        """Calls this when the client leaves; with None no more."""
+        """Calls `on_left` when the client leaves. None: removes it."""
         ...
 
     def hand_over(self, rest: "OpenStream") -> None:
@@ -96,7 +96,7 @@ CONNECTION = "connection"
 StopReason = Literal["client_left", "server_ending", "key_ended"]
 
 Failure = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
-"""As `sys.exc_info` returns it."""
+"""A failure in the form of `sys.exc_info`."""
 
 
 class EventStream(Response):
@@ -108,9 +108,9 @@ class EventStream(Response):
     `StreamBroken`, which breaks off the connection too. `entrance` is open for as long as the stream, and may refuse
     it. `on_leave` is called when the client disconnects, and `on_whole` after the last event was sent.
 
-    The response itself sends only the head. A stream may last for days, and most of that time nothing happens: the
-    middlewares' frames, the request and what they refer to would take most of its memory. So they return, and the
-    server sends the rest (`OpenStream`).
+    The response itself sends only the head. A stream may last for days, and is idle for most of that time: the
+    middlewares' frames, the request and all that these refer to would use most of its memory. So the middlewares
+    return, and the server sends the rest (`OpenStream`).
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class OpenStream:
 
     pieces: AsyncGenerator[bytes]
     credential: Credential | None
-    """What its caller was found by. None where requests need no caller."""
+    """The credential of its caller. None where requests need no caller."""
     ending: ServerEnd
     cut: bytes | None
     on_leave: Callable[[], Awaitable[None]] | None
@@ -181,20 +181,20 @@ class OpenStream:
     variables: Context | None
     """The request's context variables. The middlewares reset them when they return."""
     stopped: StopReason | None = None
-    """Why the stream ends before its last event."""
+    """The reason why the stream ends before its last event."""
     is_broken: bool = False
-    """What was sent is no longer valid."""
+    """Frames already sent are no longer valid."""
     task: "asyncio.Task[object] | None" = None
     """The task that sends, while the stream may be stopped."""
 
     async def __call__(self) -> None:
-        """Sends the rest. It is one coroutine, because it waits for as long as the stream is idle."""
+        """Sends the rest. One coroutine does everything, because thousands of idle streams wait in it."""
         self._begin()
         try:
             if self.stopped is None:
                 async for body in self.pieces:
                     await self._send(body)
-                    del body  # the last one may be long, and the next one may come tomorrow
+                    del body  # it may be long, and the next one may arrive tomorrow
                 await self.connection.send({"type": "http.response.body", "body": b"", "more_body": False})
         except StreamBroken:
             self.is_broken = True
@@ -222,11 +222,10 @@ class OpenStream:
         self.stats.frames += body.count(FRAME_END)
         await self.connection.send({"type": "http.response.body", "body": body or KEEP_ALIVE, "more_body": True})
         if self.stopped is not None:
-            raise asyncio.CancelledError  # something in between has caught the one of `stop`
+            raise asyncio.CancelledError  # code in between has caught the cancellation of `stop`
 
     def _is_stop(self) -> bool:
-        """Whether the task's cancellation is that of `stop`, and no other. It cuts no frame: what was sent is in the
-        transport already."""
+        """Whether only `stop` has cancelled the task. This cuts no frame: sent frames are in the transport already."""
         task, self.task = self.task, None
         return self.stopped is not None and not (task is not None and task.uncancel())
 
@@ -303,7 +302,7 @@ async def _wait_for(event: asyncio.Event) -> None:
 
 
 CHARACTERS_OF_A_VALUE = 100
-"""This many characters become JSON in the time of one value without text, such as a number or a key."""
+"""Characters that become JSON in the time of one value without text, such as a number or a key."""
 
 JSON = "application/json"
 

@@ -32,7 +32,7 @@ from api.request_log import is_of_api
 from shared.domain.errors import ErrorCode
 from shared.domain.runs import Run
 
-# Headers of every answer. They tell a browser to trust the content type, to store nothing, and to show the answer in no
+# Headers of every answer. With them a browser trusts the content type, stores nothing, and never shows the answer in a
 # frame of another page.
 
 
@@ -59,16 +59,15 @@ _CONSOLE: Sequence[str] = (
     "form-action 'none'",
     "frame-ancestors 'none'",
 )
-"""The console shows text that models and tools wrote. The policy lets only the console's own scripts run, whatever that
-text contains."""
+"""The console shows text that models and tools wrote. Whatever that text contains, the policy lets only the console's
+own scripts run."""
 
 
 SERVER_ENDS = "SERVICE_UNAVAILABLE: this server is ending; send the request again"
 
 
 class EveryAnswer:
-    """Adds these headers to every answer. A `Cache-Control` that the answer has already stays, as streams set their
-    own.
+    """Adds these headers to every answer. A `Cache-Control` that the answer already has stays: streams set their own.
 
     A request that the server cancels when it ends gets a 503, if its answer has not begun. uvicorn would send a bare
     500.
@@ -175,8 +174,8 @@ MAX_ITEMS = 100
 
 
 class Known(NamedTuple):
-    """A model's knowledge of a body: the effective fields under all their names, those among them that are models, and
-    the fields without effect, each with the reason."""
+    """The fields of a body's model: the effective fields under all their names, the fields among them that are models,
+    and the fields without effect, each with the reason."""
 
     fields: frozenset[str]
     nested: Mapping[str, type[BaseModel]]
@@ -185,8 +184,7 @@ class Known(NamedTuple):
 
 @lru_cache(maxsize=100)
 def known_of(model: type[BaseModel]) -> Known:
-    """Returns the fields of a request's model that have an effect, those that are models themselves, and those without
-    effect."""
+    """Returns the fields of a request's model, grouped by their effect."""
     unused = {
         name: line.because
         for line in NOT_ACTED_ON
@@ -210,15 +208,14 @@ class Unacted(NamedTuple):
 
     loc: tuple[str | int, ...]
     known: Known
-    """What the model has at this place."""
+    """The model's fields at this place."""
 
     def __str__(self) -> str:
         return "".join("[]" if isinstance(one, int) else f".{one}" for one in self.loc).removeprefix(".")
 
 
 def unused_fields(model: type[BaseModel], given: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the fields without effect, for example `memory_blocks[].hidden`. Skips empty values, which request
-    nothing."""
+    """Yields the fields without effect, for example `memory_blocks[].hidden`, but not those with empty values."""
     return map(str, unacted(model, given))
 
 
@@ -279,7 +276,7 @@ class UnusedInputWarnings:
 
     def warn(self, scope: Scope, body: bytes, message: Message) -> None:
         """Adds the header to the head of an answer."""
-        # The router has put the matched route there. Paths without one are not checked.
+        # The router has put the matched route into the scope. Requests without a route are not checked.
         route = scope.get("route")
         if isinstance(route, APIRoute) and (names := self._first_unused(route, scope, body)):
             self._log(route, scope, names)
@@ -355,8 +352,7 @@ def warning_of(notes: Sequence[str]) -> str:
 
 
 def warn_if_pruned(response: Response, run: Run) -> None:
-    """Adds a `Warning` to an answer about a run whose log and steps retention has deleted, which is why the answer is
-    empty."""
+    """Adds a `Warning` to an answer that is empty because retention has deleted the run's log and steps."""
     if run.pruned_at is not None:
         said = f"run {run.id} was pruned at {wire_time(run.pruned_at)}: its log and its steps are deleted"
         response.headers.append("Warning", warning_of([said]))

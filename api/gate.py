@@ -22,7 +22,7 @@ from shared.domain.errors import ErrorCode, Unavailable
 from shared.sql.access.audit import asked_by
 
 NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
-"""Statuses that a retry of the same request would get again. 408 is not one: the body was lost on its way."""
+"""Statuses that a repeated request would get again. 408 is not among them: the body was lost on its way."""
 
 
 class Gate:
@@ -79,10 +79,10 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class BrowserGuard:
     """Refuses requests that a foreign web page could send to a server without API keys.
 
-    Such a server trusts every client that can reach it, and so does the browser on that machine. A page can make its
-    own name resolve to 127.0.0.1 (DNS rebinding), or submit a form there. In both cases `Host` or `Origin` has a name
-    that is not ours. A page of another server on this machine has one of our names, and a browser sends its forms
-    without a preflight. So only pages of this server, by host and port, may change something.
+    Such a server trusts every client that can reach it, and the browser on that machine can reach it too. A page can
+    make its own name resolve to 127.0.0.1 (DNS rebinding), or submit a form there. In both cases `Host` or `Origin`
+    has a name that is not ours. A page of another server on this machine has one of our names, and a browser sends its
+    forms without a preflight. So only pages of this server, by host and port, may change something.
 
     `names` are allowed besides those of loopback; `origins` are other pages that may send requests.
     """
@@ -93,7 +93,7 @@ class BrowserGuard:
         self._allowed = frozenset(name.lower() for name in names)
 
     async def refusal(self, scope: Scope) -> Response | None:
-        """The 403 for a request that a foreign page may have sent; None for all others."""
+        """The 403 for a request that a foreign page may have sent; None for other requests."""
         found = self._suspicion(scope["method"], scope["headers"])
         if found is None or await self._is_closed():
             return None
@@ -129,8 +129,8 @@ class BrowserGuard:
 
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing, and the browser's preflight. A browser shows the answers to the server's own pages
-only."""
+"""Methods that change nothing, and the browser's preflight. A browser shows the answers only to the server's own
+pages."""
 
 
 def _name_of(address: str) -> str:
@@ -193,16 +193,15 @@ _LETTAS_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 class LettaPaths:
     """Treats `/v1/agents/` and `/v1/agents` as one path, without a redirect, which would lose the body of a POST.
 
-    A path of Letta that Holdfast does not have gets a 501 that says so, because a 404 would look like a wrong id.
-    `lists` are the routes there that Holdfast answers nevertheless.
+    A path of Letta that Holdfast lacks gets a 501 with this reason, because a 404 would look like a wrong id. `lists`
+    are the routes among these paths that Holdfast answers nevertheless.
     """
 
     def __init__(self, *, lists: Sequence[BaseRoute]) -> None:
         self._lists = lists
 
     def refusal(self, scope: Scope) -> Response | None:
-        """Rewrites the path to the form of the routes. Returns the 501 for a path that Holdfast does not have, else
-        None."""
+        """Rewrites the path to the form of the routes. Returns the 501 for a path that Holdfast lacks, else None."""
         path = scope["path"].rstrip("/") or "/"
         scope["path"] = path  # in place: the outer middlewares read the matched route from this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)

@@ -2,8 +2,8 @@
 before a request, between requests and during an answer. It knows nothing about the contents of requests.
 
 uvicorn accepts the connection and calls `shutdown` when the server ends. httptools parses. An application sees a
-request only after its head is complete. A silent connection, a head that never ends and a body that no route reads are
-the server's to end.
+request only after its head is complete. The server itself ends a silent connection, a head that never ends, and a body
+that no route reads.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ TCP_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """RFC 5482. None on systems without this option, such as macOS."""
 
 PROBES, PROBE_S = 3, 0.3
-"""How many probes go to a client that has closed its side, and how many seconds apart. A host that is gone refuses the
-first, and the kernel then fails the next."""
+"""The number of probes to a client that has closed its side, and the seconds between them. A host that is gone refuses
+the first, and the kernel then fails the next."""
 
 
 class HeadRefused(Exception):
@@ -43,16 +43,17 @@ class HttpConnection(asyncio.Protocol):
     client does not read an answer. A stream buffers at most one piece, and waits `reader_timeout_s` for its client each
     time: a client that reconnects can resume it.
 
-    A client may send several requests before it reads an answer, so `_unanswered` has all without a complete answer.
-    The application answers the first of them. `_arriving` is the last one whose head was read, until it is answered.
+    A client may send several requests before it reads an answer, so `_unanswered` has all requests without a complete
+    answer. The application answers the first of them. `_arriving` is the last request whose head was read, until it is
+    answered.
 
-    Ten thousand idle connections wait in a process. Each has no parser and nothing of a request."""
+    A process may have ten thousand idle connections. Each holds no parser and no part of a request."""
 
     terms: ConnectionTerms
     _: KW_ONLY
     config: uvicorn.Config
     server_state: Any
-    """What uvicorn's server shares with its connections. It waits for these and for the tasks when it ends."""
+    """The state that uvicorn's server shares with its connections. It awaits connections and tasks when it ends."""
     app_state: Mapping[str, Any]
     _loop: Any = None
     transport: asyncio.Transport = field(init=False)
@@ -62,7 +63,7 @@ class HttpConnection(asyncio.Protocol):
     _is_excess: bool = False
     deadline: asyncio.TimerHandle | None = None
     _is_idle: bool = False
-    """The deadline is that of a client that asks for nothing."""
+    """The deadline is that of a client without an open request."""
     _reader_watch: asyncio.TimerHandle | None = None
     _stream_watch: asyncio.TimerHandle | None = None
     _probe: asyncio.TimerHandle | None = None
@@ -133,12 +134,12 @@ class HttpConnection(asyncio.Protocol):
         self._has_moved_on = False
         if self._parser is None:
             self._parser = HttpRequestParser(self)
-            # What comes behind a request with `Connection: close` is no flaw of that request.
+            # Bytes behind a request with `Connection: close` are no flaw of that request.
             self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         try:
             self._parser.feed_data(data)
         except HttpParserError:
-            # Either the parser gave up, or one of the methods below, which has then set the reason.
+            # Either the parser gave up, or a method below did and has set the reason.
             self._stop_reading(self._refusal or rules.NO_HTTP)
         except HttpParserUpgrade as offered:
             self.data_received(self._without_offer() + data[offered.args[0] :])
@@ -147,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
             self._count(len(data))
 
     def _without_offer(self) -> bytes:
-        """The head that was just read, without its `Upgrade`. After one the parser would treat the body as another
+        """The head that was just read, without its `Upgrade`. With it the parser would treat the body as another
         protocol. Java's client offers HTTP/2 with its first request, even if that is a POST."""
         method, version = self._parser.get_method(), self._parser.get_http_version()
         lines = [b"%b %b HTTP/%b" % (method, self._url, version.encode())]
@@ -191,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named_bytes += len(name) + len(value)
-        if self._in_head:  # otherwise it is behind a body in chunks, where nobody may look for it (RFC 9110, 6.5.1)
+        if self._in_head:  # otherwise it is a trailer, which must not be taken for a header (RFC 9110, 6.5.1)
             self._add_header(name.lower(), value)
         if len(self._headers) > rules.MAX_HEADERS or self._named_bytes > rules.MAX_HEAD_BYTES:
             self._refuse_head(rules.HEAD_TOO_LONG)
@@ -220,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
         self._unanswered.append(exchange)
         if len(self._unanswered) == 1:
             self._begin_answer(exchange)
-        self.resume_reading()  # also while requests wait: who reads nothing does not notice that the client disconnects
+        self.resume_reading()  # even while requests wait: only a reading server notices that the client disconnects
 
     def _scope(self) -> Scope:
         target, root = parse_url(self._url), self.config.root_path
@@ -344,7 +345,7 @@ class HttpConnection(asyncio.Protocol):
             self._end()
 
     def _stop_reading(self, why: HeadRefusal) -> None:
-        """Reads nothing more from this client. It gets the outstanding answers, and then the refusal."""
+        """Reads nothing more from this client. The client gets the outstanding answers, and then the refusal."""
         log.info("request_not_read", reason=why.detail, answers_before=len(self._unanswered))
         self._reads_no_more, self._refusal = True, why
         if self._in_body:
@@ -359,7 +360,7 @@ class HttpConnection(asyncio.Protocol):
             return
         half = self._unanswered.pop()
         if self._unanswered:
-            return  # nobody has seen it
+            return  # the application has not seen it
         if half.has_begun:
             self._end()
         half.client_leaves()
@@ -368,8 +369,8 @@ class HttpConnection(asyncio.Protocol):
         return bool(self._unanswered) and self._unanswered[0].is_streaming
 
     def _probe_client(self, times: int) -> None:
-        """Sends bytes without meaning, where the answer allows them, so that the kernel detects a client that is gone
-        while there is nothing else to send."""
+        """Sends filler bytes, where the answer allows them, so that the kernel detects a client that is gone while the
+        server has nothing else to send."""
         if self.transport.is_closing():
             return
         filler = self._unanswered[0].filler()

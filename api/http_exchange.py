@@ -1,4 +1,4 @@
-"""One request and its answer: what the application is given of a connection (ASGI), and how its answer becomes bytes.
+"""One request and its answer: a connection in the form that the application sees (ASGI), and the answer as bytes.
 
 Ten thousand waiting readers have one exchange each, so it keeps as little as possible.
 """
@@ -34,10 +34,10 @@ WITHOUT_BODY = (204, 304)
 """Statuses whose answers need neither a length nor chunks (RFC 9112, 6.3)."""
 
 MOST_UNREAD_BYTES = 64 * 1024
-"""Bytes of a body that wait for the application. Then the client has to wait."""
+"""The most bytes of a body that wait for the application. Then the client has to wait."""
 
 _NO_NAME = re.compile(rb"[\x00-\x20\x7f()<>@,;:\\\"\[\]={}]")
-"""What would end the name of a header, or make its line another one."""
+"""Characters that would end the name of a header, or make its line another header."""
 
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -52,32 +52,31 @@ _BROKEN_DOWN_HEADERS: Headers = [
 
 
 class AnswerFault(Exception):
-    """The application sent what is no answer."""
+    """The application sent an invalid answer."""
 
 
 class Carrier(Protocol):
-    """What an exchange needs of the connection that it goes over."""
+    """An exchange's connection, as the exchange uses it."""
 
     transport: asyncio.Transport
     is_write_paused: bool
     server_state: Any
-    """uvicorn's, with the headers that the server puts before those of each answer."""
+    """The state of uvicorn's server, with the headers that the server puts before those of each answer."""
 
     async def drain(self) -> None:
-        """Waits until the client has read enough of what was sent."""
+        """Waits until the client has read enough of the sent bytes."""
 
     def resume_reading(self) -> None:
-        """Takes more of what the client sends."""
+        """Reads on from the client."""
 
     def answered(self, exchange: "Exchange") -> None:
         """The whole answer was sent."""
 
     def forget_request(self, exchange: "Exchange") -> None:
-        """Releases what was read of a request whose answer goes on for long."""
+        """Releases the data of a request whose answer takes long."""
 
     def break_off_answer(self, exchange: "Exchange") -> None:
-        """Closes the connection after the part of an answer that was sent, without the answer's end, so that the client
-        sees that it is incomplete."""
+        """Closes the connection without the answer's end, so that the client sees that the answer is incomplete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +89,7 @@ class Exchange:
     keep_alive: bool
     """The connection stays open after the answer."""
     expectation: bytes
-    """Of the request's `Expect`. Its client holds the body back until the application asks for it, or for ever."""
+    """The value of the request's `Expect`. Its client sends the body after the application asks for it, or never."""
     has_more_body: bool = True
     """The client has not sent its whole body."""
     has_begun: bool = False
@@ -98,7 +97,7 @@ class Exchange:
     is_whole: bool = False
     """The whole answer was sent."""
     is_gone: bool = False
-    """Nobody reads the answer any more. What the application sends is discarded."""
+    """The client has left. Further output of the application is discarded."""
     _has_news: LeanEvent = field(default_factory=LeanEvent)
     _body: bytearray | None = None
     _on_left: Callable[[], None] | None = None
@@ -119,7 +118,7 @@ class Exchange:
             self._scope["state"][ASKED_METHOD] = "HEAD"
 
     async def run(self, app: ASGIApp) -> None:
-        """Has the application answer, and sends what it left to its server: the rest of a stream."""
+        """Has the application answer, and sends the rest of a stream that it handed over."""
         try:
             await app(self._scope, self.receive, self.send)
             rest, self._rest = self._rest, None
@@ -145,8 +144,7 @@ class Exchange:
         self.carrier.forget_request(self)
 
     async def _break_down(self) -> None:
-        """Answers that the application failed, or, if its answer has begun, closes the connection instead of ending
-        it."""
+        """Answers with an internal error. If the answer has begun, closes the connection without the answer's end."""
         if self.has_begun:
             self.carrier.transport.close()
             return
@@ -154,8 +152,8 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": _BROKEN_DOWN})
 
     def add_body(self, piece: bytes) -> bool:
-        """Keeps a piece of the request's body for the application. Returns whether so much waits that the client has to
-        wait too."""
+        """Keeps a piece of the request's body for the application. Returns whether the client has to wait, because too
+        many bytes wait."""
         if self._body is None:
             self._body = bytearray(piece)
         else:
@@ -176,7 +174,7 @@ class Exchange:
             self._on_left()
 
     async def receive(self) -> Message:
-        """ASGI's: the next part of the request, or its client's departure, once there is one."""
+        """ASGI's: waits for the next part of the request, or for its client's departure."""
         if self.expectation == CONTINUED and not self.carrier.transport.is_closing():
             self.carrier.transport.write(CONTINUE)
         self.expectation = b""
@@ -190,7 +188,7 @@ class Exchange:
         return {"type": "http.request", "body": bytes(body or b""), "more_body": self.has_more_body}
 
     async def send(self, message: Message) -> None:
-        """ASGI's: sends the answer's head, and then its body. Waits while the client does not read what was sent."""
+        """ASGI's: sends the answer's head, and then its body. Waits while the client does not read."""
         if self.carrier.is_write_paused and not self.is_gone:
             await self.carrier.drain()
         if self.is_gone or (self.is_whole and self._is_for_head):
@@ -205,8 +203,8 @@ class Exchange:
             raise AnswerFault(f"the application sent {kind} out of its turn")
 
     def _send_head(self, status: int, headers: Headers) -> None:
-        # Who was not asked for its body may send it now, or leave it out (RFC 9110, 10.1.1). A server that reads on
-        # would take the next request for the body if it is left out.
+        # A client that was not asked for its body may send the body now, or omit it (RFC 9110, 10.1.1). If it is
+        # omitted, a server that reads on would take the next request for the body.
         self.has_begun, self.keep_alive = True, self.keep_alive and not self.expectation
         _check(headers)
         parts, is_framed, says_close = [_status_line(status)], False, False
@@ -229,7 +227,7 @@ class Exchange:
             self._finish()
 
     def _choose_framing(self, status: int) -> bytes:
-        """Chooses how the client sees the end of an answer without a length. Returns the header that says so."""
+        """Chooses how the client sees the end of an answer without a length. Returns the header for that."""
         if self._is_old:
             self._ends_with_connection = True
         elif not self._is_for_head and status not in WITHOUT_BODY:
@@ -268,7 +266,7 @@ class Exchange:
         return self._is_chunked or self._ends_with_connection
 
     def filler(self) -> bytes:
-        """Bytes without meaning that may be sent to the client now; empty if the answer allows none."""
+        """Filler bytes that may be sent to the client now; empty if the answer allows none."""
         state: dict[str, Any] = self._scope.get("state", {})
         if ENDS_WITH_CLIENT in state and not self.has_begun and not self._is_old:
             return INTERIM
@@ -307,7 +305,7 @@ def _status_line(status: int) -> bytes:
 
 
 def _check(headers: Headers) -> None:
-    """Refuses headers that a client would read as other lines."""
+    """Refuses headers that a client would read as several lines."""
     if _NO_NAME.search(b"".join([name for name, _ in headers])):
         raise AnswerFault("the name of a header has characters that no name may have")
     if _NO_VALUE.search(b"".join([value for _, value in headers])):

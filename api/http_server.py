@@ -26,14 +26,14 @@ STREAMS_END_S = 5
 
 
 def server_config(app: FastAPI, rules: ConnectionRules, *, idle_s: int = IDLE_S, **given: Any) -> uvicorn.Config:
-    """uvicorn's configuration for the application. `given` are further fields of it."""
+    """uvicorn's configuration for the application. `given` are further fields of the configuration."""
     terms = ConnectionTerms(app, rules, ConnectionLimit(rules.max_connections))
     return uvicorn.Config(
         app,
         http=cast("type[asyncio.Protocol]", functools.partial(HttpConnection, terms)),
         ws="none",
         lifespan="off",
-        log_config=None,  # uvicorn's own would print every error with its traceback
+        log_config=None,  # uvicorn's own configuration would print every error with its traceback
         log_level="warning",
         server_header=False,
         # uvicorn would believe the forwarding headers of any process on this machine.
@@ -51,8 +51,8 @@ async def serve(
         # When uvicorn ends, it raises the signal again for the previous signal handler. The process still has to hand
         # over runs then.
         signal.signal(number, _heard_already)
-    # These objects live as long as the process. Otherwise each full collection would scan all of them, and delay every
-    # stream meanwhile.
+    # The present objects live as long as the process. Without this each full collection would scan all of them, and
+    # delay every stream meanwhile.
     gc.collect()
     gc.freeze()
     listens = _once(on_listening)
@@ -77,7 +77,7 @@ class _Server(uvicorn.Server):
 
 
 def _once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    """uvicorn calls this when it starts to listen, and then every half a minute."""
+    """uvicorn calls this when it starts to listen, and then every half minute."""
     todo = [act]
 
     async def notified() -> None:

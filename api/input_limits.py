@@ -1,7 +1,7 @@
-"""Limits on what bodies may have: the entries of lists and objects, and the length of texts that the server keeps.
+"""Limits inside of bodies: the entries of lists and objects, and the length of texts that the server keeps.
 
-The size of a body is limited in bytes and values. Handling an entry of a list costs more than reading it, so each such
-list has its own limit, and the refusal names the field.
+The size of a body is limited in bytes and values. Where handling an entry costs more than reading it, the list has its
+own limit, and the refusal names the field.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +15,11 @@ from shared.domain.errors import InvalidRequest
 from shared.json_limits import schema_flaw
 
 MOST_ENTRIES = 1000
-"""For a list, or an object whose keys the client chooses: an agent's tools, blocks and tags, text lines, tool rules."""
+"""The most entries of a list, or of an object whose keys the client chooses, such as tools, tags and text lines."""
 
 Names = Annotated[list[str], Field(max_length=MOST_ENTRIES)]
 Parts = Annotated[list[dict[str, Any]], Field(max_length=10_000)]
-"""For a message's content: as many parts as a request may have messages."""
+"""The content of a message, with as many parts as a request may have messages."""
 Objects = Annotated[list[dict[str, Any]], Field(max_length=MOST_ENTRIES)]
 Tag = Annotated[str, Field(max_length=500)]
 """Agents are found by their tags, and an index entry of Postgres has room for this many characters."""
@@ -27,7 +27,7 @@ Tags = Annotated[list[Tag], Field(max_length=MOST_ENTRIES)]
 
 
 def _refuse_many(given: Any) -> Any:
-    # Checked before the entries: each wrong entry would be a flaw of its own.
+    # Checked before the entries, because each wrong entry would be a flaw of its own.
     if isinstance(given, dict):
         entries = len(cast("dict[str, object]", given))
         if entries > MOST_ENTRIES:
@@ -36,7 +36,7 @@ def _refuse_many(given: Any) -> Any:
 
 
 Few = BeforeValidator(_refuse_many)
-"""For an object whose keys the client chooses."""
+"""Limits the entries of an object whose keys the client chooses."""
 Variables = Annotated[dict[str, str | None], Few]
 
 
@@ -88,7 +88,7 @@ class InputLimits:
     """The text limits of this server."""
 
     message_chars: int
-    """For all texts of one message together. Images count only towards the body's limit."""
+    """The most characters of all texts of one message. Images count only towards the body's limit."""
     tool_source_chars: int
 
     def refuse_long_messages(self, given: Sequence[object], field: str = "messages") -> None:
@@ -113,7 +113,7 @@ class InputLimits:
             )
 
     def refuse_long_source(self, source: object, field: str = "source_code") -> None:
-        """Raises `InvalidRequest` if a source is too long. Other checks refuse a source that is no text."""
+        """Raises `InvalidRequest` if a source is too long. Other checks refuse a source that is not text."""
         if isinstance(source, str) and len(source) > self.tool_source_chars:
             raise InvalidRequest(
                 f"{field} has {len(source)} characters, {self.tool_source_chars} are allowed "

@@ -292,8 +292,8 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
 
 @asynccontextmanager
 async def _packages(process: ProcessContext) -> AsyncGenerator[PackageEnvironments]:
-    """The packages of tools. The API resolves them itself, so that the author of a tool learns at once what is wrong.
-    Deletes unused packages for as long as the block lasts."""
+    """The packages of tools. The API resolves them itself, so that the author of a tool sees errors at once. Deletes
+    unused packages for as long as the block lasts."""
     settings = process.settings
     packages = await package_environments(process, settings.tool_python if settings.package_index else "")
     async with packages.tidied():

@@ -50,7 +50,7 @@ Texts = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerChange:
-    """A request to change a server. None leaves a field unchanged; for secrets `UNSET` does, and None deletes them."""
+    """A request to change a server. None leaves a field unchanged. Secrets stay with `UNSET`, and None deletes them."""
 
     name: str | None = None
     transport: Transport | None = None
@@ -81,7 +81,7 @@ class ServerChange:
             secrets=mine,
         )
         if _place(before) != _place(after):
-            # The API sends a token only to the address that it was granted for.
+            # The API sends a token only to the address for which it was granted.
             mine.pop(THE_GRANT, None)
         if THE_TOKEN in mine or (THE_GRANT in before.secrets and THE_GRANT not in mine):
             after = replace(after, sign_in=None)
@@ -155,7 +155,7 @@ def _place(server: McpServer) -> tuple[str, ...]:
 
 
 def masked_token(server: McpServer) -> str | None:
-    """The mask if the server has a token, be it a client's or a sign-in's."""
+    """The mask if the server has a token, from a client or a sign-in."""
     return MASK if THE_TOKEN in server.secrets or THE_GRANT in server.secrets else None
 
 
@@ -320,7 +320,7 @@ class McpServers:
         if source is None:
             raise NotFound(f"Tool {tool.id} is run by no MCP server")
         server = await self.store.get(tool.project_id, source.server_id)
-        # The call needs no approval, even if the tool demands one, so the audit log names the key before the call.
+        # The call needs no approval, even if the tool demands one, so the audit log records the key before the call.
         await self.audit.add(tool.project_id, "tool.called", tool.id)
 
         def call(target: McpTarget) -> Awaitable[RemoteResult]:

@@ -1,7 +1,7 @@
 """Sign-ins at MCP servers (OAuth). A caller begins a sign-in, and a person's browser finishes it, at any API process.
 
-The database stores a begun sign-in for minutes, encrypted, and for one return of a browser. A browser that returns has
-no API key. It acts for the project and the key that began the sign-in, and can only finish it.
+The database stores a begun sign-in, encrypted, for minutes and for one return of a browser. A returning browser has no
+API key. It acts for the project and the key that began the sign-in, and can only finish this sign-in.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class McpSignIns:
     """The store for all projects: a browser does not name its project."""
     authorization: AuthorizationServers
     public_url: str
-    """The URL at which browsers reach the API. Empty: the one that the request used."""
+    """The URL at which browsers reach the API. Empty: the URL that the request used."""
 
     def unstored(self, project_id: ProjectId, wanted: ServerChange) -> McpServer:
         """Returns the server that a request describes, with its secrets encrypted. Raises `InvalidRequest`."""
@@ -185,7 +185,7 @@ class McpSignIns:
         return Opened(begun.url, session_id)
 
     async def _end_of(self, server: McpServer, session_id: McpSignInId) -> AsyncGenerator[SignInEvent]:
-        """Waits until a browser finishes the sign-in, at whichever API process."""
+        """Waits until a browser finishes the sign-in, at any API process."""
         clock = self.servers.clock
         paused_at = clock.monotonic()
         while True:
@@ -261,7 +261,7 @@ def _nobody(server: McpServer, error: Exception) -> str:
 
 
 def _asker() -> dict[str, str]:
-    """The caller who begins the sign-in, for the audit log."""
+    """The caller that begins the sign-in, for the audit log."""
     asker = ASKER.get()
     if asker is None:
         return {"key_id": "", "key_name": ""}

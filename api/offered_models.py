@@ -1,5 +1,5 @@
-"""The models that the configured providers have, the agents of operators' own code among them, and the model that a
-handle stands for."""
+"""The models of the configured providers and the agents of operators' own code, and the model that a handle stands
+for."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ from shared.network.server_models import FoundModels
 from shared.redis.process_presence import ProcessPresence
 from shared.sql.definitions.code_agents import CodeAgentStore, KnownCodeAgent
 
-# What an API process knows of the agents of operators' own code: their names are models' handles `code/<name>`.
+# The agents of operators' own code, as an API process knows them. Their names are models' handles `code/<name>`.
 
 
 LOOK_S = 2.0
-"""Seconds until the API knows an agent that a worker has brought."""
+"""Seconds until the API knows an agent that a worker has announced."""
 
 
 class CodeAgentNames:
-    """The agents that workers have shown, as of a moment ago."""
+    """The agents that workers have announced, as of a moment ago."""
 
     def __init__(self, store: CodeAgentStore, presence: ProcessPresence) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class CodeAgentNames:
         self.known: Sequence[KnownCodeAgent] = ()
 
     def watching(self) -> AbstractAsyncContextManager[None]:
-        """Keeps them current for as long as the block lasts."""
+        """Keeps the names current for as long as the block lasts."""
         return repeating(self._look, every_s=LOOK_S, name="look for agents of own code")
 
     def refuse_unknown(self, handle: str, field: str) -> None:
@@ -67,13 +67,13 @@ class CodeAgentNames:
         return [(one, [version for version in versions if version.name == one.name]) for one in known]
 
     async def workers(self) -> Counter[tuple[str, str]]:
-        """How many live workers have each version of an agent, by the agent's name and the version. Raises
+        """The number of live workers with each version of an agent, by the agent's name and the version. Raises
         `Unavailable`."""
         live = await self._presence.workers()
         return Counter((one.name, one.version) for worker in live for one in worker.code_agents)
 
     async def _look(self) -> None:
-        with suppress(Unavailable):  # then it knows what it has known before
+        with suppress(Unavailable):  # then the earlier names stay
             self.known = await self._store.known()
 
 
@@ -109,7 +109,7 @@ class OfferedModels:
         return meant
 
     def needed(self, handle: str | None) -> str:
-        """The same for a new agent, which gets the default if its request names no model. Raises `InvalidRequest` if
+        """As `served`, for a new agent: it gets the default if its request names no model. Raises `InvalidRequest` if
         there is no default either."""
         meant = self.served(handle or self.default or None)
         if meant is None:
@@ -121,9 +121,9 @@ class OfferedModels:
         return meant
 
     def listed(self, found: FoundModels) -> list[KnownModel]:
-        """The models of every configured provider: those that its server was `found` to have, else the well-known ones.
+        """The models of every configured provider: those `found` on its server, else the well-known ones.
 
-        The default comes first, whichever provider has it: clients without a configured model take the first one.
+        The default is first, whatever its provider: clients without a configured model use the first model.
         """
         well_known = [
             model

@@ -1,5 +1,5 @@
-"""The OpenAPI document, with additions that FastAPI cannot know: refusals that come from middlewares, the bodies of
-errors, and which answers are streams.
+"""The OpenAPI document, with additions that FastAPI cannot know: the refusals of middlewares, the bodies of errors, and
+which answers are streams.
 
 Clients are generated from the document, and so are the fuzzer's requests. It must match the real answers.
 """
@@ -27,7 +27,7 @@ SOMETIMES_STREAMS = {
     *(("get", f"{base}/v1/responses/{{response_id}}") for base in ("", "/openai")),
 }
 BROWSERS_STREAM = ("get", "/v1/runs/{run_id}/stream")
-"""The request of an EventSource. A 204 tells one that has read everything to stop."""
+"""The request of an EventSource. A 204 stops an EventSource that has read everything."""
 
 AI_SDK = "/ai-sdk/"
 """The beginning of the paths whose errors are texts for the users of pages."""
@@ -36,13 +36,13 @@ AI_SDK_CHAT = ("post", "/ai-sdk/{agent_id}/chat")
 AI_SDK_STREAM = ("get", "/ai-sdk/{agent_id}/chat/{chat_id}/stream")
 
 READINESS = "/readyz"
-"""Its 503 has the same body as its 200, with the services that are there and those that are away."""
+"""The readiness check. Its 503 and its 200 have one body: the services that answer and those that are away."""
 
 TYPES = "api.answers.operations"
 """The module with the types of answers. Only the document needs them, so a process starts without building them."""
 REF = "#/components/schemas/{model}"
-FRAMES_OF_MCP = "Server-sent events: the `data` of each is one of these as JSON; the last one is the answer."
-FRAMES = "Server-sent events: the `data` of each is one of these as JSON, and of the last one the text `[DONE]`."
+FRAMES_OF_MCP = "Server-sent events: the `data` of each is one of these as JSON; the last event is the answer."
+FRAMES = "Server-sent events: the `data` of each is one of these as JSON; the last `data` is the text `[DONE]`."
 FRAMES_OF_SIGN_IN = "Server-sent events: the `data` of each is one of these as JSON. `success` or `error` is the last."
 FRAMES_OF_AG_UI = (
     "Server-sent events: the `data` of each is one of these as JSON. `RUN_FINISHED` or `RUN_ERROR` ends a run."
@@ -67,27 +67,27 @@ SECURITY_SCHEMES: Json = {
     },
 }
 SERVERS = [
-    {"url": "/", "description": "The server that this document comes from"},
+    {"url": "/", "description": "The server of this document"},
     {"url": "http://127.0.0.1:8283", "description": "`make dev`"},
 ]
 
 REFUSALS: Mapping[str, str] = {
-    "400": "The request is well-formed, but asks for something that cannot be done.",
+    "400": "The request is well-formed, but cannot be fulfilled.",
     "401": "The key is missing or unknown.",
-    "403": "The key, or where the request comes from, does not allow it.",
-    "404": "There is no such thing, or it is another project's.",
+    "403": "The key, or the origin of the request, does not permit it.",
+    "404": "The object does not exist, or belongs to another project.",
     "408": "The body did not arrive in time.",
-    "409": "Something else is in the way: a run, an approval, other content under the same name.",
-    "413": "The body is longer than this server takes.",
-    "414": "The URL is longer than this server takes.",
+    "409": "The present state prevents it: a run, an approval, other content under the same name.",
+    "413": "The body is longer than this server accepts.",
+    "414": "The URL is longer than this server accepts.",
     "415": "The form is not sent as `multipart/form-data`.",
-    "422": "The request is not what this path takes.",
+    "422": "The request does not have the form that this path requires.",
     "429": "Too many requests, at this server or at the model's provider.",
-    "431": "The head is longer than this server takes.",
-    "500": "A fault of ours, or of the model's provider.",
-    "501": "The request names something of Letta's API that this server does not have.",
-    "503": "A service behind this server is away. `Retry-After` says when to come back.",
-    "502": "The model's provider refuses the key that the server has for it.",
+    "431": "The head is longer than this server accepts.",
+    "500": "An error of this server, or of the model's provider.",
+    "501": "The request uses a part of Letta's API that this server lacks.",
+    "503": "A service behind this server is away. `Retry-After` has the seconds until the next try.",
+    "502": "The model's provider refuses the server's key.",
     "504": "The model's provider did not answer in time.",
 }
 BODY_NOT_IN_TIME = "408"
@@ -99,17 +99,17 @@ READ_FORMS = {("post", "/v1/agents/import")}
 OF_A_MANAGER = ("501",)
 NAME_MANAGERS = {("post", "/v1/groups"), ("patch", "/v1/groups/{group_id}"), AI_SDK_CHAT}
 NOT_OF_OPENAI = ("422",)
-"""Invalid bodies are a 400 there."""
+"""Statuses that OpenAI's paths never send: invalid bodies are a 400 there."""
 
 REFUSAL: Json = {"$ref": "#/components/schemas/Refusal"}
 TEXT = "text/plain"
 SENTENCE: Json = {"type": "string", "description": "A sentence for the user; `x-holdfast-error` has the code."}
 
 _ERROR_FIELDS: Json = {
-    "code": {"description": "What a program can decide by: docs/errors.md.", "type": "string", "enum": list(ErrorCode)},
+    "code": {"description": "The code for programs: docs/errors.md.", "type": "string", "enum": list(ErrorCode)},
     "message": {"description": "One sentence.", "type": "string"},
     "field": {
-        "description": "The field or parameter that the error is about.",
+        "description": "The field or parameter with the error.",
         "anyOf": [{"type": "string"}, {"type": "null"}],
     },
     "hint": {"description": "What to do.", "type": "string"},
@@ -127,20 +127,20 @@ _FLAW: Json = {
 SCHEMAS: Mapping[str, Json] = {
     "Refusal": {
         "title": "Refusal",
-        "description": "Why a request was refused.",
+        "description": "The reason for a refusal.",
         "type": "object",
         "required": ["detail", *_ERROR_FIELDS],
         "properties": {
             **_ERROR_FIELDS,
             "errors": {"description": "Flaws of a 422.", "type": "array", "items": _FLAW},
-            "more_errors": {"description": "How many further flaws are not shown.", "type": "integer"},
+            "more_errors": {"description": "The number of further flaws.", "type": "integer"},
             "detail": {
-                "description": "A sentence; of a run that waits for a person, an object with what it waits for.",
+                "description": "A sentence; if a run waits for a person, an object with the waiting calls.",
                 "anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": True}],
             },
-            "run_id": {"description": "The run that is in the way.", "type": "string"},
+            "run_id": {"description": "The run that prevents the request.", "type": "string"},
             "trace_id": {"type": "string"},
-            "examples": {"description": "Ids as they should look.", "type": "array", "items": {"type": "string"}},
+            "examples": {"description": "Well-formed ids.", "type": "array", "items": {"type": "string"}},
         },
     },
     "ModelFailure": {
@@ -226,7 +226,7 @@ def _completed(document: Json, *, keys_are_required: bool) -> Json:
 
 
 def _tokens_of(method: str, path: str, operation: Json) -> list[str]:
-    """The tokens that an operation takes in its query in place of a key."""
+    """The tokens that an operation accepts in its query in place of a key."""
     if (method, path) == BROWSERS_STREAM:
         return [STREAM_TOKEN]
     return [PAGE_TOKEN] if any(one["name"] == "token" for one in operation.get("parameters", ())) else []
@@ -239,7 +239,7 @@ class AnswerTypes(NamedTuple):
     answers: Mapping[tuple[str, str], Json]
     frames: Mapping[tuple[str, str], Json]
     schemas: Json
-    """Schemas to which the others refer."""
+    """Schemas to which the other schemas refer."""
 
     @classmethod
     def of(cls, operations: Mapping[tuple[str, str], Any]) -> "AnswerTypes":

@@ -1,4 +1,4 @@
-"""The state of the deployment, from the database, Redis and the entries that each process publishes.
+"""The state of the deployment, from the database, from Redis, and from the entries that each process publishes.
 
 A service that is away costs only its own fields, because operators look here during an outage. The composition root
 calls `operations_service` and `showing_process`.
@@ -33,7 +33,7 @@ from shared.telemetry.metrics import DeploymentState, Metrics
 # The metrics of the whole deployment: its runs by status, its queue, its callbacks, its Redis servers. Every API
 # process exports the same values; a sum over processes would count them more than once. The API asks SQL and Redis
 # during a scrape, at most once per `KEPT_S`, however often Prometheus scrapes. A service that does not answer in time
-# is left out, and never delays a scrape.
+# is omitted, and never delays a scrape.
 
 
 KEPT_S = 5.0
@@ -43,7 +43,7 @@ ASK_S = 2.0
 """Seconds that SQL and Redis have to answer. Prometheus waits for ten."""
 
 QUIETEST_LOOKED_AT = 20
-"""Running runs whose logs the API reads for their last event: those whose last write to SQL is oldest."""
+"""The number of running runs whose logs the API reads for the last event: those whose last write to SQL is oldest."""
 
 Answer = TypeVar("Answer")
 
@@ -127,8 +127,8 @@ class Operations:
     """The values that a scrape reports."""
 
     async def look(self, project_id: ProjectId, services: Mapping[str, bool | None]) -> OperationsView:
-        """The deployment, with this project's runs and callbacks. `services` tells which services answer."""
-        # Services that are away are not asked: each question would last until its timeout.
+        """The deployment, with this project's runs and callbacks. `services`: whether each service answers."""
+        # It sends no query to a service that is away: each would last until its timeout.
         is_there, has_redis = bool(services["database"]), bool(services["redis"])
         has_database = is_there and bool(services["migrations"])
         now = self.clock.now()

@@ -3,9 +3,9 @@ ignores. Routes get a body that can be parsed, stored and shown again.
 
 A client cannot make this process keep more than the limit, in whatever way it sends the body.
 
-Strict requests: an ignored name refuses the request, which would otherwise only get a `Warning`. Letta's clients send
-fields that no server uses, so strictness is off by default. A header turns it on for one request, and the operator for
-all. The refusal comes before the route does anything.
+A strict request with an ignored name is refused; other requests only get a `Warning`. Letta's clients send fields that
+no server uses, so strictness is off by default. A header turns it on for one request, and the operator for all. The
+refusal precedes all work of the route.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ def _why(one: Unacted) -> str:
 
 def _unknown(kind: str, name: str, known: Collection[str]) -> str:
     shown = name[:LONGEST_NAME]
-    # `callbackUrl` and `callback_url` differ in more characters than most typing errors.
+    # `callbackUrl` and `callback_url` differ by more characters than most typing errors.
     plain = {one.replace("_", "").replace("-", "").lower(): one for one in sorted(known)}
     near = get_close_matches(shown.replace("_", "").replace("-", "").lower(), plain, 1, CLOSE)
     meant = f"; did you mean {plain[near[0]]!r}?" if near else ""
@@ -208,12 +208,12 @@ class _Given:
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     def forget(self) -> None:
-        """Releases the body when the answer begins: a stream lasts as long as its run and needs it no more."""
+        """Releases the body when the answer begins: a stream lasts as long as its run and no longer needs the body."""
         self.body = b""
 
 
 TIMES_SLOWER = 10
-"""A whole body may take this many times as long as the longest allowed silence within it."""
+"""A whole body may take this many times the longest allowed silence within it."""
 
 
 class BodyReader:
@@ -231,7 +231,7 @@ class BodyReader:
         return is_of_api(scope["path"]) and scope["method"] not in ("GET", "HEAD")
 
     def declared_too_long(self, scope: Scope) -> Response | None:
-        """The 413 for a body whose `Content-Length` is too long; None for all others."""
+        """The 413 for a body whose `Content-Length` is too long; None for other bodies."""
         if not is_of_api(scope["path"]):
             return None
         declared: bytes = dict(scope["headers"]).get(b"content-length", b"0")
@@ -257,9 +257,9 @@ class BodyReader:
         return len(digits) > len(str(self._max_bytes)) or int(digits or b"0") > self._max_bytes
 
     async def _received(self, receive: Receive) -> bytes | None:
-        """The body, or as much of it as proves that it is too long. None: the client has disconnected.
+        """The body, or enough of it to show that it is too long. None: the client has disconnected.
 
-        Raises `TimeoutError` if it does not arrive.
+        Raises `TimeoutError` if the body does not arrive.
         """
         body = bytearray()
         async with asyncio.timeout(self._timeout_s * TIMES_SLOWER):

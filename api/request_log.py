@@ -44,7 +44,7 @@ MCP = "/mcp"
 
 
 def is_of_api(path: str) -> bool:
-    """Whether the path is one of the API's, which a caller alone is answered."""
+    """Whether the path is one of the API's. Their requests need a caller."""
     return path == MCP or (path.startswith(_PREFIXES) and path != "/v1/health")
 
 
@@ -53,12 +53,12 @@ PROBES = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 
 
 ASKED_METHOD = "asked_method"
-"""Key in a request's state: the method that its client has sent, if the application sees another one."""
+"""Key in a request's state: the client's method, if the application sees another one."""
 
 
 @dataclass(slots=True)
 class StreamStats:
-    """Figures of a stream, and why it ended. Stored in the request's state under `KEY`."""
+    """Figures of a stream, and the reason of its end. Stored in the request's state under `KEY`."""
 
     frames: int = 0
     end: str = "client_left"
@@ -69,7 +69,7 @@ class StreamStats:
     KEY = "stream_stats"
 
     def has_ended(self) -> None:
-        """Writes the log line that waits for the stream's end, if one does."""
+        """Writes the log line that waits for the stream's end, if there is one."""
         on_end, self.is_open, self.on_end = self.on_end, False, None
         if on_end is not None:
             on_end()
@@ -88,8 +88,8 @@ def asked_method(scope: Scope) -> str:
 class RequestRecord:
     """Gives each request its id and its trace, counts it when its answer begins, and logs it when the answer has ended.
 
-    `is_on`: whether to write the access log. `proxies` may set the client's address by headers. It is the outermost of
-    the middlewares that can refuse a request, so that refusals count too.
+    `is_on`: whether to write the access log. `proxies` may set the client's address by headers. No middleware outside
+    of this one can refuse a request, so refusals count too.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RequestRecord:
         said, status = _id_of(scope), 0
         # The rest of the product reads the id from one place, whether the caller or the API made it.
         scope["headers"] = [*((name, value) for name, value in scope["headers"] if name != _HEADER), (_HEADER, said)]
-        # Never unbound: errors are logged outside of this block too, and each request has a task of its own.
+        # Never unbound: errors are logged outside of this block too, and each request has its own task.
         clear_contextvars()
         bind_contextvars(request_id=said.decode())
         trace = _given(scope)
@@ -141,7 +141,7 @@ class RequestRecord:
         try:
             await self._app(scope, receive, named)
         except Exception:
-            # The answer to an unexpected error is made outside of this middleware, and no middleware sees it.
+            # The answer to an unexpected error is made outside of all middlewares.
             if not status:
                 begins(500)
             raise
@@ -150,7 +150,7 @@ class RequestRecord:
                 self._log(scope, method, path, status or 500, asked_at)
 
     def _log(self, scope: Scope, method: str, path: str, status: int, asked_at: float) -> None:
-        """Logs the request now, or when its stream has ended: the scope is gone then."""
+        """Logs the request now, or when its stream has ended. The scope is released by then."""
         stats = scope.get("state", {}).get(StreamStats.KEY)
         line = _Line(
             clock=self._clock,
@@ -264,7 +264,7 @@ def client_address(scope: Mapping[str, Any], trusted: Sequence[Network]) -> str:
     """Returns the client's address: the connection's, or the one that a trusted proxy reports.
 
     `X-Forwarded-For` is read from its end, where the nearest proxy wrote. The first address that is not a trusted
-    proxy's is the client's; anybody may have written the addresses before it.
+    proxy's is the client's; any sender may have written the addresses before it.
     """
     client = scope.get("client")
     address: str = client[0] if client else ""

@@ -1,5 +1,5 @@
-"""The services that routes use. `main.py` constructs them once and stores them in `app.state.services`; the plain
-stores and the services for MCP servers among them are constructed here."""
+"""The services that routes use. `main.py` constructs them once and stores them in `app.state.services`. This module
+constructs the plain stores and the services for MCP servers among them."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -136,7 +136,7 @@ class Services:
     message_answers: MessageAnswers
     input_limits: InputLimits
     operations: Operations
-    """The entries that live processes publish, and their figures."""
+    """Reads the entries and figures that live processes publish."""
 
     def by_type(self) -> dict[Any, object]:
         """Each service by the type of its field. A route names the types that it uses."""

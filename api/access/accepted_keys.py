@@ -1,8 +1,8 @@
 """Finds the caller of a request by its key, configured or stored, without a query for each request.
 
-A found key is cached for `FRESH_S`; then one request asks the database again. So every process learns of a revocation
-within that time. If the database does not answer, cached keys stay valid, because they cannot be revoked meanwhile.
-Unknown keys get a 503 instead of a 401, because they may be valid.
+A found key is cached for `FRESH_S`; then one request queries the database again. So every process learns of a
+revocation within that time. If the database does not answer, cached keys stay valid, because they cannot be revoked
+meanwhile. Unknown keys get a 503 instead of a 401, because they may be valid.
 """
 
 import base64
@@ -39,7 +39,7 @@ from shared.sql.access.api_keys import ApiKeyStore, FoundKey
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 FRESH_S = 5.0
-"""Seconds after which the database is asked again about a key, and about whether any key exists."""
+"""Seconds until a process queries the database again for a key, and for whether any key exists."""
 
 MOST_KNOWN = 10_000
 """Keys that a process caches."""
@@ -64,7 +64,7 @@ class TokenSigner(NamedTuple):
 
 
 class AcceptedKeys:
-    """Finds keys. Raises `Unavailable` if it needs the database and that does not answer."""
+    """Finds keys. Raises `Unavailable` if the database is needed and does not answer."""
 
     def __init__(
         self, configured: ConfiguredKeys, stored: ApiKeyStore, clock: Clock, *, most_known: int = MOST_KNOWN
@@ -113,7 +113,7 @@ class AcceptedKeys:
         return Found(_caller_of(found, digest), is_guessable=False)
 
     async def still_hold(self, credential: Credential) -> bool:
-        """Returns whether a caller would still be found by this. For those who have a stream open."""
+        """Returns whether this credential still identifies its caller. Open streams are checked with it."""
         key_id, proof = credential
         if key_id == EVERYBODY.key_id:
             return not await self.are_required()
@@ -149,7 +149,7 @@ class AcceptedKeys:
         try:
             await self._stored.note_use(found.key.id, now, every=USE_NOTED)
         except Unavailable as error:
-            # The request succeeds without it.
+            # The request succeeds without the note.
             log.warning("use_of_key_not_noted", key_id=found.key.id, error=str(error))
 
 
@@ -176,13 +176,13 @@ class _KnownKeys:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def get(self, name: str) -> tuple[FoundKey | None, bool]:
-        """Returns the key of this name, and whether the database has just been asked."""
+        """Returns the key of this name, and whether a query has just confirmed it."""
         now, known = self._clock.monotonic(), self._known.get(name)
         if known is not None and now < known.fresh_until:
             self._known.move_to_end(name)
             return known.found, False
         if known is not None:
-            known.fresh_until = now + FRESH_S  # so that concurrent requests do not ask, too
+            known.fresh_until = now + FRESH_S  # so that concurrent requests make no query, too
         try:
             found = await self._look_up(name)
         except BaseException as error:
@@ -200,7 +200,7 @@ class _KnownKeys:
         return found, True
 
     def forget(self) -> None:
-        """Marks all keys as stale. They are then used only if the database does not answer."""
+        """Marks all keys as stale. A stale key is used only if the database does not answer."""
         for known in self._known.values():
             known.fresh_until = 0.0
 
@@ -209,7 +209,7 @@ class _KnownKeys:
 #
 # The API refuses an address that sends many of them for a while. This must not lock out other callers behind the same
 # proxy, so the API always accepts a key that cannot be guessed. It accepts a short key, which could be guessed, only if
-# that was used from the address before the wrong ones arrived.
+# the key was used from the address before the wrong keys arrived.
 
 
 BURST = 30
@@ -217,7 +217,7 @@ BURST = 30
 PER_SECOND = 0.5
 """Wrong keys per second that an address may send after that."""
 MOST_COUNTED = 2 * BURST
-"""The count stops here, so that an address is free a minute after its last wrong key."""
+"""The highest count, so that an address is free a minute after its last wrong key."""
 
 MOST_ADDRESSES = 10_000
 KNOWN_FOR_S = 3600.0
@@ -300,7 +300,7 @@ class KeyIssuer:
     async def create(
         self, project_id: ProjectId, name: str, scopes: Sequence[str], *, expires_at: datetime | None, by: str
     ) -> Issued:
-        """Makes a key. Raises `InvalidRequest`, and `NotFound` for an agent that the project does not have."""
+        """Makes a key. Raises `InvalidRequest`, and `NotFound` for an agent that the project lacks."""
         now = self.clock.now()
         check_new_key(name, expires_at, now)
         secret = new_secret(self.random(SECRET_BYTES))
@@ -317,7 +317,7 @@ class KeyIssuer:
         return Issued(await self.keys.create(key, secret, token_secret=self.random(SECRET_BYTES)), secret.text)
 
     async def rotate(self, project_id: ProjectId | None, key_id: KeyId, grace_s: int) -> Issued:
-        """Gives the key a new secret; earlier ones stay valid for `grace_s`. Raises as `ApiKeyStore.rotate`."""
+        """Gives the key a new secret; earlier secrets stay valid for `grace_s`. Raises as `ApiKeyStore.rotate`."""
         if not 0 <= grace_s <= LONGEST_GRACE_S:
             raise InvalidRequest(f"grace_s must be from 0 to {LONGEST_GRACE_S} seconds", field="grace_s")
         secret = new_secret(self.random(SECRET_BYTES))
@@ -354,7 +354,7 @@ class TokenSignatures:
         self._stretched: dict[bytes, bytes] = {}
 
     def of(self, signer: TokenSigner, said: str) -> str:
-        """Returns the signature of what a token says: 43 characters of base64 for URLs."""
+        """Returns the signature of a token's text: 43 characters of base64 for URLs."""
         signed = hmac.new(self._key(signer), self._kind + b" " + said.encode(), hashlib.sha256).digest()
         return base64.urlsafe_b64encode(signed).decode().rstrip("=")
 

@@ -40,14 +40,14 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 # Tokens with which a web page opens one conversation, for a limited time. A page must not have an API key, because
-# anybody can read it there.
+# every visitor could read the key there.
 #
-# As a stream token, a page token names its key, which signs it; nothing is stored. It ends at its time, or with its
-# key. What a page does, its key does: the key's limits and budgets hold, and the runs are the key's.
+# Like a stream token, a page token names its key, which signs it; nothing is stored. It expires at its time, or with
+# its key. A page's requests count as requests of its key: the key's limits and budgets hold, and it owns the runs.
 
 
 MayDo = Literal["read", "chat"]
-"""What the page may do in its conversation: read it, or also send messages, answer calls that wait and stop runs."""
+"""A page's permission in its conversation: to read it, or also to send messages, answer waiting calls and stop runs."""
 
 LEVELS: Mapping[MayDo, Level] = {"read": Level.READ, "chat": Level.WRITE}
 """The scope that a key needs to permit it."""
@@ -63,7 +63,7 @@ _PLACES = re.compile(r"/ag-ui/.*|/ai-sdk/.*|/v1/conversations/[^/]+/events")
 
 @dataclass(frozen=True)
 class PageReach:
-    """What a token opens."""
+    """The conversation that a token opens, and the page's permission there."""
 
     agent_id: AgentId
     thread_id: ThreadId
@@ -78,8 +78,8 @@ class PageTokens:
         self._signatures = TokenSignatures(b"holdfast page tokens")
 
     async def make(self, caller: Caller, reach: PageReach, expires_at: datetime) -> str:
-        """Returns a token; its time is cut to whole seconds. Raises a 403 if the caller's key does not permit itself
-        what the token would, and a 401 if the key has become invalid since it was checked."""
+        """Returns a token; its time is cut to whole seconds. Raises a 403 if the caller's key lacks the permission that
+        the token would give, and a 401 if the key has become invalid since it was checked."""
         if not _permits(caller.scopes, reach):
             needed = f"a token with may={reach.may} needs a key with the scope {LEVELS[reach.may]}"
             raise Refused(403, ErrorCode.FORBIDDEN, f"FORBIDDEN: {needed}", field="may")
@@ -91,7 +91,7 @@ class PageTokens:
         return f"page.{said}.{caller.key_id}.{signature}"
 
     async def caller_of(self, token: str, now: datetime) -> Caller:
-        """Returns the caller that a page with this token is. Raises a 401 for an invalid token."""
+        """Returns the page with this token as a caller. Raises a 401 for an invalid token."""
         parts = _TOKEN.fullmatch(token)
         if parts is None:
             raise _refusal("The page token is not valid")
@@ -113,7 +113,7 @@ class PageTokens:
 
 
 def page_token_of(scope: Scope) -> str | None:
-    """Returns the page token of a request: the one in its query, or the one that it sends in place of a key."""
+    """Returns the page token of a request, from its query or from the place of the key."""
     if scope["method"] == "GET" and _PLACES.fullmatch(scope["path"]):
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         if "token" in query:
@@ -139,12 +139,12 @@ _STREAM = re.compile(r"/v1/runs/([^/]+)/stream")
 _ADMIN = "/v1/admin/"
 
 
-# Authenticates a request, and remembers who asks.
+# Authenticates a request, and keeps its caller.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The services that decide about a request."""
+    """The services that decide whether a request is admitted."""
 
     keys: AcceptedKeys
     tokens: StreamTokens
@@ -209,7 +209,7 @@ class Authentication:
         return found.caller
 
     async def _admitted(self, request: Request, caller: Caller) -> Caller:
-        """Returns the caller as whom the request goes on. Raises a 403 if the key does not permit the request."""
+        """Returns the caller with which the request continues. Raises a 403 if the key does not permit the request."""
         if caller.scopes.level is Level.ADMIN:
             return caller
         scope = request.scope
@@ -263,15 +263,15 @@ class Authentication:
 
 
 SIGN_IN_RETURN = "/v1/tools/mcp/oauth/callback"
-"""Where the browser of a person who has signed in at an MCP server comes back. It has no key, but what is known to it
-alone."""
+"""The path to which a browser returns after a sign-in at an MCP server. It has no key, but a secret that only this
+browser knows."""
 
 METRICS = "/metrics"
-"""The path of the metrics. It is no route of the API, but needs a key of an administrator, too."""
+"""The path of the metrics. It is not a route of the API, but needs an administrator's key, too."""
 
 
 class NotLetIn(Exception):
-    """Authentication refuses the request. It wraps `Refused`, which routes also raise, to tell the two apart."""
+    """Authentication refuses the request. It wraps `Refused`, so that it differs from a route's own `Refused`."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(str(refused))
@@ -300,7 +300,7 @@ def needs_key(path: str) -> bool:
 
 
 def stream_token_of(scope: Scope) -> StreamToken | None:
-    """Returns the token that a request for a stream has in place of a key, if it has one."""
+    """Returns the token that a request for a stream sends in place of a key; None without one."""
     path = _STREAM.fullmatch(scope["path"]) if scope["method"] == "GET" else None
     if path is None:
         return None
@@ -334,8 +334,8 @@ def _kept(text: str) -> str:
 
 
 async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> Response | None:
-    """Checks the body of a request whose key is for single agents. Puts the caller as whom the request goes on into its
-    state. Returns a 403 for a field that such a key may not send; otherwise None."""
+    """Checks the body of a request whose key is for single agents, and puts the caller with which the request continues
+    into its state. Returns a 403 for a field that such a key may not send; otherwise None."""
     caller: Caller | None = scope.get("state", {}).get("caller")
     if caller is None or not caller.scopes.agents or scope["method"] in ("GET", "HEAD"):
         return None
@@ -349,7 +349,7 @@ async def caller_within_reach(reach: AgentReach, scope: Scope, body: bytes) -> R
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """Returns the fields of a body that is a JSON object; none of another body."""
+    """Returns the fields of a body that is a JSON object; none for other bodies."""
     try:
         given: Any = json.loads(body) if body else None
     except (ValueError, RecursionError):
@@ -357,9 +357,9 @@ def _fields(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
 
 
-# The second wall between projects. Routes and services name the project in their queries. Independently of that, the
-# stores' database asks here, at each use, for the project of the request's key. Work outside of requests has no project
-# and is refused; work of the API for all projects uses another database object.
+# The second wall between projects. Routes and services name the project in their queries. Independently, the stores'
+# database reads the project of the request's key here, at each use. Work outside of requests has no project and is
+# refused; work of the API for all projects uses another database object.
 
 
 NOBODYS = "\x1f"
@@ -377,7 +377,7 @@ def project_of_request() -> str:
 
 
 def act_for(project_id: ProjectId | None) -> Token[ProjectId | None]:
-    """Makes the current task act for a project, or for none. `ContextVar.reset` with the token undoes it."""
+    """Makes the current task act for a project, or for none. `ContextVar.reset` with the token reverts this."""
     return _PROJECT.set(project_id)
 
 

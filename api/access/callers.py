@@ -1,7 +1,7 @@
-"""Callers: a bearer key stands for a project, and a request sees that project's data alone.
+"""Callers: a bearer key stands for a project, and a request sees only that project's data.
 
-This module has the keys that the operator configures, in the environment or in a file. `accepted_keys.py` has those in
-the database.
+This module reads the keys that the operator configures, in the environment or in a file. `accepted_keys.py` reads the
+keys in the database.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from shared.domain.ids import ProjectId, ThreadId
 
 DEFAULT_PROJECT = ProjectId("default")
 ANYBODY = "anybody"
-"""The id and name of the key of callers who need none."""
+"""The id and name of the key that callers without a key get."""
 
 _SALT_OF_IDS = b"holdfast ids of configured keys"
 _COST = 2**14
 """scrypt's cost: some 50 ms and 16 MiB for each configured key, once, when a process starts."""
 
 ENOUGH = 20
-"""Characters from which a configured key cannot be guessed. Shorter ones are accepted with a warning."""
+"""A configured key with at least this many characters cannot be guessed. Shorter keys get a warning."""
 
 
 class Credential(NamedTuple):
-    """What a caller was found by, from which `AcceptedKeys` learns whether it is still valid."""
+    """The key that identified a caller, by which `AcceptedKeys` can check whether it is still valid."""
 
     key_id: str
     proof: str | bytes
-    """Of a stored key the digest of its secret; of a token the secret that has signed it. Empty for configured keys."""
+    """For a stored key the digest of its secret; for a token the secret that signed it. Empty for configured keys."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Caller:
     scopes: Scopes
     key_name: str = ""
     thread_id: ThreadId | None = None
-    """The only thread that the caller may see, which is then a page with a token of this key."""
+    """The only thread that the caller may see, if it is a page with a token of this key."""
     proof: str | bytes = field(default="", repr=False)
     """See `Credential`."""
 
 
 def may_see_secrets(caller: Caller) -> bool:
-    """Returns whether this caller may see the values of agents' secrets: administrators may, and so may everybody on a
-    server without keys, which only its own machine reaches."""
+    """Returns whether this caller may see the values of agents' secrets: administrators may, and so may all callers of
+    a server without keys, which only its own machine reaches."""
     return caller.scopes.level is Level.ADMIN
 
 
@@ -105,7 +105,7 @@ class ConfiguredKeys:
     def find(self, secret: bytes) -> ConfiguredKey | None:
         """Returns the key with this secret."""
         found = None
-        # It always compares every key, so that the time reveals nothing.
+        # It always compares all keys, so that the time reveals nothing.
         for key in self._keys:
             if hmac.compare_digest(key.secret, secret):
                 found = key
@@ -128,7 +128,7 @@ class ConfiguredKeys:
 def _of_list(text: str) -> list[ConfiguredKey]:
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     if text and not entries:
-        # Two empty variables make such a list: `$KEY_A,$KEY_B`. Its author does not want a server without keys.
+        # Two empty variables make such a list: `$KEY_A,$KEY_B`. The operator does not want a server without keys.
         raise InvalidRequest("HOLDFAST_API_KEYS is set, but no key is in it: write it as project=key")
     return [_key_of(entry, f"HOLDFAST_API_KEYS, entry {number}") for number, entry in enumerate(entries, start=1)]
 
@@ -162,7 +162,7 @@ def _key_of(entry: str, place: str) -> ConfiguredKey:
 
 
 def _id_of(secret: bytes) -> str:
-    """Returns the key's id, the same in every process. Audit log, budgets and stream tokens show it to people who must
-    not learn the key. It is made with scrypt, so that guessing a short key from its id is expensive."""
+    """Returns the key's id, equal in every process. Audit log, budgets and stream tokens show the id to people who must
+    not learn the key. scrypt makes it expensive to guess a short key from its id."""
     made = hashlib.scrypt(secret, salt=_SALT_OF_IDS, n=_COST, r=8, p=1, dklen=8)
     return f"configured-{made.hex()}"

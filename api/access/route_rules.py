@@ -2,7 +2,7 @@
 missing here.
 
 A key of single agents is for strangers: the page of a chat, a customer's program. It reaches its agents' data through
-routes that name the agent, but nothing that the whole project shares or that defines an agent. To such a key other
+routes that name the agent, but no data that the whole project shares or that defines an agent. To such a key other
 agents do not exist: a request that names one continues as a request of an empty project, so its route answers exactly
 as for an unknown id. Answers to such keys omit an agent's instructions and its tools' source.
 """
@@ -25,9 +25,9 @@ class Reach(Enum):
     """How a key of single agents may use a route."""
 
     PROJECT = auto()
-    """Not at all."""
+    """Never."""
     AGENT = auto()
-    """If the path or body names something of one of the key's agents."""
+    """If the path or body names an object of one of the key's agents."""
     QUERY = auto()
     """If the query names one of the key's agents."""
     NOTHING = auto()
@@ -60,8 +60,8 @@ LEVELS_OF_MCP: Mapping[str, Level] = {
     **dict.fromkeys(("initialize", "ping", "server/discover", "tools/list", "tasks/get"), Level.READ),
     **dict.fromkeys(("tools/call", "tasks/update", "tasks/cancel", "notifications/cancelled"), Level.WRITE),
 }
-"""What the methods need that are posted to the one path of the Model Context Protocol, which itself needs the least.
-Its service shows a key of single agents those agents and their runs alone."""
+"""The level that each method of the Model Context Protocol needs. All are posted to one path, whose own rule needs the
+lowest. Its service shows a key of single agents only those agents and their runs."""
 
 _AG_UI = "/ag-ui/{agent_id}"
 _CHAT = "/ai-sdk/{agent_id}/chat"
@@ -107,7 +107,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{nouns}/count" for nouns in _ABSENT),
         "GET /openai/v1/webhook_event_types",
         f"GET {_OPENAI}/models",
-        # `LEVELS_OF_MCP` says what its methods need.
+        # `LEVELS_OF_MCP` has the levels of its methods.
         "POST /mcp",
         "GET /ag-ui/info",
     ),
@@ -118,7 +118,7 @@ _READ: dict[Reach, Iterable[str]] = {
         *(f"GET /v1/{noun}s/{{{noun}_id}}/agents" for noun in ("block", "archive")),
         *(f"GET {_A}/{part}" for part in ("secrets", "context", "export")),
         f"POST {_A}/export",
-        # What the operator's code does inside, and who the workers are.
+        # The inner steps of the operator's code, and the names of workers.
         *(f"GET {_R}/{part}" for part in ("journal", "replay")),
         "GET /v1/code-agents",
         *(f"POST /v1/{nouns}/search" for nouns in ("messages", "passages")),
@@ -156,7 +156,7 @@ _WRITE: dict[Reach, Iterable[str]] = {
     ),
     Reach.QUERY: ("POST /v1/conversations",),
     Reach.PROJECT: (
-        # Only the operator's own word counts, and no browser's.
+        # An operator decides this, never a browser.
         f"POST {_R}/effects/{{call_id}}",
         *(f"POST /v1/{nouns}" for nouns in ("agents", "agents/import", "tools", "tools/add-base-tools")),
         *(f"{method} {_A}" for method in ("PATCH", "DELETE")),
@@ -228,7 +228,7 @@ OF_PAGES = frozenset(
         f"GET {_C}/events",
     ]
 )
-"""The routes that a page's token opens, for its conversation alone. Those of the pages' dialects find the conversation
+"""The routes that a page's token opens, for its conversation only. Routes of the pages' dialects find the conversation
 with `PageThreads.find`, which refuses any other."""
 
 
@@ -243,7 +243,7 @@ OF_THE_AGENT = frozenset(
         *("model", "model_settings", "context_window_limit", "compaction_settings"),
     ]
 )
-"""In the body of any route. A chat completion may have `model`, because it names the agent there."""
+"""In the body of any route. A chat completion may have `model`, which names the agent there."""
 
 OF_A_BLOCK = frozenset(("label", "description", "limit", "read_only", "metadata", "tags"))
 """All fields of a memory block except its value."""
@@ -261,7 +261,7 @@ def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat:
     if is_about_responses(path):
         return refused_in(path, fields)
     if path.startswith(_PAGES):
-        return None  # its service refuses what redefines the agent: pages send whole histories
+        return None  # its service refuses fields that redefine the agent: pages send whole histories
     refused = (OF_THE_AGENT - {"model"}) if is_chat else OF_THE_AGENT
     refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
     # In a PATCH, null removes the project's value.
@@ -275,7 +275,7 @@ def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
     if steps is not None and not (isinstance(steps, int) and steps <= MOST_STEPS):
         yield f"max_steps above {MOST_STEPS}"
     messages = fields.get("messages")
-    # A chat completion takes only users' messages and tools' results from its messages.
+    # A chat completion uses only users' messages and tools' results from its messages.
     if is_chat or not isinstance(messages, list):
         return
     for number, message in enumerate(cast("list[Any]", messages)):
@@ -297,10 +297,10 @@ class AgentReach:
 
     owners: OwnerStore
     own_id: Callable[[str], str]
-    """The id under which a thing is stored whose id a dialect writes in another form; every other text as it is."""
+    """Maps a dialect's form of an id to the stored id, and returns any other text unchanged."""
 
     async def through_path(self, caller: Caller, reach: Reach, path: Mapping[str, str], query: bytes) -> Caller | None:
-        """Returns the caller as whom the request goes on. None: the query has to name an agent, and does not."""
+        """Returns the caller with which the request continues. None: the query has to name an agent, and does not."""
         if reach is Reach.NOTHING:
             return caller
         named = [value for name, value in _pairs(query) if name in ("agent_id", "agent_ids")]
@@ -314,7 +314,7 @@ class AgentReach:
         return await self._as(caller, named)
 
     async def through_body(self, caller: Caller, path: str, fields: Mapping[str, Any]) -> Caller:
-        """Returns the caller as whom the request goes on, by the agent that its body names."""
+        """Returns the caller with which the request continues, by the agent that its body names."""
         named = [fields["agent_id"]] if fields.get("agent_id") is not None else []
         if path in CHAT:
             named.append(fields.get("model"))
@@ -339,12 +339,11 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
     return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
 
 
-# What the bodies of OpenAI's Responses and conversations name, and which of their fields a key of single agents may not
-# send. Pure.
+# The objects that the bodies of OpenAI's Responses and conversations name, and the fields that a key of single agents
+# may not send. Pure.
 #
-# Here `model` names an agent or a model without one, and every response may bring instructions, tools and options of
-# its own. Such a key says what its user says, and nothing in the name of others: neither instructions, nor answers that
-# the agent has not given.
+# Here `model` names an agent, or a model without one, and every response may bring instructions, tools and options of
+# its own. Such a key may send its user's messages, but neither instructions nor answers that the agent has not given.
 
 
 _OF_RESPONSES = re.compile(r"(?:/openai)?/v1/responses(?:/input_tokens|/compact)?")
@@ -357,7 +356,7 @@ OF_A_RESPONSE = frozenset(
         *("max_output_tokens", "reasoning", "text", "context_management"),
     ]
 )
-"""They replace what the agent has, or add to it. A value that asks for nothing but what is usual is taken."""
+"""Fields that replace or extend the agent's own. A value that equals the usual behaviour is accepted."""
 
 _USUAL: Mapping[str, Sequence[Any]] = {
     "parallel_tool_calls": (True,),
@@ -370,12 +369,12 @@ _PASSED_OVER = ("reasoning", "mcp_approval_request", "mcp_list_tools")
 
 
 def is_about_responses(path: str) -> bool:
-    """Whether a body that is sent to this path has the fields that are known here."""
+    """Whether bodies of this path are those of OpenAI's Responses or conversations."""
     return bool(_OF_RESPONSES.fullmatch(path) or _CONVERSATIONS.fullmatch(path))
 
 
 def named_in(path: str, fields: Mapping[str, Any]) -> list[object]:
-    """What the body names that belongs to an agent: ids of agents, responses and conversations."""
+    """The ids in the body that belong to an agent: ids of agents, responses and conversations."""
     if _OF_RESPONSES.fullmatch(path):
         conversation = fields.get("conversation")
         if isinstance(conversation, dict):
@@ -390,7 +389,7 @@ def named_in(path: str, fields: Mapping[str, Any]) -> list[object]:
 
 
 def refused_in(path: str, fields: Mapping[str, Any]) -> str | None:
-    """The first part of the body that such a key may not send, as a person would name it: its name comes first."""
+    """The first part of the body that such a key may not send, as a phrase that begins with the part's name."""
     return next(_refused(path, fields), None)
 
 
@@ -412,9 +411,9 @@ def _has_agent(metadata: object) -> bool:
 
 
 def _asks(name: str, value: Any) -> bool:
-    """Whether a field asks for something. Null, and what has nothing but null in it, do not."""
+    """Whether a field asks for something. Null does not, nor does an object in which every value is null."""
     if name == "reasoning":
-        # A summary is shown or not, and the model thinks the same.
+        # A summary changes what is shown, but not how the model thinks.
         return isinstance(value, dict) and cast("dict[str, Any]", value).get("effort") is not None
     if isinstance(value, dict):
         value = {key: one for key, one in cast("dict[str, Any]", value).items() if one is not None}
@@ -426,7 +425,7 @@ def _items(items: object, name: str) -> Iterator[str]:
         return
     for number, item in enumerate(cast("list[Any]", items)):
         fields = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
-        # An item that has an id alone stands for another one, which may be another agent's.
+        # An item with only an id stands for a stored item, which may be another agent's.
         kind = fields.get("type") or ("message" if fields.keys() - {"id", "type"} else "item_reference")
         if kind == "message":
             role = fields.get("role", "user")

@@ -1,1 +1,1 @@
-"""AG-UI: the protocol between agents and the pages of CopilotKit and of others, version 1.0."""
+"""AG-UI: the protocol between agents and web pages, such as CopilotKit's, version 1.0."""

@@ -1,9 +1,9 @@
 """One run of a conversation as AG-UI's events: a pure fold, without I/O and without a clock.
 
-The events depend on the run, its log and what is known of the client: its release, and the messages that it has. They
-keep two sets of rules. Clients refuse a stream that leaves something open at the end of its run, closes or continues
-what is not open, or sends an event that they do not know. And their messages are made of the events, so that a message
-which is void must be taken away by a snapshot of all that are not (see `docs/ag-ui.md`).
+The events depend on the run, its log and the known state of the client: its release, and the messages that it has.
+Clients refuse a stream that leaves a part open at the end of its run, closes or continues a part that is not open, or
+sends an unknown event. Clients also build their messages from the events, so only a snapshot of all valid messages
+removes a void message from a client (see `docs/ag-ui.md`).
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -43,22 +43,22 @@ _NOTHING: Event = {
     "type": "MESSAGES_SNAPSHOT",
     "messages": [{"id": "reasoning-none", "role": "reasoning", "content": ""}],
 }
-"""Lets a client drop all messages, so that the next snapshot decides their order. Without any reasoning in it the
-client would keep its own."""
+"""Makes a client drop all messages, so that the next snapshot decides their order. If this snapshot had no reasoning,
+the client would keep its own reasoning."""
 
 
 class Client(NamedTuple):
     """The reader's client, as far as the server knows it."""
 
     thread_name: str
-    """Its name for the conversation."""
+    """The client's name for the conversation."""
     is_current: bool
-    """The client declared version 1.0 of the protocol: it supports all outcomes of a run, and results with images."""
+    """The client has declared version 1.0 of the protocol. It supports all outcomes of runs, and images in results."""
     sent: Sequence[WireMessage] | None = None
-    """The messages that the client has, as it sent them. None: unknown, so the conversation's messages count."""
+    """The client's messages, as it sent them. None: unknown, so the conversation's messages count."""
 
     def run_name(self, run: Run) -> str:
-        """The id of a run for clients: the one that the client which began the run has chosen, if any."""
+        """The id of a run for clients: the id that the client chose when it began the run, else ours."""
         return run.options.named or run.id
 
 
@@ -69,10 +69,10 @@ class _Message:
     id: str
     role: str
     pieces: list[str] | None = None
-    """Its text. None: it has calls only."""
+    """The text. None: the message has only calls."""
     calls: dict[str, "_Call"] = field(default_factory=dict[str, "_Call"])
     whole: WireMessage | None = None
-    """A message that came at once."""
+    """A message that arrived whole."""
 
     def wire(self, without: Container[str]) -> WireMessage:
         if self.whole is not None:
@@ -98,19 +98,19 @@ class _Call:
 
 
 class LegFold:
-    """The events of one run: version 1. `take` wants the log's entries in their order, from the first one on."""
+    """The events of one run: version 1. `take` needs the log's entries in their order, from the first on."""
 
     def __init__(self, run: Run, client: Client, before: Iterable[WireMessage], *, joins: bool = False) -> None:
-        """`before` are the messages that the client has when the run begins. `joins`: it may have a part of the run as
-        well, and is sent a snapshot of those before the run."""
+        """`before` are the messages that the client has when the run begins. `joins`: the client may also have a part
+        of the run, and gets a snapshot of the messages before the run."""
         self._run, self._client = run, client
         self._parts = parts.LegParts(run)
         self._before: list[msgspec.Raw] = []
         self._thinks = False
-        """Snapshots begin with a message of reasoning: only then do clients drop those that are not in it."""
+        """`before` has reasoning, and so does each snapshot. Only then do clients drop reasoning that it lacks."""
         self._known: set[str] = set()
         self._answered: set[str] = set()
-        """Calls of which the client has the result."""
+        """Calls whose results the client has."""
         for message in before:
             self._thinks = self._thinks or message.get("role") == "reasoning"
             self._before.append(msgspec.Raw(msgspec.json.encode(message)))
@@ -118,12 +118,12 @@ class LegFold:
                 self._known.add(str(message.get("id")))
                 self._answered |= {str(message["toolCallId"])} if "toolCallId" in message else set()
         self._may_have_thoughts = joins and not self._thinks
-        """The client may have reasoning of the run, which that snapshot did not drop."""
+        """The client may have reasoning of the run, which the snapshot of `joins` did not drop."""
         self._messages: dict[str, _Message] = {}
-        """In the order of the client, except for results, which the client inserts after their calls."""
+        """The run's messages in the client's order, except for results, which the client inserts after their calls."""
         self._calls: dict[str, _Call] = {}
         self._open: dict[str, Event] = {}
-        """The parts that are open, with the event that has opened each."""
+        """The open parts, with the event that opened each."""
         self._doubled: set[str] = set()
         """Messages that release 0.0.47 has twice, because it adds a call only to its last message."""
         self._void: set[str] = set()
@@ -131,11 +131,11 @@ class LegFold:
 
     @property
     def is_contradicted(self) -> bool:
-        """The log was rewritten after this fold has read it: what was sent of it is no longer valid."""
+        """The log was rewritten after this fold had read it, so events already sent are no longer valid."""
         return self._parts.is_contradicted
 
     def started(self, given: Sequence[WireMessage] | None = None) -> Event:
-        """The beginning of the run. Clients add the messages of its input that they do not have."""
+        """The beginning of the run. Clients add the messages of its input that they lack."""
         run, client = self._run, self._client
         shown = {"run_id": run.id} | ({} if run.conversation_id is None else {"conversation_id": run.conversation_id})
         version = {"protocolVersion": PROTOCOL_VERSION} if client.is_current else {}
@@ -155,7 +155,7 @@ class LegFold:
         return self._last_events(self._parts.take(seq, events.Ended(at)), run, asked)
 
     def lost_ending(self) -> list[Event]:
-        """The end of a log that has none, because its run was deleted."""
+        """The end of the run if its log has no end, because the run was deleted."""
         return self._last_events(self._parts.lost_ending(), self._run, ())
 
     def _last_events(self, last: Iterable[parts.Part], run: Run, asked: Sequence[Approval]) -> list[Event]:
@@ -172,7 +172,7 @@ class LegFold:
         }
 
     def opened_again(self) -> list[Event]:
-        """Opens again what is open, for a client that goes on in the middle: it appends to what it has."""
+        """Opens all open parts again, for a client that resumes in the middle and appends to the parts that it has."""
         made = [event for opening in self._open.values() for event in _opened_again(opening)]
         if self._client.is_current:
             return made
@@ -181,25 +181,25 @@ class LegFold:
         }
         if not calls:
             return made
-        # Release 0.0.47 takes a call that opens again for another one. So the client forgets it, and has it anew.
+        # Release 0.0.47 takes a call that opens again for another call. So the client drops it, and gets it anew.
         self._doubled |= {call.parent for call in calls.values()}
         written = {one: {"type": "TOOL_CALL_ARGS", "toolCallId": one} for one in calls}
         pieces = [{**written[one], "delta": delta} for one, call in calls.items() for delta in _deltas(call.arguments)]
         return [*self.snapshots(without=calls), *made, *pieces]
 
     def snapshots(self, without: Container[str] = (), *, may_be_doubled: bool = False) -> list[Event]:
-        """All messages that are not void, for a client that may have others. They lack the calls `without`."""
+        """All valid messages, without the calls `without`, for a client that may have other messages."""
         whole = self.snapshot(without)
         if self._client.is_current or not (self._doubled or may_be_doubled):
             return [whole]
-        # Release 0.0.47 would replace each of its two messages by the whole one.
+        # Release 0.0.47 would replace each of its two copies with the whole message.
         return [_NOTHING, whole]
 
     def snapshot(self, without: Container[str] = ()) -> Event:
-        """The same, for a client that has nothing of the run yet."""
+        """As `snapshots`, for a client that has no part of the run yet."""
         shown = self._in_order(without)
         if not self._thinks and not any(one["role"] == "reasoning" for one in shown):
-            # Without any reasoning the client would keep that which is void.
+            # If the snapshot had no reasoning, the client would keep void reasoning.
             void = [one for one in self._void if one.startswith("reasoning-")]
             shown += [{"id": one, "role": "reasoning", "content": ""} for one in sorted(void)[-1:]]
         return {"type": "MESSAGES_SNAPSHOT", "messages": newest_within([*self._before, *shown])}
@@ -217,7 +217,7 @@ class LegFold:
     def _event(self, kind: str) -> Event:
         return {"type": kind, "threadId": self._client.thread_name, "runId": self._client.run_name(self._run)}
 
-    # What becomes of each part.
+    # The events of each part.
 
     def _events_of(self, part: parts.Part) -> Iterable[Event]:
         match part:
@@ -286,7 +286,7 @@ class LegFold:
         if pieces is not None:
             pieces.append(text)
         kind = "TEXT_MESSAGE_CONTENT" if isinstance(part, parts.TextGrew) else "REASONING_MESSAGE_CONTENT"
-        if len(text) <= LONGEST_DELTA:  # nearly all, so these do without generators
+        if len(text) <= LONGEST_DELTA:  # nearly all texts, so these need no generator
             return ({"type": kind, "messageId": part_id, "delta": text},)
         return [{"type": kind, "messageId": part_id, "delta": delta} for delta in _deltas(text)]
 
@@ -312,7 +312,7 @@ class LegFold:
         call_id = self._ids.of(part.id)
         call = self._calls[call_id]
         if call.arguments != part.arguments:
-            # The model has corrected itself, and no event of the protocol removes a piece from a client.
+            # The model has corrected its arguments, and no event of the protocol removes a piece from a client.
             call.pieces = [part.arguments]
             yield from self.snapshots()
         yield {"type": "TOOL_CALL_END", "toolCallId": call_id}
@@ -406,13 +406,13 @@ def _opened_again(opening: Event) -> Iterator[Event]:
 
 
 def _deltas(text: str) -> Iterator[str]:
-    """The text in pieces that have room in frames; none if it is empty, which older clients refuse."""
+    """The text in pieces that fit into frames; no piece for an empty text, which older clients refuse."""
     for start in range(0, len(text), LONGEST_DELTA):
         yield text[start : start + LONGEST_DELTA]
 
 
 def _place_of_result(shown: Sequence[WireMessage], call_id: str) -> int:
-    """The place at which clients insert a result: after the message with its call, and after earlier results of it."""
+    """The place at which clients insert a result: after the message with its call, and after that message's results."""
     for place, message in enumerate(shown):
         if any(call["id"] == call_id for call in message.get("toolCalls", ())):
             place += 1

@@ -1,7 +1,7 @@
-"""Messages of AG-UI: stored messages as clients keep them, and the content that clients send.
+"""Messages of AG-UI: stored messages in the clients' form, and the content that clients send.
 
-Ids are the same wherever a message is shown, in a stream or in a snapshot: a user's message has the client's own id, an
-answer has ours, a result has its call's.
+A message has one id in streams and in snapshots: a user's message has the client's own id, an answer has our id, a
+result has an id made of its call's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,19 +42,19 @@ def result_id(call_id: str) -> str:
 
 
 def reasoning_id(message_id: MessageId) -> str:
-    """The id of the message with the reasoning of an answer, as `LegParts` gives it."""
+    """The id of the message with an answer's reasoning, equal to that of `LegParts`."""
     return f"reasoning-{message_id}"
 
 
 def wire_messages(stored: Iterable[Message | NewMessage], *, takes_parts: bool) -> Iterator[WireMessage]:
-    """The client's messages for stored ones, in order. Instructions and summaries are for the model alone.
+    """The client's messages for stored messages, in order, without instructions and summaries: these are for the model.
 
-    `takes_parts` says whether the client knows results with images.
+    `takes_parts`: whether the client supports results with images.
     """
     taken: set[str] = set()
     for message in stored:
         for shown in _wire_message(message, takes_parts=takes_parts):
-            # A client may have used one of its own ids twice.
+            # A client may have used one of its ids twice.
             if shown["id"] in taken:
                 shown["id"] = message.id
             taken.add(shown["id"])
@@ -102,14 +102,14 @@ def wire_call(call_id: str, name: str, arguments: str) -> WireMessage:
 
 
 def wire_result(call_id: str, result: ToolReturn, *, takes_parts: bool) -> WireMessage:
-    """The message with the result of the call that is shown under this id."""
+    """The message with the result of the call with this shown id."""
     said = result.text if result.parts is None or not takes_parts else wire_content(result.parts)
     shown = {"id": result_id(call_id), "role": "tool", "toolCallId": call_id, "content": said}
     return shown if result.status == "success" else {**shown, "metadata": {"holdfast": _outcome(result)}}
 
 
 def _outcome(result: ToolReturn) -> dict[str, Any]:
-    """The status of a result that is no success, for the metadata: the protocol's results have no field for it."""
+    """The status of an unsuccessful result, for the metadata: the protocol's results have no field for it."""
     return {"status": result.status, **({"outcome": "unknown"} if result.is_unknown else {})}
 
 
@@ -133,7 +133,7 @@ def _wire_part(part: ContentPart) -> dict[str, Any]:
 
 
 def newest_within(messages: Sequence[WireMessage | msgspec.Raw], most: int = MOST_BYTES) -> list[msgspec.Raw]:
-    """The newest messages that have room in a snapshot, as JSON. Older ones are left out."""
+    """The newest messages that fit into a snapshot, as JSON, without older ones."""
     kept: list[msgspec.Raw] = []
     for message in reversed(messages):
         encoded = msgspec.json.encode(message)

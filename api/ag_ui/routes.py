@@ -1,4 +1,4 @@
-"""AG-UI under `/ag-ui`: for its own clients, and for CopilotKit without its runtime."""
+"""AG-UI under `/ag-ui`: for AG-UI's own clients, and for CopilotKit without its runtime."""
 
 from typing import Annotated, Any
 
@@ -65,8 +65,7 @@ async def connect(
     follow: bool = False,
     protocol_version: Annotated[str | None, Query(alias="protocolVersion", max_length=50)] = None,
 ) -> Response:
-    """Streams a conversation: from its newest run on, or after a cursor. With `follow` it also shows the runs that will
-    come."""
+    """Streams a conversation: from its newest run on, or after a cursor. With `follow` it also streams future runs."""
     client = Client(thread_id, speaks_current(protocol_version))
     cursor = page_cursor_of(after, last_event_id)
     return await service.connect(Asker(project_id, only), agent_id, client, cursor, follow=follow)
@@ -81,7 +80,7 @@ async def connect_as_copilot(
     only: OnlyThreadDep,
     last_event_id: LastEventIdDep,
 ) -> Response:
-    """As `GET /ag-ui/{agent_id}/connect`, in the way of CopilotKit."""
+    """As `GET /ag-ui/{agent_id}/connect`, in CopilotKit's form."""
     client = Client(body.thread_id, body.is_current)
     cursor = page_cursor_of(None, last_event_id)
     return await service.connect(Asker(project_id, only), agent_id, client, cursor, follow=False)
@@ -91,7 +90,7 @@ async def connect_as_copilot(
 async def stop(
     agent_id: AgentIdPath, body: StopIn, service: AgUiDep, project_id: ProjectDep, only: OnlyThreadDep
 ) -> dict[str, Any]:
-    """Cancels the conversation's run, or the one that is named, and answers when it has stopped."""
+    """Cancels the conversation's run, or the named run, and answers when the run has stopped."""
     return await service.stop(Asker(project_id, only), agent_id, body.thread_id, body.run_id)
 
 
@@ -104,13 +103,13 @@ async def stop_as_copilot(
     only: OnlyThreadDep,
     body: StopRunIn | None = None,
 ) -> dict[str, Any]:
-    """As `POST /ag-ui/{agent_id}/stop`, in the way of CopilotKit."""
+    """As `POST /ag-ui/{agent_id}/stop`, in CopilotKit's form."""
     return await service.stop(Asker(project_id, only), agent_id, thread_id, None if body is None else body.run_id)
 
 
 @router.get("/ag-ui/info")
 async def info(agents: AgentEditorDep, project_id: ProjectDep, of_key: AgentsOfKeyDep) -> dict[str, Any]:
-    """The agents, in the way of CopilotKit's runtime. It knows them by their ids."""
+    """The agents, in the form of CopilotKit's runtime, which names agents by their ids."""
     wanted = AgentFilter(ids=of_key) if of_key else EVERY_SHOWN
     found = await agents.list(project_id, wanted, Page(limit=MOST_AGENTS))
     return runtime_info(found)

@@ -1,7 +1,7 @@
-"""The body of a run, as AG-UI's clients send it: what in it is new, and what it answers.
+"""The body of a run, as AG-UI's clients send it: its new messages, and its answers to calls.
 
-Clients send all messages that they have with each request. The server keeps the history, so what comes before the last
-answer is passed over; the rest is recognised by its ids.
+Clients send all their messages with each request. The server keeps the history, so it ignores everything before the
+last answer, and recognises the rest by its ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ MOST_MESSAGES = 10_000
 LONGEST_ID = 200
 
 ROLES = ("user", "assistant", "tool", "system", "developer", "reasoning", "activity")
-"""All roles of the protocol. Only those of users, answers and results matter here."""
+"""All roles of the protocol. Only the roles of users, answers and results matter here."""
 
 Message = Mapping[str, Any]
 Placed = tuple[int, Message]
@@ -46,7 +46,7 @@ class ToolIn(_Body):
 
 
 class ContextIn(_Body):
-    """Something that the page wants the agent to know in this run."""
+    """A piece of context that the page gives to the agent for this run."""
 
     description: str = ""
     value: str
@@ -78,7 +78,7 @@ class ResumeIn(_Body):
 
 
 class RunAgentInput(_Body):
-    """The body of a run. The page's state is passed over: the server's agents have none."""
+    """The body of a run. The page's state is ignored: the server's agents have none."""
 
     thread_id: ThreadId
     run_id: Annotated[Id | None, Field(alias="runId")] = None
@@ -105,7 +105,7 @@ class RunAgentInput(_Body):
 
     def said(self) -> list[UserMessage]:
         """The users' messages after the last answer, oldest first. Raises `InvalidRequest`, also for a message there
-        whose role the protocol does not have: it would be lost."""
+        with an unknown role, because it would be lost."""
         given = self.messages or ()
         for number, one in _after_answer(given):
             if one["role"] not in ROLES:
@@ -113,12 +113,12 @@ class RunAgentInput(_Body):
         return [_user_message(number, given[number]) for number in self.said_at()]
 
     def said_at(self) -> list[int]:
-        """The places of those messages."""
+        """The places of these messages."""
         return [number for number, one in _after_answer(self.messages or ()) if one["role"] == "user"]
 
     def answers(self) -> list[PageAnswer]:
         """The answers to interrupts, and the results of calls that the page has run. Raises `InvalidRequest`, and
-        `PageRefusal` for the answer to an interrupt that is not understood."""
+        `PageRefusal` for an unreadable answer to an interrupt."""
         results = [_result(number, one) for number, one in _new_results(self.messages or ())]
         return [*(one.answer() for one in self.resume or ()), *results]
 
@@ -132,7 +132,7 @@ class RunAgentInput(_Body):
         return "\n\n".join(["The user's application says:", *facts]) if facts else None
 
     def if_busy(self) -> BusyPolicy | None:
-        """What to do if the conversation has an active run. Raises `InvalidRequest`."""
+        """The policy if the conversation has an active run. Raises `InvalidRequest`."""
         options = as_object((as_object(self.forwarded) or {}).get("holdfast")) or {}
         policy = options.get("if_busy")
         if policy is not None and policy not in get_args(BusyPolicy):
@@ -155,7 +155,7 @@ class StopRunIn(_Body):
 
 
 def speaks_current(version: str | None) -> bool:
-    """Whether a client with this version of the protocol knows all of 1.0."""
+    """Whether a client with this version of the protocol supports all of 1.0."""
     major = (version or "").partition(".")[0]
     return major.isdecimal() and major.isascii() and int(major) >= 1
 
@@ -167,10 +167,10 @@ def _after_answer(messages: Sequence[Message]) -> Iterator[Placed]:
 
 
 def _new_results(messages: Sequence[Message]) -> Iterator[Placed]:
-    """The results that the page gives to calls of the last answer. Those with our ids came from here."""
+    """The page's own results of calls of the last answer. Results with our ids came from this server."""
     answers = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
     asking = next((number for number in reversed(answers) if messages[number].get("toolCalls")), -1)
-    # Text may follow the calls of an answer, as a message of its own.
+    # An answer's text may follow its calls, as a separate message.
     follows = [number for number in answers if number > asking]
     if any(asking < 0 or messages[number]["id"].rstrip(AGAIN) != messages[asking]["id"] for number in follows):
         return

@@ -28,7 +28,7 @@ DIALECT = "ag_ui"
 
 @dataclass(frozen=True)
 class Asker:
-    """The caller's project, and the only conversation that the caller may see. None: all of the project."""
+    """The caller's project, and the only conversation that the caller may see. None: all conversations."""
 
     project_id: ProjectId
     only: ThreadId | None = None
@@ -43,23 +43,23 @@ class AgUiService:
     streams: ThreadStreams
 
     async def run(self, asker: Asker, agent_id: AgentId, body: RunAgentInput, headers: SubmissionHeaders) -> Response:
-        """Submits messages, or the answers to calls that wait, and streams the run. It goes on when its client hangs
-        up. What does not fit the calls that wait is refused by a stream with an error."""
+        """Submits messages, or answers to waiting calls, and streams the run. The run goes on when its client
+        disconnects. Answers that do not fit the waiting calls get a stream with an error."""
         thread = await self.threads.find(asker.project_id, agent_id, body.thread_id, only=asker.only)
         try:
             submitted = await self.pages.submit(await self._submission(thread, body, headers))
         except PageRefusal as refusal:
             return _stream({"type": "RUN_ERROR", "message": refusal.message, "code": refusal.reason})
         run = submitted.run
-        # A run that is not new may have been shown to the client in part: it begins with all messages before it.
+        # The client may have a part of a run that is not new: its stream begins with all messages before the run.
         client = Client(body.thread_id, body.is_current, body.messages or () if submitted.is_new else None)
         return self.streams.stream_leg(Thread(run.project_id, run.agent_id, run.thread_id), run, ThreadFrames(client))
 
     async def connect(
         self, asker: Asker, agent_id: AgentId, client: Client, after: ThreadCursor | None, *, follow: bool
     ) -> Response:
-        """Streams the conversation after a cursor; without one, from its newest run on, which begins with all messages
-        before it. Without `follow` the stream ends when the conversation does nothing more by itself."""
+        """Streams the conversation after a cursor; without a cursor, from its newest run on, with all messages before
+        the run first. Without `follow` the stream ends when no run of the conversation is active or queued."""
         found = await self.threads.find(asker.project_id, agent_id, client.thread_name, only=asker.only)
         thread = found.streamed
         if thread is None:
@@ -70,7 +70,7 @@ class AgUiService:
         return self.streams.stream(thread, start or ThreadCursor(), ThreadFrames(client, after), follow=follow)
 
     async def stop(self, asker: Asker, agent_id: AgentId, thread_name: str, run: str | None) -> dict[str, Any]:
-        """Cancels the conversation's run, or the one with this name. Returns a receipt."""
+        """Cancels the conversation's run, or the run with this name. Returns a receipt."""
         thread = await self.threads.find(asker.project_id, agent_id, thread_name, only=asker.only)
         stopped = await self.pages.stop(thread, run)
         return {
@@ -87,7 +87,7 @@ class AgUiService:
         except InvalidRequest as error:
             raise Refused(422, ErrorCode.INVALID_ARGUMENT, f"INVALID_ARGUMENT: {error}", field=error.field) from error
         if said and answers and not body.resume and not await self.pages.waiting(thread):
-            # Its results are those of an earlier run, which ended before it said anything.
+            # The results answer calls of an earlier run, and the run that they continued ended before any output.
             answers = []
         return PageSubmission(
             thread=thread,

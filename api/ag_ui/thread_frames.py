@@ -1,4 +1,4 @@
-"""A conversation as AG-UI's frames: each leg is a run of the stream, and one stream may have several.
+"""A conversation as AG-UI's frames: each leg is a run of the stream, and one stream may have several runs.
 
 The cursors of a stream are the numbers of its logs. An entry may become several frames, of which only the last has the
 cursor, so no cursor lies between two frames of one entry.
@@ -27,7 +27,7 @@ _APPENDED = (
     *("TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT"),
     *("TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_RESULT"),
 )
-"""Events that a client appends again if it gets them twice."""
+"""Events whose content a client appends twice if it gets them twice."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -40,8 +40,8 @@ class LegFrames:
     longest_silence_s = inf
 
     def __init__(self, leg: Leg, fold: LegFold, beginning: Sequence[Event], seen: int) -> None:
-        """`beginning` has the events before the leg's log. The reader has the entries up to the number `seen`: it gets
-        nothing of them, but before further entries it gets the beginning and the open parts again."""
+        """`beginning` has the events before the leg's log. The reader has the entries up to the number `seen` and does
+        not get them again, but before further entries it gets the beginning and the open parts again."""
         self.place = leg.turn, leg.number
         self.fold = fold
         self._beginning, self._seen = beginning, seen
@@ -67,12 +67,12 @@ class LegFrames:
         return self._sent(seq, events) if seq > self._seen else b""
 
     def resolved(self, leg: Leg, seq: Seq) -> bytes:
-        """Ends the waiting of a client whose run was cancelled while it waited: a run without content."""
+        """Renders a run without content, which ends the waiting of a client whose run was cancelled while it waited."""
         events = [self.fold.started(), self.fold.cancelled()]
         return self._frames(seq, events) if leg.run.continued_by is None and seq > self._seen else b""
 
     def lost_ending(self) -> bytes:
-        """The end of a leg whose log has none."""
+        """The end of a leg whose log has no end."""
         events = self.fold.lost_ending()
         before = self._gone_on() if events and self._goes_on else b""
         return before + b"".join(map(_frame, events))
@@ -90,8 +90,8 @@ class LegFrames:
     def _taken(self, seq: Seq, entry: bytes) -> Sequence[Event]:
         if not self._may_have_more or seq <= self._seen:
             return self.fold.take(seq, decode(entry))
-        # A connection may break between two frames of one entry. Then the client has a part of the first entry behind
-        # its cursor, and would append that part again.
+        # A connection may break between two frames of one entry. Then the client already has a part of the first entry
+        # after its cursor, and would append that part again.
         until_now = self.fold.snapshots(may_be_doubled=True)
         events = self.fold.take(seq, decode(entry))
         self._may_have_more = not events
@@ -104,12 +104,12 @@ class LegFrames:
         self._last = seq
         if seq > self._seen:
             return before + self._frames(seq, events)
-        # The reader gets this at once, so that it shows that the run is at work before the run says more.
+        # The reader gets this at once, so that it shows the run at work before new events arrive.
         return self._gone_on() if seq == self._seen else b""
 
     def _gone_on(self) -> bytes:
         self._goes_on = False
-        # A reader whose cursor is in no log has seen entries that were lost.
+        # If the reader's cursor is not in the log, the reader has seen entries that were lost.
         lost = self._last != self._seen
         events = [*self._beginning, *(self.fold.snapshots() if lost else []), *self.fold.opened_again()]
         return b"".join(map(_frame, events))
@@ -125,22 +125,21 @@ class ThreadFrames:
     """Renders a conversation for one reader, from a cursor on or from the beginning of a leg on."""
 
     def __init__(self, client: Client, after: ThreadCursor | None = None) -> None:
-        """Without a cursor, the first leg begins with the messages before it, unless the client has sent those that it
-        has."""
+        """Without a cursor, the first leg begins with the messages before it, unless the client has sent messages."""
         self._client, self._after = client, after or ThreadCursor()
         self._shows_history = after is None and client.sent is None
         self._view: LegFrames | None = None
         self._waits = False
-        """The reader may have been told that the newest leg waits for a person or the client."""
+        """The reader may have read that the newest leg waits for a person or the client."""
 
     @property
     def wants_input(self) -> bool:
-        """Whether the client may lack the messages of the next leg's input: it has sent none."""
+        """Whether the client may lack the messages of the next leg's input, because it has sent no messages."""
         return self._client.sent is None
 
     @property
     def wants_history(self) -> bool:
-        """Whether the next leg needs the messages before it, in case that a snapshot becomes necessary."""
+        """Whether the next leg needs the messages before it, in case a snapshot becomes necessary."""
         return self._client.sent is None
 
     def starts_at(self, after: ThreadCursor) -> ThreadCursor:
@@ -169,13 +168,13 @@ class ThreadFrames:
         return self._view.began()
 
     def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
-        """RUN_FINISHED or RUN_ERROR. It shows what has become of the calls that waited, because a client would offer
-        them again."""
+        """RUN_FINISHED or RUN_ERROR. It names only calls that still wait, because a client would offer decided calls
+        again."""
         self._waits = leg.run.status is RunStatus.AWAITING_APPROVAL or seq <= self._seen(leg)
         return self.of_log(leg).ended(leg, seq, at, asked)
 
     def resolved(self, leg: Leg, seq: Seq, asked: Sequence[Approval]) -> bytes:
-        """Nothing if a run follows, which the client takes for the answer."""
+        """Nothing if a run follows, because the client takes that run for the answer."""
         del asked
         return self.of_log(leg).resolved(leg, seq) if self._waits else b""
 
@@ -185,7 +184,7 @@ class ThreadFrames:
         return b""
 
     def over(self) -> bytes:
-        """Nothing after the end of a run, because clients refuse `[DONE]`. A run that was deleted ends with an error:
+        """Nothing after the end of a run, because clients refuse `[DONE]`. A deleted run ends with an error, because
         clients take any other end for success."""
         if self._view is not None:
             return self._view.lost_ending()

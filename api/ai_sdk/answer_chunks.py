@@ -1,11 +1,10 @@
 """An answer as the chunks of the AI SDK's UI message stream: a pure fold, without I/O and without a clock.
 
-An answer is one UI message: a run that answers messages, and the runs that continue it after decisions. All of them
-have the same message id, which is made of the first run's, because the client would copy the parts into a second
-message otherwise.
+An answer is one UI message: a run that answers messages, and the runs that continue it after decisions. All these runs
+share one message id, derived from the first run's; otherwise the client would copy the parts into a second message.
 
-The fold reads the runs as they were submitted and their logs, nothing that may change, so a stream that is read again
-gives the same message. A run keeps the version of the fold that it was submitted under (`FOLDS`).
+The fold reads only the runs' submissions and logs, which never change, so a stream that is read again yields an equal
+message. A run keeps the version of the fold that it was submitted under (`FOLDS`).
 
 Versions 5 and 6 of the SDK fail at an unknown chunk. Instead of newer chunks they get `data-holdfast-…` parts, which
 all versions accept.
@@ -70,56 +69,56 @@ _FINISHES: Mapping[str, str] = {
     StopReason.TOKENS_USED_UP: "length",
     StopReason.PARKED: "tool-calls",
 }
-"""The SDK's reasons by ours. The others are `other`."""
+"""The SDK's reasons by ours. All other reasons are `other`."""
 
 
 class Seen(NamedTuple):
-    """The parts that the page has already when a run continues its answer, from the page's request."""
+    """The parts of an answer that the page already has when a run continues it, from the page's request."""
 
     calls: Mapping[str, str] = {}
-    """The ids of calls: the call's own, and the one under which the page has it."""
+    """The ids of calls: by the call's own id, the id under which the page has it."""
     approvals: frozenset[str] = frozenset()
     own: frozenset[str] = frozenset()
-    """The ids, as the page has them, of the calls that it makes itself."""
+    """The page's ids of the calls that the page makes itself."""
     answered: frozenset[str] = frozenset()
     """The calls among `own` whose results the page has sent."""
     messages: frozenset[str] = frozenset()
-    """The ids of all its messages."""
+    """The ids of all the page's messages."""
 
 
 NOTHING_SEEN = Seen()
 
 
 class AnswerChunks:
-    """The chunks of one answer, in version 1 of the fold. For each run `begin`, `take` for each entry of its log, and
-    `asked` behind its end; `finish` once, behind the last run that there is."""
+    """The chunks of one answer, in version 1 of the fold. The caller calls, for each run, `begin`, `take` with each
+    entry of its log, and `asked` after its end; and `finish` once, after the last run."""
 
     def __init__(self, answer_id: str, sdk: Sdk, seen: Seen | None = None) -> None:
-        """`seen` is what the page has of the answer, if the chunks are to continue it there. None: they begin it."""
+        """`seen` has the page's parts, if the chunks continue the answer there. None: they begin the answer."""
         self._answer_id = answer_id
         self._sdk: Sdk = sdk
         self._seen = seen or NOTHING_SEEN
         self._calls = dict(self._seen.calls)
-        """The ids of earlier runs' calls without results: the calls' own ids, and those under which they were shown."""
+        """The ids of earlier runs' calls without results: by the call's own id, the id under which it was shown."""
         self._approvals = set(self._seen.approvals)
         self._is_continued = seen is not None
         self._has_started = False
         self._metadata: dict[str, Any] = {}
         self._parts: LegParts | None = None
         self._names: dict[str, str] = {}
-        """The tools of calls, by the ids under which these were shown."""
+        """The tools of calls, by the ids under which the calls were shown."""
         self._answered_by: dict[str, AnsweredBy] = dict.fromkeys(self._seen.own, "client")
         self._of_leg = CallIds()
         self._denied: set[str] = set()
         self._in_step = self._is_new_step = self._is_reset = False
         self._leg_has_step = True
         self._step_parts: set[str] = set()
-        """The ids of the parts that the client's last step has."""
+        """The ids of the parts in the client's last step."""
         self._end: LegEnded | None = None
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether the log was rewritten after this fold has read it: what was sent is no longer valid."""
+        """Whether the log was rewritten after this fold had read it: chunks already sent are then no longer valid."""
         return self._parts is not None and self._parts.is_contradicted
 
     def begin(self, run: Run) -> Iterator[Chunk]:
@@ -141,10 +140,10 @@ class AnswerChunks:
         return [chunk for part in parts for chunk in self._chunks_of(part)]
 
     def asked(self, asked: Sequence[Approval]) -> Iterator[Chunk]:
-        """Returns the chunks behind the end of a run's log. `asked` are the decisions that it asked for."""
+        """Returns the chunks after the end of a run's log. `asked` are the decisions for which the run asked."""
         if self._end is None:
             return
-        # All of them wait for the decisions, also those that nobody has to decide.
+        # All unanswered calls wait for the decisions, even calls that need none.
         self._calls = shown = {own_id(one): self._of_leg.of(one) for one in self._end.unanswered}
         for approval in asked:
             call = shown.get(approval.tool_call_id)
@@ -152,14 +151,14 @@ class AnswerChunks:
                 self._approvals.add(approval.id)
                 yield {"type": "tool-approval-request", "approvalId": approval.id, "toolCallId": call}
         if self._sdk >= 6 and not all(one.client_side for one in asked):
-            # The SDK sends decisions by itself once every other call of the step has an output.
+            # The SDK sends decisions automatically once every other call of the step has an output.
             waiting = {shown.get(one.tool_call_id) for one in asked}
             for call in (one for one in shown.values() if one not in waiting):
                 yield self._of_result("tool-output-available", call, output=HELD_BACK)
         if not self._leg_has_step and self._end.reason != StopReason.PARKED:
-            # The results of the page's own calls would be in the last step, and the page would send them again.
+            # Without a new step the page would send the results of its own calls again, from the last step.
             yield {"type": "start-step"}
-            # The client shows the step with what comes next.
+            # The client shows the step only with the next chunk.
             yield {"type": "message-metadata", "messageMetadata": self._metadata}
             self._in_step = True
         if self._in_step:
@@ -178,7 +177,7 @@ class AnswerChunks:
             return
         if self._has_failed:
             yield (part := failure_part(end.failure))
-            # The client reads nothing behind an error.
+            # The client reads nothing after an error.
             yield {"type": "error", "errorText": part["data"]["message"]}
             return
         if end.reason == StopReason.CANCELLED:
@@ -195,12 +194,12 @@ class AnswerChunks:
         return self._RENDERERS[type(part)](self, part)
 
     def _step_began(self, _part: StepBegan) -> Iterator[Chunk]:
-        # A step that was taken back goes on under its own beginning.
+        # A step that was reset continues under its own beginning.
         self._is_new_step = not self._is_reset
         yield from ()
 
     def _opened(self, part_id: str) -> Iterator[Chunk]:
-        """Begins a step in the client, if the part that opens is the first one of the model's step."""
+        """Begins a step in the client, if the opening part is the first of the model's step."""
         if self._is_new_step or not self._in_step:
             if self._in_step:
                 yield {"type": "finish-step"}
@@ -234,12 +233,12 @@ class AnswerChunks:
         yield self._of_call("tool-input-error", call, input=part.arguments, errorText=CUT_OFF)
 
     def _of_call(self, kind: str, call: str, **more: Any) -> Chunk:
-        """A chunk about a call's input. Without `providerExecuted` the page makes the call."""
+        """A chunk with a call's input. Without `providerExecuted` the page makes the call."""
         chunk = {"type": kind, "toolCallId": call, "toolName": self._names.get(call, ""), **more}
         return chunk if self._is_of_page(call) else {**chunk, "dynamic": True, "providerExecuted": True}
 
     def _of_result(self, kind: str, call: str, **more: Any) -> Chunk:
-        """A chunk about a call's result. Version 5 looks for it among the calls of the kind that the chunk names."""
+        """A chunk with a call's result. Version 5 looks for the call only among calls of the chunk's kind."""
         chunk = {"type": kind, "toolCallId": call, **more}
         return chunk if self._is_of_page(call) else {**chunk, "dynamic": True}
 
@@ -264,7 +263,7 @@ class AnswerChunks:
         call = self._of_leg.of(part.id)
         call = self._calls.pop(part.id, call if call in self._of_leg else None)
         if call is None or call in self._seen.answered:
-            # The client would take the result of a call that it does not know for a broken stream.
+            # The client would treat the result of an unknown call as a broken stream.
             return
         if own_id(part.id) in self._denied and self._sdk >= 6:
             yield {"type": "tool-output-denied", "toolCallId": call}
@@ -277,7 +276,7 @@ class AnswerChunks:
         message_id = part.event.otid or part.event.message_id
         if message_id in self._seen.messages:
             return
-        # What comes now belongs to no step: a step that is taken back must not take it along.
+        # The message belongs to no step: a later reset of the step must not remove it.
         self._is_reset = False
         yield injected_part(message_id, part.event.text, self._sdk)
 
@@ -329,7 +328,7 @@ class AnswerChunks:
         Restarted: _restarted,
         Lost: _lost,
         Compaction: _compaction,
-        # No history has it, so it is for the page's `onData` and no part of the message.
+        # No history stores the event, so it is for the page's `onData` and not a part of the message.
         DataShown: lambda _, part: ({"type": f"data-{part.event.name}", "data": part.event.value, "transient": True},),
         LegEnded: _ended,
     }
@@ -341,7 +340,7 @@ FOLD = "ai_sdk_fold"
 FIRST_FOLD = NEWEST_FOLD = 1
 
 FOLDS: Mapping[int, Callable[[str, Sdk, Seen | None], AnswerChunks]] = {FIRST_FOLD: AnswerChunks}
-"""The fold by the version under which a run was submitted. Runs of other dialects have the first one."""
+"""The fold by the version under which a run was submitted. Runs of other dialects have the first version."""
 
 
 def answer_id_of(first: RunId) -> str:
@@ -350,22 +349,22 @@ def answer_id_of(first: RunId) -> str:
 
 
 def answer_metadata(run: Run) -> dict[str, Any]:
-    """The metadata of a message whose newest run is this one."""
+    """The metadata of a message whose newest run is `run`."""
     return {"holdfast": {"run_id": run.id, "conversation_id": run.conversation_id or "default"}}
 
 
 def own_id(call: str) -> str:
-    """The model's own id of a call that was shown under this one."""
+    """The model's own id of a call that was shown under the id `call`."""
     return call.rstrip(AGAIN)
 
 
 def input_of(arguments: str) -> Any:
-    """A call's arguments. What is no JSON stays a text."""
+    """A call's arguments. Arguments that are not JSON are kept as text."""
     return _value_in(arguments) if arguments.strip() else {}
 
 
 def output_of(result: ToolReturn) -> Any:
-    """A result as the client is shown it: an object or an array where its text is one, else the text."""
+    """A result for the client: an object or an array if its text is one, else the text."""
     if result.parts is not None:
         return [_wire_part(part) for part in result.parts]
     text = result.text
@@ -373,21 +372,21 @@ def output_of(result: ToolReturn) -> Any:
 
 
 def failure_part(failure: events.Failed | RunError | None) -> dict[str, Any]:
-    """Why the answer has failed, as a chunk and as the part that it becomes. A page that is loaded again has no error
-    of its own."""
+    """The reason why the answer has failed, in the form of a chunk and of the message's part. A reloaded page has no
+    error of its own."""
     code, message = ("error", NO_REASON) if failure is None else (failure.error_type, failure.message)
     return {"type": "data-holdfast-error", "data": {"code": code, "message": message}}
 
 
 def injected_part(message_id: str, text: str, sdk: Sdk) -> dict[str, Any]:
-    """A user's message that came in the middle of the answer, as a chunk and as the part that it becomes."""
+    """A user's message in the middle of the answer, in the form of a chunk and of the message's part."""
     if sdk >= 7:
         return {"type": "steering-message", "id": message_id, "parts": [{"type": "text", "text": text}]}
     return {"type": "data-holdfast-input", "id": message_id, "data": {"text": text}}
 
 
 def _value_in(text: str) -> Any:
-    """The value of a JSON text; the text itself if it is no JSON, or JSON that cannot be sent on."""
+    """The value of a JSON text; the text itself if it is not JSON, or JSON that cannot be sent on."""
     try:
         value = json.loads(text)
         msgspec.json.encode(value)

@@ -1,4 +1,4 @@
-"""An answer as a reader's stream: the frames of its chunks, and where in the thread each of them lies."""
+"""An answer as a reader's stream: the frames of its chunks, and the place of each in the thread."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -24,24 +24,24 @@ _encoder = msgspec.json.Encoder()
 
 
 class AnswerStream:
-    """One reader's view of an answer, from the run that begins it to the last one that continues it. It has the state
-    of its reader, so it sees the answer from its beginning and is silent up to the reader's cursor."""
+    """One reader's view of an answer, from the run that begins it to the last run that continues it. It keeps the
+    reader's state, so it sees the answer from its beginning and is silent up to the reader's cursor."""
 
     wants_input = wants_history = False
 
     def __init__(
         self, first: Run, *, sdk: Sdk, leg: int = 0, after: ThreadCursor | None = None, seen: Seen | None = None
     ) -> None:
-        """`first` is the run that begins the answer, and `leg` the place in its turn of the first run that is shown:
-        of that run, or of the one that continues the answer where the page has it as `seen`. Raises `ValueError` for a
-        run of a newer release."""
+        """`first` is the run that begins the answer. `leg` is the place, in its turn, of the first run to show: that
+        run, or, if the page has the parts in `seen`, the run that continues them. Raises `ValueError` for a run of a
+        newer release."""
         self._chunks = chunks_of(first, sdk, seen)
         self._first_leg = leg
         self._after = after or ThreadCursor()
         self._views: dict[tuple[int, int], _LegView] = {}
 
     def starts_at(self, after: ThreadCursor) -> ThreadCursor:
-        """The place before the first run that is shown."""
+        """The place before the first run to show."""
         return ThreadCursor(after.turn, self._first_leg, 0)
 
     def of_log(self, leg: Leg) -> "_LegView":
@@ -49,13 +49,13 @@ class AnswerStream:
         return self._views.setdefault((leg.turn, leg.number), _LegView(self, leg))
 
     def began(self, leg: Leg, beginning: LegInput) -> bytes:
-        """`start`, or the new metadata of a message that goes on."""
+        """`start`, or the new metadata of a continued message."""
         del beginning
         chunks = [*self._chunks.begin(leg.run), *self._chunks.take(FIRST_SEQ, RunCreated(0))]
         return self.frames(chunks, ThreadCursor(leg.turn, leg.number, FIRST_SEQ))
 
     def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
-        """The end of the run's parts, and the approvals that it asks for."""
+        """The end of the run's parts, and the approvals for which the run asks."""
         chunks = [*self._chunks.take(seq, Ended(at)), *self._chunks.asked(asked)]
         return self.frames(chunks, ThreadCursor(leg.turn, leg.number, seq))
 
@@ -70,8 +70,8 @@ class AnswerStream:
         return b""
 
     def over(self) -> bytes:
-        """How the answer has ended, and the mark of the stream's end. Without cursors: they depend on whether a run
-        follows."""
+        """The end of the answer, and the mark of the stream's end. They have no cursors, because they depend on whether
+        a run follows."""
         return b"".join(map(_frame, self._chunks.finish())) + DONE
 
     def of(self, leg: Leg, entries: Entries) -> bytes:
@@ -85,8 +85,8 @@ class AnswerStream:
         return b"".join(shown)
 
     def frames(self, chunks: Sequence[Chunk], place: ThreadCursor) -> bytes:
-        """The frames of one entry, whose last one has the entry's place as its id: no cursor is between them. Empty for
-        a place that the reader has seen."""
+        """The frames of one entry. Only the last frame has the entry's place as its id, so no cursor lies between them.
+        Empty for a place that the reader has seen."""
         if not chunks or place <= self._after:
             return b""
         *others, last = map(_frame, chunks)
@@ -120,8 +120,8 @@ class _LegView:
 
 
 def chunks_of(first: Run, sdk: Sdk, seen: Seen | None = None) -> AnswerChunks:
-    """The fold of the answer that begins with this run, in its version. Raises `ValueError` for that of a newer
-    release."""
+    """The fold of the answer that begins with this run, in the run's version. Raises `ValueError` for a newer release's
+    version."""
     version = first.options.echoed.get(FOLD, FIRST_FOLD)
     if version not in FOLDS:
         raise ValueError(f"run {first.id} was submitted under version {version} of the fold, which this release lacks")

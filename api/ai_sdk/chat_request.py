@@ -1,8 +1,8 @@
-"""A request of `useChat`: it has the messages of the whole chat, and this module finds the new ones.
+"""A request of `useChat`: it has the messages of the whole chat, and this module finds the new messages.
 
-The server owns the history, so only the end of the chat counts: the users' messages behind the last answer, and in the
-last answer's last step the decisions and the results of the page's own calls. Parts of other kinds are the page's own
-matter, in the versions 5 to 7 of the SDK and in later ones.
+The server owns the history, so only the end of the chat counts: the users' messages after the last answer, and in the
+last answer's last step the decisions and the results of the page's own calls. Parts of other kinds concern only the
+page, in the versions 5 to 7 of the SDK and in later versions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from shared.domain.tools import ClientTool
 MOST_MESSAGES = 10_000
 
 _DYNAMIC, _STATIC = "dynamic-tool", "tool-"
-"""Types of the parts for calls: those of the server's tools, and the beginning of those of the page's own."""
+"""Types of the parts for calls: the type for the server's tools, and the prefix of types for the page's own tools."""
 
 Id = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class UiMessage(BaseModel):
-    """A message as the page has it."""
+    """A message in the page's form."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -59,19 +59,18 @@ class UiChatRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     id: Id
-    """The id of the chat: a conversation's id, `default`, or a name of the page's own."""
+    """The id of the chat: a conversation's id, `default`, or a name that the page has chosen."""
     messages: Annotated[list[UiMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     client_tools: Annotated[list[PageTool], Field(max_length=MOST_ENTRIES)] | None = None
     if_busy: BusyPolicy | None = None
 
     def said(self) -> list[UserMessage]:
-        """The users' messages at the end, oldest first. Raises `InvalidRequest` for a part that no model could
-        read."""
+        """The users' messages at the end, oldest first. Raises `InvalidRequest` for a part that no model can read."""
         return [_user_message(self.messages[place], f"messages[{place}]") for place in self.said_at()]
 
     def said_at(self) -> list[int]:
-        """The places of those messages. Messages with the role `system` between them are ignored."""
+        """The places of these messages. Messages with the role `system` between them are ignored."""
         return [place for place in range(self._answered, len(self.messages)) if self.messages[place].role == "user"]
 
     def answers(self) -> list[PageAnswer]:
@@ -79,12 +78,12 @@ class UiChatRequest(BaseModel):
         return [answer for part in self._last_step() if (answer := _answer_in(part)) is not None]
 
     def seen(self, answer_id: str) -> Seen | None:
-        """The parts that the page has of the answer with this id. None: it is not the page's last message, so the
-        stream shows it from its beginning."""
+        """The parts that the page has of the answer with this id. None: the answer is not the page's last message, so
+        the stream shows it from its beginning."""
         last = self.messages[-1]
         if last.id != answer_id or last.role != "assistant":
             return None
-        # Calls of earlier steps have their results, and their ids may come again.
+        # Calls of earlier steps have their results, and later calls may reuse their ids.
         calls = [part for part in self._last_step() if _is_call(part) and isinstance(part.get("toolCallId"), str)]
         asked = (as_object(part.get("approval")) or {} for part in calls)
         return Seen(
@@ -101,7 +100,7 @@ class UiChatRequest(BaseModel):
 
     @property
     def _answered(self) -> int:
-        """How many messages there are up to the last answer."""
+        """The number of messages up to the last answer."""
         answers = [place for place, one in enumerate(self.messages, start=1) if one.role == "assistant"]
         return answers[-1] if answers else 0
 
@@ -125,7 +124,7 @@ def _is_result(part: dict[str, Any]) -> bool:
 
 
 def _answer_in(part: dict[str, Any]) -> PageAnswer | None:
-    """The answer to a waiting call that a part has. None: it has none."""
+    """The answer to a waiting call in a part. None: the part has none."""
     if not _is_call(part):
         return None
     call, approval = part.get("toolCallId"), as_object(part.get("approval")) or {}
@@ -146,7 +145,7 @@ def _answer_in(part: dict[str, Any]) -> PageAnswer | None:
 
 
 def _text_of(output: Any) -> str:
-    """A result as the model reads it: a text as it is, everything else as JSON."""
+    """A result for the model: a text unchanged, every other value as JSON."""
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 

@@ -1,4 +1,4 @@
-"""Chats of the AI SDK: what a page sends becomes a run, and its answer the page's stream."""
+"""Chats of the AI SDK: a page's request becomes a run, and the run's answer becomes the page's stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from shared.sql.runs.turns import TurnStore
 DIALECT = "ai_sdk"
 
 MOST_MESSAGES = 1000
-"""Stored messages of a chat that are listed: the newest ones."""
+"""The most stored messages of a chat that are listed: the newest ones."""
 
 NO_REGENERATION = (
     "This server cannot answer a message again: the history has the first answer. Send the message once more as a new "
@@ -62,8 +62,8 @@ class UiChats:
         sdk: Sdk,
         only: ThreadId | None,
     ) -> Response:
-        """Submits what is new in a chat, and streams the answer. Raises `Refused` for what this server cannot do, and
-        what `PageService.submit` raises."""
+        """Submits the new messages or decisions of a chat, and streams the answer. Raises `Refused` for a request that
+        this server cannot fulfil, and the errors of `PageService.submit`."""
         if request.trigger == "regenerate-message":
             raise Refused(501, ErrorCode.NOT_IMPLEMENTED, NO_REGENERATION, field="trigger")
         said, answers = request.said(), request.answers()
@@ -87,7 +87,7 @@ class UiChats:
 
     async def _open(self, thread: PageThread, answers: Sequence[PageAnswer]) -> list[PageAnswer]:
         """The answers to calls that still wait. A page repeats older answers with its user's next message if the run
-        that followed them has failed."""
+        that they continued has failed."""
         if thread.id is None or not answers:
             return []
         waiting = await self.approvals.waiting_on_thread(thread.agent.project_id, thread.id)
@@ -102,15 +102,15 @@ class UiChats:
         if after is not None:
             return await self._rest(thread.streamed, after, sdk)
         active = await self._active(thread.streamed)
-        # The run at work goes before those in the queue, which are in their order.
+        # The running run is before the queued runs, which are in their order.
         at_work = sorted(active, key=lambda run: run.status is not RunStatus.RUNNING)
         return await self._streamed(at_work[0], sdk) if at_work else Response(status_code=204)
 
     async def shown(self, thread: PageThread, *, sdk: Sdk) -> dict[str, Any]:
-        """The chat as its page has it: its UI messages without the answer at work, and whether there is one."""
+        """The chat in its page's form: its UI messages without the answer at work, and whether an answer is at work."""
         if thread.streamed is None:
             return {"id": thread.name, "messages": [], "is_running": False}
-        # The runs are read first: what ends in between is shown by its messages.
+        # The runs are read first: the messages show a run that ends in between.
         active = await self._active(thread.streamed)
         stored = await self._stored(thread.streamed)
         asked = await self._asked_about(thread.streamed, stored)
@@ -149,8 +149,8 @@ class UiChats:
         return [one for one in asked if one.thread_id == thread.id]
 
     async def _streamed(self, run: Run, sdk: Sdk, *, request: UiChatRequest | None = None) -> Response:
-        """The stream of the answer to which a run belongs. A page that has the answer up to this run, by its request,
-        is sent only what follows."""
+        """The stream of the answer to which a run belongs. If the page's request has the answer up to this run, the
+        stream has only the rest."""
         thread = Thread(run.project_id, run.agent_id, run.thread_id)
         if run.turn is None:
             return _as_chat(self.streams.stream_leg(thread, run, AnswerStream(run, sdk=sdk)))
@@ -172,8 +172,8 @@ class UiChats:
         return self._turn(thread, first, sdk, leg=first.number, after=after)
 
     async def _first_of_answer(self, legs: Sequence[Leg], number: int) -> Leg | None:
-        """The leg that begins the answer to which this one belongs. An answer goes on in another message only where
-        its continuation came with new messages."""
+        """The leg that begins the answer to which this leg belongs. A continuation begins another message only if it
+        came with new messages."""
         for leg in reversed([leg for leg in legs if leg.number <= number]):
             if leg.run.continues is None or leg is legs[0] or await self.turns.input_of(leg.run):
                 return leg
@@ -200,5 +200,5 @@ def _as_chat(response: Response) -> Response:
 
 
 def ai_sdk_error(refusal: Refusal) -> tuple[int, str]:
-    """The status and the body of a refusal: one sentence, because pages show the body as it is."""
+    """The status and the body of a refusal: one sentence, because pages show the body unchanged."""
     return refusal.status, refusal.message

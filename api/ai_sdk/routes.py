@@ -1,4 +1,4 @@
-"""Chats of the AI SDK, under its own prefix: the paths that `DefaultChatTransport` asks for, and those of its page."""
+"""Chats of the AI SDK, under their own prefix: the paths that `DefaultChatTransport` requests, and two for its page."""
 
 from typing import Annotated, Any, cast
 
@@ -18,7 +18,7 @@ PageServiceDep = Annotated[PageService, served(PageService)]
 PageThreadsDep = Annotated[PageThreads, served(PageThreads)]
 ChatId = Annotated[str, Path(min_length=1, max_length=LONGEST_NAME)]
 SdkQuery = Annotated[int, Query(ge=5, le=7)]
-"""The major version of the page's `ai` package. Older versions refuse chunks that newer ones know."""
+"""The major version of the page's `ai` package. Older versions refuse chunks that newer versions know."""
 
 router = APIRouter(tags=["ai-sdk"], route_class=LateRoute)
 create_router = APIRouter(tags=["ai-sdk"], route_class=DirectRoute)
@@ -34,7 +34,7 @@ async def chat(
     headers: SubmissionHeadersDep,
     sdk: SdkQuery = NEWEST_SDK,
 ) -> Response:
-    """Answers what is new in a chat, with a UI message stream. The run goes on when its reader hangs up."""
+    """Answers the new messages of a chat with a UI message stream. The run goes on when its reader disconnects."""
     return await chats.answer(project_id, agent_id, request, headers, sdk=cast("Sdk", sdk), only=only)
 
 
@@ -50,7 +50,7 @@ async def resume(
     sdk: SdkQuery = NEWEST_SDK,
     after: str | None = None,
 ) -> Response:
-    """The answer at work from its beginning, or the rest of it after a cursor. 204 if there is none."""
+    """The answer at work from its beginning, or its rest after a cursor. 204 if there is none."""
     cursor = page_cursor_of(after, last_event_id)
     thread = await threads.find(project_id, agent_id, chat_id, only=only)
     return await chats.resumed(thread, sdk=cast("Sdk", sdk), after=cursor)
@@ -66,8 +66,8 @@ async def show(
     only: OnlyThreadDep,
     sdk: SdkQuery = NEWEST_SDK,
 ) -> dict[str, Any]:
-    """The chat's UI messages, for `useChat({messages})`: the same as a page has that has read every answer. The answer
-    at work is left out, because the stream shows it from its beginning."""
+    """The chat's UI messages, for `useChat({messages})`, equal to those of a page that has read every answer. The
+    answer at work is omitted, because the stream shows it from its beginning."""
     thread = await threads.find(project_id, agent_id, chat_id, only=only)
     return await chats.shown(thread, sdk=cast("Sdk", sdk))
 
@@ -81,6 +81,6 @@ async def stop(
     project_id: ProjectDep,
     only: OnlyThreadDep,
 ) -> dict[str, Any]:
-    """Cancels the chat's run: the one at work, else the oldest that waits."""
+    """Cancels the chat's running or parked run, else its oldest queued run."""
     run = await pages.stop(await threads.find(project_id, agent_id, chat_id, only=only))
     return {"run_id": run.id, "status": run.status}

@@ -1,5 +1,5 @@
-"""A stored history as the UI messages that a page would have if it had read every answer as it came: the same ids, and
-the same parts."""
+"""A stored history as UI messages, with the ids and the parts of a page that has read every answer as it was
+streamed."""
 
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -45,8 +45,8 @@ def ui_messages(
     """The messages of a history, oldest first. `asked` are the requests for decisions about its calls, and `failed`
     are the runs that have failed, by turn.
 
-    The last answers of the turns that are `at_work` are left out: older releases of the SDK would put a stream that
-    shows them from their beginning behind what they have.
+    The last answers of the turns that are `at_work` are omitted: a stream shows them from their beginning, and older
+    releases of the SDK would append that to the parts that they have.
     """
     by_call: Asked = {(one.run_id, one.tool_call_id): one for one in asked}
     shown: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def ui_user_message(message: Message | NewMessage, body: UserMessage) -> dict[st
 
 
 def ui_inputs(given: Sequence[NewMessage]) -> list[dict[str, Any]]:
-    """What a page is shown of a submission: not the application's messages to the model (role `system`)."""
+    """A submission's messages for the page, without the application's messages to the model (role `system`)."""
     said = [(one, one.body) for one in given if isinstance(one.body, UserMessage)]
     return [ui_user_message(one, body) for one, body in said if body.role != "system"]
 
@@ -75,21 +75,21 @@ def ui_inputs(given: Sequence[NewMessage]) -> list[dict[str, Any]]:
 def never_answered(
     given: Sequence[NewMessage], run: Run, sdk: Sdk, conversation_id: ConversationId | None
 ) -> list[dict[str, Any]]:
-    """The messages of a turn that has failed at once: what was asked is in no history."""
+    """The messages of a turn that has failed at once, whose input no history stores."""
     turn = _Turn({}, sdk, conversation_id)
     turn.fail(run)
     return [*ui_inputs(given), *turn.messages(without_last=False)]
 
 
 class _Answer:
-    """One answer: the UI message of a run and of those that continue it."""
+    """One answer: the UI message of a run and of the runs that continue it."""
 
     def __init__(self, message_id: str) -> None:
         self.message_id = message_id
         self.parts: list[UiPart] = []
         self.runs: list[RunId | None] = []
         self.answering: set[RunId | None] = set()
-        """The runs that have said something."""
+        """The runs that have parts in the answer."""
 
 
 class _Turn:
@@ -123,7 +123,7 @@ class _Turn:
                 pass  # instructions and summaries are for the model
 
     def fail(self, run: Run) -> None:
-        """The turn has failed, after all of its messages: its last answer says why."""
+        """Records that the turn has failed, after all of its messages: its last answer gets the reason."""
         answer = self._answer_of(run.id, answer_id_of(run.id))
         if len(answer.runs) > 1 and run.id not in answer.answering:
             answer.parts.append({"type": "step-start"})
@@ -145,7 +145,7 @@ class _Turn:
             self._shown.append({"id": message.id, "role": "assistant", "parts": parts})
             return
         if self._answer is not None and message.run_id in self._answer.answering:
-            # It came in the middle of the answer.
+            # The message came in the middle of the answer.
             self._answer.parts.append(injected_part(body.otid or message.id, text_of(body.content), self._sdk))
             return
         self._answer = None

@@ -87,7 +87,7 @@ class EmbeddingConfig(TypedDict):
 
 
 class _ModelFields(TypedDict):
-    """The fields that both older forms of a model have."""
+    """The fields that the two older forms of a model share."""
 
     model: str
     model_endpoint_type: str
@@ -136,7 +136,7 @@ class AgentCompactionSettings(TypedDict):
 
 
 class Secret(Recorded):
-    """A secret of an agent. Its value is empty for a caller who may not see it."""
+    """A secret of an agent. Its value is empty for a caller that may not see it."""
 
     agent_id: str
     key: str

@@ -28,14 +28,14 @@ class Health(TypedDict):
 
 
 class Liveness(TypedDict):
-    """The process lives."""
+    """The process is alive."""
 
     status: str
 
 
 class Readiness(TypedDict):
-    """Whether the services that the API needs answer, by name. `sandbox` and `javascript` are about the whole
-    deployment (`?full`). The fields of an error are there while it is not ready."""
+    """The services that the API needs, by name, and whether each answers. `sandbox` and `javascript` concern the whole
+    deployment (`?full`). The fields of an error are present while the server is not ready."""
 
     status: Literal["ready", "not ready"]
     services: dict[str, bool | None]
@@ -89,7 +89,7 @@ class DeploymentStatus(TypedDict):
 
 
 class AuditEvent(TypedDict):
-    """The actor, the action, the time and the origin."""
+    """An audit event: actor, action, time and origin."""
 
     id: str
     at: Time
@@ -129,7 +129,7 @@ class LogServerState(TypedDict):
 
 
 class ProcessState(TypedDict):
-    """A live process. A worker has `runs` and the following fields, a process of the API `readers`."""
+    """A live process. A worker has `runs` and the following fields, a process of the API has `readers`."""
 
     name: str
     version: str
@@ -214,7 +214,7 @@ class OperationsView(TypedDict):
 
 
 class OpenCallback(TypedDict):
-    """A callback that waits, or that was given up; then `next_attempt_at` is null."""
+    """A callback that waits, or that was given up, in which case `next_attempt_at` is null."""
 
     run_id: str
     url: str
@@ -226,7 +226,7 @@ class OpenCallback(TypedDict):
 
 
 class OpenDelivery(TypedDict):
-    """An event that a webhook endpoint has not received. It waits, or was given up; then `next_attempt_at` is null."""
+    """An event that a webhook endpoint has not received. `next_attempt_at` is null if it was given up."""
 
     id: str
     run_id: str
@@ -241,7 +241,7 @@ class OpenDelivery(TypedDict):
 
 
 class NoFiles(TypedDict):
-    """There are none."""
+    """An empty list: agents have no files here."""
 
     files: list[Fields]
     next_cursor: Nothing
@@ -249,13 +249,13 @@ class NoFiles(TypedDict):
 
 
 class NoRepositories(TypedDict):
-    """There are none."""
+    """An empty list: agents have no repositories here."""
 
     repositories: list[Fields]
 
 
 class NoSharedAgents(TypedDict):
-    """There are none."""
+    """An empty list: there are no shared agents here."""
 
     agents: list[Fields]
     nextCursor: Nothing
@@ -265,14 +265,14 @@ class NoSharedAgents(TypedDict):
 
 
 class CodeAgentOfRun(TypedDict):
-    """The agent of an operator's own code that the run is of, and the version that has executed it last."""
+    """The agent of an operator's own code that executes the run, and the version that executed it last."""
 
     name: str
     version: str | None
 
 
 class CodeAgentVersion(TypedDict):
-    """A version of an agent of own code. `version` is null where the code declares none."""
+    """A version of an agent of own code. `version` is null if the code declares none."""
 
     version: str | None
     workers: int
@@ -280,7 +280,7 @@ class CodeAgentVersion(TypedDict):
 
 
 class CodeAgent(TypedDict):
-    """An agent of own code, with the numbers of live workers that have it."""
+    """An agent of own code, with the number of live workers that have it, in total and by version."""
 
     name: str
     description: str
@@ -290,7 +290,7 @@ class CodeAgent(TypedDict):
 
 
 class JournalError(TypedDict):
-    """What a call of the code has raised."""
+    """The exception of a call of the code."""
 
     type: str
     text: str
@@ -314,14 +314,14 @@ class JournalEntry(TypedDict):
 
 
 class RecordedEntry(JournalEntry):
-    """The same with what it was called with, as hashes."""
+    """A journal entry with hashes of the call's arguments and settings."""
 
     hash: str
     settings_hash: str
 
 
 class Replay(TypedDict):
-    """What an execution of the run's code begins with, and what its journal answers."""
+    """The data with which an execution of the run's code begins, and the journal's answers."""
 
     run_id: str
     code_agent: CodeAgentOfRun

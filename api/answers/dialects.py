@@ -12,13 +12,13 @@ Item = Fields
 
 
 class IncompleteDetails(TypedDict):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: str
 
 
 class ResponseError(TypedDict):
-    """Why a response has failed."""
+    """The reason why a response has failed."""
 
     code: str
     message: str
@@ -48,7 +48,7 @@ class ResponseUsage(TypedDict):
 
 
 class ConversationReference(TypedDict):
-    """The conversation that a response belongs to."""
+    """The conversation to which a response belongs."""
 
     id: str
 
@@ -237,7 +237,7 @@ class WebhookEventTypes(TypedDict):
     data: list[str]
 
 
-# Answers of the pages' dialects. First AG-UI's: the events of its streams, and what CopilotKit asks beside them.
+# Answers of the pages' dialects. First AG-UI's: the events of its streams, and the answers to CopilotKit's requests.
 
 
 class AgUiEvent(TypedDict):
@@ -272,7 +272,7 @@ class AgUiEvent(TypedDict):
 
 
 class AgUiStop(TypedDict):
-    """The run that was stopped, as it is now."""
+    """The present state of the stopped run."""
 
     stopped: bool
     threadId: str
@@ -289,7 +289,7 @@ class RuntimeAgent(TypedDict):
 
 
 class RuntimeInfo(TypedDict):
-    """What CopilotKit needs to know of a runtime. Agents are named by their ids."""
+    """The description of a runtime for CopilotKit. Agents are named by their ids."""
 
     version: str
     agents: dict[str, RuntimeAgent]
@@ -326,7 +326,7 @@ class UiMessageChunk(TypedDict):
 
 
 class UiMessage(TypedDict):
-    """A message as a page has it."""
+    """A message in a page's form."""
 
     id: str
     role: Literal["user", "assistant"]
@@ -335,16 +335,16 @@ class UiMessage(TypedDict):
 
 
 class UiChat(TypedDict):
-    """A chat for a page to begin with."""
+    """A chat with which a page begins."""
 
     id: str
     messages: list[UiMessage]
     is_running: bool
-    """An answer is at work or queued. It is none of the messages: the stream shows it from its beginning."""
+    """An answer is at work or queued. It is not among the messages: the stream shows it from its beginning."""
 
 
 class StoppedChat(TypedDict):
-    """The run that was stopped, as it is now."""
+    """The present state of the stopped run."""
 
     run_id: str
     status: str

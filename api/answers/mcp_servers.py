@@ -18,7 +18,7 @@ class McpSignIn(TypedDict):
 
 
 class HttpMcpServer(TypedDict):
-    """An MCP server that is reached at a URL. Its secrets are masked."""
+    """An MCP server at a URL. Its secrets are masked."""
 
     id: str
     server_name: str
@@ -74,14 +74,14 @@ NamedMcpServer = NamedHttpMcpServer | NamedStdioMcpServer
 
 
 class SkippedMcpTool(TypedDict):
-    """A tool of the server that the project does not get, by its name there."""
+    """A tool of the server that was not imported, by its name there."""
 
     name: str
     reason: str
 
 
 class McpRefresh(TypedDict):
-    """What a refresh has changed, by the names of the project's tools."""
+    """The changes of a refresh, by the names of the project's tools."""
 
     added: list[str]
     updated: list[str]
@@ -99,21 +99,21 @@ class McpTool(TypedDict):
 
 
 class ConnectionAttempt(TypedDict):
-    """The server is tried."""
+    """The API connects to the server."""
 
     event: Literal["connection_attempt"]
     server_name: str
 
 
 class SignInNotice(TypedDict):
-    """The server asks for a sign-in; the person is waited for; or there is none, and `message` says why."""
+    """The server requires a sign-in, the API waits for the person, or the sign-in failed: `message` has the reason."""
 
     event: Literal["oauth_required", "waiting_for_auth", "error"]
     message: str
 
 
 class SignInAddress(TypedDict):
-    """What a person is to open in a browser."""
+    """The URL that a person has to open in a browser."""
 
     event: Literal["authorization_url"]
     url: str
@@ -121,7 +121,7 @@ class SignInAddress(TypedDict):
 
 
 class SignInDone(TypedDict):
-    """The server serves. These are its tools."""
+    """The server lists these tools."""
 
     event: Literal["success"]
     tools: list[McpTool]
@@ -131,7 +131,7 @@ McpSignInEvent = TypeAliasType("McpSignInEvent", ConnectionAttempt | SignInNotic
 
 
 class FinishedMcpSignIn(TypedDict):
-    """What became of a sign-in. `tools` is how many of the server's tools the project has now."""
+    """The outcome of a sign-in. `tools` is the number of the server's tools in the project now."""
 
     status: Literal["success"]
     message: str
@@ -140,14 +140,14 @@ class FinishedMcpSignIn(TypedDict):
 
 
 class TestedMcpServer(TypedDict):
-    """A server that was reached."""
+    """A server that answered."""
 
     status: Literal["success"]
     tools: list[McpTool]
 
 
 class McpToolResult(TypedDict):
-    """What a call came to. `func_return` is the text that the server has sent, also where the tool failed."""
+    """The result of a call. `func_return` is the text that the server has sent, even if the tool failed."""
 
     status: Literal["success", "error"]
     func_return: str
@@ -158,7 +158,7 @@ class McpToolResult(TypedDict):
 
 
 class NamedMcpToolResult(TypedDict):
-    """What a call came to, in the older form."""
+    """The result of a call, in the older form."""
 
     result: str
     success: bool

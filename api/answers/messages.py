@@ -1,4 +1,4 @@
-"""Messages, in lists and in whole answers. Frames of streams are like them, and begin with the same fields."""
+"""Messages, in lists and in whole answers. Frames of streams have similar forms, with the same fields first."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType, TypedDict
 
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
-"""RFC 3339, with its zone."""
+"""RFC 3339, with the time zone."""
 
 Anything = Annotated[Any, WithJsonSchema({})]
 
@@ -21,7 +21,7 @@ Nothing = Annotated[None, WithJsonSchema({"type": "null"})]
 
 
 class Recorded(TypedDict):
-    """When an object was made and changed. Its authors are not kept."""
+    """The times at which an object was created and changed. Its authors are not stored."""
 
     created_by_id: Nothing
     last_updated_by_id: Nothing
@@ -136,7 +136,7 @@ class ToolReturn(TypedDict):
 
 
 class ToolReturnMessage(MessageHead):
-    """The results of calls. The fields beside `tool_returns` are those of the first."""
+    """The results of calls. The fields beside `tool_returns` are those of the first result."""
 
     message_type: Literal["tool_return_message"]
     tool_return: str
@@ -167,7 +167,7 @@ class ApprovalDecision(TypedDict):
 
 
 class ApprovalResponseMessage(MessageHead):
-    """A person's decisions. The fields beside `approvals` are those of the first."""
+    """A person's decisions. The fields beside `approvals` are those of the first decision."""
 
     message_type: Literal["approval_response_message"]
     approvals: list[ApprovalDecision | ToolReturn]
@@ -229,7 +229,7 @@ class CompactionResult(TypedDict):
 
 
 class StopReason(TypedDict):
-    """Why a run stopped."""
+    """The reason why a run stopped."""
 
     message_type: Literal["stop_reason"]
     stop_reason: str | None
@@ -252,7 +252,7 @@ class UsageStatistics(TypedDict):
 
 
 class Generated(TypedDict):
-    """A model's answer to a single question, without the agent. `usage.run_ids` names the run that asked."""
+    """A model's answer to a single question, without the agent. `usage.run_ids` names the run of the question."""
 
     content: str
     model: str
@@ -269,20 +269,20 @@ class Answer(TypedDict):
     turns: list[Fields] | None
 
 
-# Frames of a run's stream: the `data` of each server-sent event. The last one is the text `[DONE]`.
+# Frames of a run's stream: the `data` of each server-sent event. The last `data` is the text `[DONE]`.
 
 
 class Shown(TypedDict):
-    """What a frame has where its reader asks for the times of events: Unix milliseconds. And its place, in a stream of
-    several runs."""
+    """Fields that only some frames have: the time of the event, in Unix milliseconds, if the reader asks for it; and
+    the frame's place, in a stream of several runs."""
 
     at_ms: NotRequired[int]
     cursor: NotRequired[str]
-    """In the stream of a conversation: the id of this frame, to go on from there."""
+    """In the stream of a conversation: the id of this frame, from which a reader can resume."""
 
 
 class PingFrame(MessageHead, Shown):
-    """A keep-alive, or an event that this reader does not show."""
+    """A keep-alive, or an event that this reader did not ask for."""
 
     message_type: Literal["ping"]
 
@@ -319,7 +319,7 @@ class ToolCallFrame(MessageHead, Shown):
 
 
 class ApprovalRequestFrame(MessageHead, Shown):
-    """The agent wants to call tools, and waits for a person's decisions. With `stream_tokens` it comes in pieces."""
+    """The agent wants to call tools, and waits for a person's decisions. With `stream_tokens` in pieces."""
 
     message_type: Literal["approval_request_message"]
     tool_call: ToolCall | ToolCallDelta
@@ -335,7 +335,7 @@ class SummaryFrame(SummaryMessage, Shown):
 
 
 class EventFrame(MessageHead, Shown):
-    """Something that is no part of the conversation: `step_restarted`, `log_continued`, `gap`, `compaction`,
+    """An event outside the conversation's messages: `step_restarted`, `log_continued`, `gap`, `compaction`,
     `child_run_started`, `child_run_waits`, `data`. In the stream of a conversation also `run_started`, `run_ended`,
     `approvals_resolved` and `caught_up`."""
 
@@ -345,7 +345,7 @@ class EventFrame(MessageHead, Shown):
 
 
 class RunStatusFrame(Shown):
-    """The run's status has changed. For readers that ask for it."""
+    """The run's status has changed. Only for readers that ask for these frames."""
 
     message_type: Literal["run_status"]
     status: str
@@ -356,7 +356,7 @@ class RunStatusFrame(Shown):
 
 
 class StopReasonFrame(StopReason, Shown):
-    """Why the run stopped."""
+    """The reason why the run stopped."""
 
     run_id: str
     seq_id: int
@@ -370,7 +370,7 @@ class UsageFrame(UsageStatistics, Shown):
 
 
 class Failure(TypedDict):
-    """Why a run or a step failed."""
+    """The reason why a run or a step failed."""
 
     message_type: Literal["error_message"]
     run_id: str
@@ -414,13 +414,13 @@ Frame = TypeAliasType("Frame", Annotated[_AnyFrame, Field(discriminator="message
 
 
 class McpError(TypedDict):
-    """Why a request was not answered."""
+    """The error of a request."""
 
     code: int
-    """The protocol's."""
+    """The protocol's code."""
     message: str
     data: NotRequired[Anything]
-    """What a program decides by: `code` and `hint` as everywhere else, where it is an error of ours."""
+    """The details for programs: for our own errors `code` and `hint`, as in every other answer."""
 
 
 class McpMessage(TypedDict):
@@ -429,12 +429,12 @@ class McpMessage(TypedDict):
     jsonrpc: Literal["2.0"]
     id: str | int | None
     result: NotRequired[Fields]
-    """Its `resultType` says what it has: `complete`, `input_required` or `task`."""
+    """Its `resultType` names its kind: `complete`, `input_required` or `task`."""
     error: NotRequired[McpError]
 
 
 class McpNotification(TypedDict):
-    """How a call gets on."""
+    """The progress of a call."""
 
     jsonrpc: Literal["2.0"]
     method: Literal["notifications/progress"]
@@ -442,4 +442,4 @@ class McpNotification(TypedDict):
 
 
 McpEvent = TypeAliasType("McpEvent", McpNotification | McpMessage)
-"""The `data` of each server-sent event of a call: notifications of its progress, and last its answer."""
+"""The `data` of each server-sent event of a call: notifications of its progress, and finally its answer."""

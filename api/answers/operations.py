@@ -1,6 +1,6 @@
-"""Every operation of the API: its name, for methods of generated clients, and what it answers with.
+"""Every operation of the API: its name, for methods of generated clients, and the type of its answer.
 
-A name does not change: programs are written with it.
+A name never changes, because programs use it.
 """
 
 from collections.abc import Mapping
@@ -114,8 +114,8 @@ from api.answers.runs import (
 
 
 class Operation(NamedTuple):
-    """An operation. `answer` is the type of a successful answer, None where it has no content or is a stream alone;
-    `frame` that of what a stream sends, None where there is none."""
+    """An operation. `answer` is the type of a successful answer; None if that has no content or is always a stream.
+    `frame` is the type of a stream's frames; None without a stream."""
 
     name: str
     answer: Any = None

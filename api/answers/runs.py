@@ -9,13 +9,13 @@ from api.answers.messages import Anything, Failure, Fields, Nothing, Recorded, T
 
 
 class RunFailure(Failure):
-    """Why a run or a step failed."""
+    """The reason why a run or a step failed."""
 
     seq_id: Nothing
 
 
 class CancelOfRun(TypedDict):
-    """Who asked to cancel a run, and how."""
+    """The caller and means of a cancel request, and its times."""
 
     requested_at: Time
     acknowledged_at: Time | None
@@ -36,12 +36,12 @@ Waiting = TypedDict(
         "resolve": NotRequired[str],
     },
 )
-"""What a run waits for: for a budget or for runs that it has started, with the time until which; for an approval, with
-the names of what waits."""
+"""The reason why a run waits: a budget, or runs that it has started, with the time until which; or an approval, with
+the ids of the waiting calls."""
 
 
 class RunMetadata(TypedDict):
-    """What Holdfast knows of a run beside Letta's fields."""
+    """Holdfast's data of a run beside Letta's fields."""
 
     run_type: str
     started_at: Time | None
@@ -209,7 +209,7 @@ class StepPromptTokens(TypedDict):
 
 
 class Step(TypedDict):
-    """A step: one call of the model, and the tool calls that it asked for."""
+    """A step: one call of the model, and the tool calls that the model requested."""
 
     id: str
     origin: Nothing
@@ -298,13 +298,13 @@ class Approval(TypedDict):
 
 
 class DecidedApproval(Approval):
-    """A decided call, and the run that continues; null while other calls of the same answer wait."""
+    """A decided call, and the continuation of its run; null while other calls of the same answer wait."""
 
     run: Run | None
 
 
 class Effect(TypedDict):
-    """A tool call of a run, and how far it has come."""
+    """A tool call of a run, and its state."""
 
     call_id: str
     name: str
@@ -342,7 +342,7 @@ class Conversation(Recorded):
     in_context_message_ids: list[str]
     isolated_block_ids: list[str]
     name: str | None
-    """The name that a page gave it; null for the others. Letta has no such field."""
+    """The name that a page gave to the conversation; null for other conversations. Letta has no such field."""
     model: str | None
     model_settings: Fields | None
     context_window_limit: int | None
@@ -411,7 +411,7 @@ class ChatDelta(TypedDict):
 
 
 class ChatChunkChoice(TypedDict):
-    """The next piece of the answer. The last one has the reason why it ended."""
+    """The next piece of the answer. The last piece has the reason why the answer ended."""
 
     index: int
     delta: ChatDelta
@@ -421,7 +421,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """A chunk of a stream. With `stream_options.include_usage` the last one has `usage`, and no choices."""
+    """A chunk of a stream. With `stream_options.include_usage` the last chunk has `usage`, and no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -439,4 +439,4 @@ class ChatError(TypedDict):
 
 
 ChatFrame = TypeAliasType("ChatFrame", ChatChunk | ChatError)
-"""The `data` of each server-sent event of a stream. The last one is the text `[DONE]`."""
+"""The `data` of each server-sent event of a stream. The last `data` is the text `[DONE]`."""

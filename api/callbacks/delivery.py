@@ -1,10 +1,10 @@
 """Delivers callbacks: posts the outcome of a run to the URL that its submission named, and to the project's webhook
 endpoints.
 
-The end of a run writes both to outboxes, in the same transaction. This module empties the outboxes. The API does it
-because the body depends on the dialect. One process of the fleet looks per interval, and several may deliver at once:
-no other process delivers a claimed callback until the claim expires. A receiver may get a callback twice, if the
-process dies after the delivery and before it is recorded. Both have the same `webhook-id` then.
+The transaction that ends a run writes both to outboxes. This module empties the outboxes. The API does this because the
+body depends on the dialect. One process of the fleet looks per interval, and several may deliver at once: no other
+process delivers a claimed callback until the claim expires. A receiver may get a callback twice, if the process dies
+after the delivery and before it is recorded. The two then have the same `webhook-id`.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ PLACES = 8
 """Concurrent deliveries of one process."""
 
 OF_A_PROJECT = 6
-"""The most of them for one project."""
+"""Concurrent deliveries for one project."""
 
 REST = timedelta(seconds=5)
-"""For this long a receiver that did not answer gets no other callback."""
+"""The time for which a receiver that did not answer gets no other callback."""
 
 RESTING_AT_MOST = 10_000
 
@@ -74,7 +74,7 @@ class DeliveryPlaces:
         self._freed.set()
 
     async def wait(self, for_s: float) -> None:
-        """Waits until a delivery ends, or for this long."""
+        """Waits until a delivery ends, at most `for_s`."""
         self._freed.clear()
         try:
             async with asyncio.timeout(for_s):
@@ -83,7 +83,7 @@ class DeliveryPlaces:
             pass  # the caller checks again
 
     def was_silent(self, url: str) -> None:
-        """Records that the receiver let an attempt time out."""
+        """Records that an attempt at this receiver timed out."""
         now = self._clock.now()
         if len(self._resting) >= RESTING_AT_MOST:
             self._resting = {name: until for name, until in self._resting.items() if until > now}
@@ -120,7 +120,7 @@ PLAIN_HEADERS = {"Content-Type": "application/json", "User-Agent": f"Holdfast/{V
 
 
 class Attempt(NamedTuple):
-    """The result of an attempt. No error: it was delivered. `final`: a retry cannot help."""
+    """The result of an attempt. Without an error, the callback was delivered. `final`: a retry cannot help."""
 
     status_code: int | None = None
     error: str | None = None
@@ -159,12 +159,11 @@ class CallbackDelivery:
     async def _deliver_due(self, group: asyncio.TaskGroup, stopping: asyncio.Event) -> None:
         """Starts to deliver due callbacks, one per free place."""
         others_at = self.clock.monotonic()
-        # The outboxes alternate, so that a long one does not delay the other.
+        # The outboxes alternate, so that a long outbox does not delay the other.
         outboxes = deque(self.outboxes)
         while not stopping.is_set():
             full = self.places.full()
-            # With full projects, a claim reads all of their callbacks before it finds that no other project has one
-            # due.
+            # A claim has to read all callbacks of full projects before it finds that no other project has a due one.
             if self.places.are_all_in_use or (full and self.clock.monotonic() < others_at):
                 await self.places.wait(POLL_S)
                 continue
@@ -221,7 +220,7 @@ class CallbackDelivery:
         )
 
     def _delay(self, attempts: int) -> timedelta | None:
-        """The delay before the next attempt after this many; None: there is no further one."""
+        """The delay before the next attempt after `attempts`; None: no further attempt."""
         if attempts > len(RETRY_AFTER_S):
             return None
         return timedelta(seconds=RETRY_AFTER_S[attempts - 1] * (1 + JITTER * self.jitter()))

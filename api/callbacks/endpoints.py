@@ -51,7 +51,7 @@ class WebhookEndpoints:
 
     store: WebhookEndpointStore
     shapes: Mapping[str, EventShape]
-    """By the names of the dialects that have endpoints."""
+    """Renderers of events, by the names of the dialects that have endpoints."""
     secret_keys: SecretKeys
     http: CallersHttp
     clock: Clock
@@ -91,8 +91,8 @@ class WebhookEndpoints:
         return await self.store.update(project_id, endpoint_id, changed, act="webhook.changed", now=self.clock.now())
 
     async def rotate_secret(self, project_id: ProjectId, endpoint_id: WebhookId, *, overlaps: bool) -> IssuedSecret:
-        """Gives the endpoint a new secret. With an overlap, deliveries are signed with both for `SECRET_OVERLAP`;
-        otherwise only with the new one. Raises `NotFound`."""
+        """Gives the endpoint a new secret. With an overlap, both secrets sign deliveries for `SECRET_OVERLAP`;
+        otherwise only the new secret signs. Raises `NotFound`."""
         now, secret = self.clock.now(), self._new_secret()
 
         def rotated(before: WebhookEndpoint) -> WebhookEndpoint:
@@ -130,8 +130,8 @@ class WebhookEndpoints:
         return written_secret(self.random(SECRET_BYTES))
 
     def _as_former(self, endpoint: WebhookEndpoint) -> str | None:
-        """The current secret in the form in which it is stored beside its successor. None if it cannot be decrypted,
-        and so could not sign."""
+        """The current secret in the form in which it is stored beside its successor. None if it cannot be decrypted and
+        so could not sign."""
         try:
             secret = self.secret_keys.open(endpoint.id, SECRET, endpoint.secret)
         except UnreadableSecret:

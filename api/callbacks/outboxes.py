@@ -1,5 +1,5 @@
-"""The deliveries to make and their contents: the callbacks that submissions asked for, and the events of webhook
-endpoints. `delivery` sends both in the same way."""
+"""The deliveries to make and their contents: the callbacks that submissions requested, and the events of webhook
+endpoints. `delivery` sends both alike."""
 
 import base64
 import binascii
@@ -28,12 +28,12 @@ class Letter(NamedTuple):
     """One message to a receiver."""
 
     message_id: str
-    """The same at each attempt."""
+    """Equal in all attempts."""
     body: bytes
     keys: Sequence[bytes | None]
 
     def headers(self, now: datetime) -> dict[str, str]:
-        """The headers with its id and its signatures, made now."""
+        """The headers with the letter's id and its signatures, made now."""
         return signed_headers(*self.keys, message_id=self.message_id, timestamp=int(now.timestamp()), body=self.body)
 
 
@@ -98,9 +98,9 @@ class CallbackOutbox:
     messages: MessageStore
     approvals: ApprovalStore
     shapes: Mapping[str, CallbackShape]
-    """By dialect. The first one also serves runs of unknown dialects, which a newer release may have stored."""
+    """Renderers by dialect. The first also renders runs of unknown dialects, which a newer release may have stored."""
     key: bytes | None
-    """The keys that sign each project's callbacks are derived from it. None: callbacks are not signed."""
+    """The key from which each project's signing key is derived. None: callbacks are not signed."""
 
     async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueCallback | None":
         """As `Outbox.claim`."""
@@ -149,7 +149,7 @@ class DueCallback:
         )
 
 
-# Webhook endpoints: each project has its own, with its own secrets.
+# Webhook endpoints: each project has its own endpoints, with their own secrets.
 
 
 EventShape = Callable[[RunEvent], dict[str, Any]]
@@ -162,7 +162,7 @@ class WebhookOutbox:
 
     store: WebhookDeliveryStore
     shapes: Mapping[str, EventShape]
-    """By dialect, for those that have endpoints, as in `CallbackOutbox`."""
+    """Renderers by dialect, as in `CallbackOutbox`, for the dialects that have endpoints."""
     secret_keys: SecretKeys
 
     async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueEvent | None":
@@ -219,8 +219,8 @@ def keys_of_endpoint(endpoint: WebhookEndpoint, secret_keys: SecretKeys, now: da
 
 
 def _id_at(endpoint_id: str, run_id: str) -> str:
-    """Each endpoint has its own id for an event. A receiver behind two endpoints would otherwise ignore the second one
-    as a duplicate."""
+    """Each endpoint has its own id for an event. A receiver behind two endpoints would otherwise ignore the second
+    delivery as a duplicate."""
     return f"wh_{sha256(f'{endpoint_id} {run_id}'.encode()).hexdigest()[:32]}"
 
 
@@ -248,8 +248,8 @@ def signing_key(secret: str) -> bytes | None:
 
 
 def key_of_project(key: bytes | None, project_id: ProjectId) -> bytes | None:
-    """The key that signs one project's callbacks, derived from the operator's secret. A sender chooses the receiver:
-    with one key for all, a project could send another project's receiver a valid signature."""
+    """The key that signs one project's callbacks, derived from the operator's secret. A sender chooses the receiver, so
+    with one key for all projects, a project could send a valid signature to another project's receiver."""
     return None if key is None else hmac.new(key, _OF_PROJECT + project_id.encode(), hashlib.sha256).digest()
 
 
@@ -259,7 +259,7 @@ def written_secret(key: bytes) -> str:
 
 
 def signed_headers(*keys: bytes | None, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of a message, with a signature per key; without a key only its id and its time.
+    """The headers of a message, with a signature per key; without a key only the id and the time.
 
     `timestamp` is in Unix seconds. The id must not contain a full stop, which separates the signed parts.
     """

@@ -1,5 +1,5 @@
 """Serves the console's files from `web/` unchanged. It renders nothing and knows nothing of runs, agents or keys: the
-page requests those from the API, with a key that its user types in. So the files themselves need no key."""
+page requests its data from the API, with a key that its user types in. So the files themselves need no key."""
 
 import asyncio
 import errno
@@ -23,11 +23,11 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""The content type of each extension. Files with other extensions are for developers of the console, and are not
+"""The content type of each extension. Files with other extensions are for developers of the console and are not
 served."""
 
 NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-"""What the system says of a name that no file has: also of one below a file, and of one that is too long."""
+"""The system's errors for a name without a file, also for a name below a file and for a name that is too long."""
 
 PAGES = frozenset({"agents", "approvals", "mcp-servers", "operations", "runs"})
 """The first words of the addresses behind the page's `#`."""
@@ -59,13 +59,12 @@ async def console_file(
 
 @documentation.get("/docs")
 async def open_documentation(if_none_match: IfNoneMatch = None) -> Response:
-    """The page that shows `/openapi.json`, from files of its own, so that it works without the internet."""
+    """The page that shows `/openapi.json`, from local files, so that it works without the internet."""
     return await _file("documentation.html", if_none_match)
 
 
 async def _file(name: str, known: str | None) -> Response:
-    """A browser checks each time whether the file has changed, so that a page never mixes two releases after an
-    upgrade."""
+    """A browser checks each time whether the file has changed, so a page never mixes two releases after an upgrade."""
     path = _path_of(name)
     if path is None:
         raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}")
@@ -83,7 +82,7 @@ async def _file(name: str, known: str | None) -> Response:
 
 
 def _path_of(name: str) -> Path | None:
-    """The path of a file of that name; None for a name that leads outside, or that no file can have."""
+    """The path of the file with this name; None for a name that leads outside, or that no file can have."""
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         return None
     path = WEB.joinpath(*name.split("/"))

@@ -31,26 +31,24 @@ class KeyCreate(BaseModel):
     # A misspelled field must not create a key with more scopes, or a longer life, than intended.
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=MOST_NAME, description="Who will use the key.")]
+    name: Annotated[str, Field(min_length=1, max_length=MOST_NAME, description="The user of the key.")]
     scopes: Annotated[
         list[Annotated[str, Field(max_length=100)]],
         Field(
             min_length=1,
             max_length=MOST_AGENTS + 3,
-            description="One of `read`, `write` and `admin`; with `agent:<agent id>` for that agent only.",
+            description="One of `read`, `write` and `admin`; with `agent:<agent id>` only for that agent.",
         ),
     ]
-    expires_at: Annotated[AwareDatetime | None, Field(description="When the key ends; null: never.")] = None
+    expires_at: Annotated[AwareDatetime | None, Field(description="The key's end; null: never.")] = None
 
 
 class KeyRotate(BaseModel):
-    """The body of a rotation; it may be left out."""
+    """The body of a rotation; it may be omitted."""
 
     model_config = ConfigDict(extra="forbid")
 
-    grace_s: Annotated[
-        int | None, Field(ge=0, description="Seconds that the old secret goes on; 0: it ends at once.")
-    ] = None
+    grace_s: Annotated[int | None, Field(ge=0, description="Seconds for which the old secret stays valid.")] = None
 
 
 def wire_key(key: ApiKey, now: datetime) -> dict[str, Any]:
@@ -72,7 +70,7 @@ def wire_key(key: ApiKey, now: datetime) -> dict[str, Any]:
 
 
 def status_of(key: ApiKey, now: datetime) -> str:
-    """Whether the key is valid, and otherwise why not."""
+    """The key's status: valid, or the reason why it is not."""
     if key.revoked_at is not None:
         return "revoked"
     return "active" if key.is_valid(now) else "expired"
@@ -94,7 +92,7 @@ def wire_status(
 
 
 def wire_audit_event(event: AuditEvent) -> dict[str, Any]:
-    """The actor, the action, the time and the origin."""
+    """An audit event: actor, action, time and origin."""
     return {
         "id": event.id,
         "at": wire_time(event.at),
@@ -125,7 +123,7 @@ class OperationsView:
     redis_is_embedded: bool
     redis_ms: float | None
     redis_memory: list[ServerMemory] | None
-    """Of the shared server, followed by those of the logs; empty for an embedded Redis."""
+    """The memory of the shared server, then of the logs' servers; empty for an embedded Redis."""
     workers: list[WorkerState] | None
     api_processes: list[ApiState] | None
     queue: QueueState | None
@@ -163,7 +161,7 @@ def wire_operations(view: OperationsView) -> dict[str, Any]:
 
 
 def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
-    """A callback that waits, or that was given up; then `next_attempt_at` is null."""
+    """A callback that waits, or that was given up, in which case `next_attempt_at` is null."""
     return {
         "run_id": callback.run_id,
         "url": callback.url,
@@ -176,7 +174,7 @@ def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
 
 
 def wire_open_delivery(delivery: OpenDelivery) -> dict[str, Any]:
-    """An event that a webhook endpoint has not received. It waits, or was given up; then `next_attempt_at` is null."""
+    """An event that a webhook endpoint has not received. `next_attempt_at` is null if it was given up."""
     return {
         "id": delivery.id,
         "run_id": delivery.run_id,
@@ -209,7 +207,7 @@ def _ended(runs: RunStats) -> dict[str, int]:
 
 def _process(state: WorkerState | ApiState) -> dict[str, Any]:
     shown = msgspec.to_builtins(state)
-    # About the whole deployment, only for operators with its settings: `holdfast doctor` compares these.
+    # It concerns the whole deployment, and is only for operators with its settings: `holdfast doctor` compares it.
     del shown["secret_keys"]
     shown.pop("code_agents", None)  # they have a route of their own
     return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}

@@ -1,4 +1,4 @@
-"""Letta's agent file (`.af`): its contents, validated before anything is created from them.
+"""Letta's agent file (`.af`): its contents, validated before the API creates objects from them.
 
 Unknown fields are ignored, so that files of newer servers can be read.
 """
@@ -141,7 +141,7 @@ class FileAgent(FilePart):
 
     @property
     def secret_names(self) -> list[str]:
-        """The names of the variables that its tools can read. The file has no values."""
+        """The names of the variables that the agent's tools can read. The file has no values."""
         return list({**(self.tool_exec_environment_variables or {}), **(self.secrets or {})})
 
 
@@ -165,8 +165,8 @@ class FileTool(FilePart):
     metadata_: dict[str, Any] | None = None
 
     def place_at_server(self) -> tuple[str, str] | None:
-        """The names of the tool's MCP server, and of the tool there. None: no server runs it, or the file does not name
-        it."""
+        """The names of the tool's MCP server, and of the tool there. None: the tool is not an MCP server's, or the file
+        does not name them."""
         given = as_object((self.metadata_ or {}).get(SOURCE))
         if self.tool_type != MCP_TYPE or given is None:
             return None
@@ -196,7 +196,7 @@ class FileSkill(FilePart):
 
 
 class FileGroupManager(FilePart):
-    """Which agent of the file manages a group, and how."""
+    """The agent of the file that manages a group, and the way in which it does."""
 
     manager_type: str = ""
     manager_agent_id: str | None = None
@@ -313,7 +313,7 @@ class FileHistory:
         return self._history.undecided
 
     def take(self, agent: FileAgent) -> list[ImportedMessage]:
-        """The whole history. Messages that have left the context come first."""
+        """The whole history. Messages that have left the context are first."""
         numbered = {message.id: number for number, message in enumerate(agent.messages)}
         shown = agent.in_context_message_ids
         inside = list(numbered.values()) if shown is None else [numbered[one] for one in dict.fromkeys(shown)]
@@ -392,7 +392,8 @@ def _user(message: FileMessage, role: str) -> MessageBody:
 
 
 def _with_images(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]] | None:
-    """The content, with images in the form of a request. Letta stores some images itself, and adds their data."""
+    """The content, with images in the form of a request. Letta stores some images itself, and adds their data to the
+    file."""
     return content if isinstance(content, str) or content is None else [_with_image(part) for part in content]
 
 

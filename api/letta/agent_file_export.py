@@ -60,7 +60,7 @@ _LISTS = ("files_agents", "group_ids", "memory_blocks", "source_ids", "tools")
 
 
 class ExportedAgent(NamedTuple):
-    """An agent that a file is to have, and its history, which begins with its instructions."""
+    """An agent for a file, and its history, which begins with its instructions."""
 
     details: AgentDetails
     history: Sequence[Message]
@@ -74,7 +74,7 @@ def agent_file(
     generator: str,
     now: datetime,
 ) -> dict[str, Any]:
-    """The file of an agent; behind it those that its group has."""
+    """The file of an agent, followed by the other agents of its group."""
     tools = {tool.id: tool for one in exported for tool in one.details.tools}
     blocks = {block.id: block for one in exported for block in one.details.blocks}
     ids: dict[str, str] = {
@@ -150,7 +150,7 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
     state = wire_agent(details, {})
     secrets = dict.fromkeys(agent.tool_environment, "")
     config = {name: value for name, value in state["llm_config"].items() if (name, value) != ("temperature", None)}
-    # The stored setting, not the effective one: another server may know another limit.
+    # The stored setting, not the effective one: the importing server may know another limit.
     config["max_tokens"] = agent.options.max_output_tokens
     kept = agent.extra.get(KEPT_SETTINGS)
     return {
@@ -162,7 +162,7 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
         "metadata": _with_ours(agent.metadata, agent, OURS_OF_AGENTS, None),
         "llm_config": config,
         "embedding_config": state["embedding_config"],
-        # The stored setting, not the effective one: another server may choose another model.
+        # The stored setting, not the effective one: the importing server may choose another model.
         "compaction_settings": agent.extra.get(COMPACTION),
         "model_settings": state["model_settings"] if kept else None,
         "tool_exec_environment_variables": secrets,
@@ -173,7 +173,7 @@ def _settings(details: AgentDetails) -> dict[str, Any]:
 def _with_ours(
     metadata: Mapping[str, Any] | None, noun: Agent | Tool, names: Sequence[str], otherwise: Any
 ) -> dict[str, Any] | None:
-    """The metadata with those of our own settings that differ from their defaults."""
+    """The metadata, with our own settings that differ from their defaults."""
     usual = {
         "idempotent": False,
         "limits": None,
@@ -198,7 +198,7 @@ def _tool(tool: Tool, file_id: str) -> dict[str, Any]:
 
 
 def _file_messages(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
-    """The file's messages for a stored one: two for an answer with both waiting and other calls."""
+    """The file's messages for a stored message: two for an answer with waiting and other calls."""
     for fields in _by_kind(agent, message):
         yield {
             "type": "message",

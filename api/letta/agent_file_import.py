@@ -1,4 +1,4 @@
-"""Creates agents, tools and memory blocks from an agent file, with new ids, and reports the parts that are left out."""
+"""Creates agents, tools and memory blocks from an agent file, with new ids, and reports the omitted parts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -25,7 +25,7 @@ from shared.sql.definitions.imported_agents import ImportBundle, ImportedAgent, 
 COPY = "_copy"
 _KEPT_FOR_ANOTHER_MODEL = ("parallel_tool_calls", "response_format")
 _SAID_BY_CONFIG = ("enable_reasoner", "max_reasoning_tokens", "max_tokens")
-"""Files have these beside `llm_config`, empty, whatever the config contains."""
+"""Settings that files also have beside `llm_config`, empty even if the config contains them."""
 
 
 class ImportOptions(BaseModel):
@@ -45,7 +45,7 @@ class ServersHere(NamedTuple):
 
     names: frozenset[str] = frozenset()
     tools: Mapping[tuple[str, str], str] = {}
-    """The names of their tools in the project, by the server's name and the tool's name there."""
+    """The project's names of the servers' tools, by the server's name and the tool's name there."""
 
 
 class Origin(NamedTuple):
@@ -61,25 +61,25 @@ class Origin(NamedTuple):
 
 
 class FilePackages(NamedTuple):
-    """The packages of one tool, or why it cannot have them."""
+    """The packages of one tool, or the reason why it cannot have them."""
 
     packages: ToolPackages | None = None
     flaw: str = ""
 
 
 class FileImport:
-    """Converts a file to objects to store. `left_out` has a sentence for each part that is left out."""
+    """Converts a file to objects to store. `left_out` has a sentence for each omitted part."""
 
     def __init__(
         self, file: AgentFile, options: ImportOptions, origin: Origin, packages: Mapping[str, FilePackages]
     ) -> None:
-        """`packages`: those of the file's tools that ask for packages, by the tools' ids in the file."""
+        """`packages`: by the tools' ids in the file, for those tools that ask for packages."""
         self._file = file
         self._packages = packages
         self._options = options
         self._origin = origin
         self._tool_names: dict[str, str | None] = {}
-        """None: the tool is left out."""
+        """None: the tool is omitted."""
         self._block_ids: dict[str, BlockId] = {}
         not_ours = (
             (file.files, "files are left out: Holdfast keeps none"),
@@ -117,7 +117,7 @@ class FileImport:
         ours = _ours(metadata, OURS_OF_TOOLS)
         metadata.pop("tool_hash", None)
         said = {**(tool.model_extra or {}), "pip_requirements": tool.pip_requirements, "metadata_": metadata, **ours}
-        # An empty object means none: Letta's wire shows one if there is no schema.
+        # An empty object means no schema: Letta's wire writes one in its place.
         said = {"source_code": "", **{key: value for key, value in said.items() if value not in (None, {})}}
         body = checked(ToolCreate, said, place)
         origin = self._origin
@@ -231,7 +231,7 @@ class FileImport:
         )
 
     def _with_true_flag(self, imported: ImportedAgent, managers: Collection[AgentId]) -> ImportedAgent:
-        """The agent, which says that it has a sleep-time agent only if it has one."""
+        """The agent, whose `enable_sleeptime` stays only if it has a sleep-time agent."""
         agent = imported.agent
         if agent.id in managers or not agent.extra.get(ENABLED):
             return imported
@@ -264,7 +264,7 @@ class FileImport:
         return request | ({"embedding": options.embedding} if options.embedding else {})
 
     def _model(self, config: dict[str, Any], said: dict[str, Any], place: str) -> dict[str, Any]:
-        """The model options. Settings that were made for one model are not applied to another."""
+        """The model options. Settings for one model are not applied to another."""
         wanted = said.get("model") or config.get("handle")
         chosen = self._options.model or (wanted if isinstance(wanted, str) and leaves_choice(wanted) else None)
         if chosen:
@@ -301,7 +301,7 @@ class FileImport:
 
 
 def _ours(metadata: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Moves our own settings out of the metadata: only those with these names."""
+    """Removes our own settings from the metadata, and returns the settings with these names."""
     found = metadata.pop(OURS, None)
     return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
 

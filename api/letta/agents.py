@@ -84,7 +84,7 @@ SHAPES_NOTHING: Mapping[str, str] = {
     "source_ids": "there are no folders and files here; archival memory keeps texts",
     "template": "there are no templates here",
 }
-"""Fields that have an effect on Letta's server and none on this one, each with the reason."""
+"""Fields that have an effect on Letta's server, but not on this server, each with the reason."""
 
 _PLAIN = ("name", "system", "description", "metadata", "timezone", "tags", "approval_expires_s", "on_approval_expiry")
 
@@ -142,7 +142,7 @@ class AgentFields(BaseModel):
         return self
 
     def handle(self, shown: str | None = None) -> str | None:
-        """The model that the request names, in whichever field. `shown`: the agent's model that the client has seen."""
+        """The model that the request names, in any field. `shown`: the agent's model that the client has seen."""
         return self.model or (self.llm_config.full_handle(shown) if self.llm_config else None)
 
     def options(self, before: ModelOptions, shown_for: str) -> ModelOptions:
@@ -183,8 +183,7 @@ class AgentFields(BaseModel):
         return [name for name, value in named if (value if name in given else name in earlier)]
 
     def apply(self, agent: Agent, *, sees_secrets: bool = True) -> Agent:
-        """The agent after the request. A field stays if the request omits it, or sets it to null where null is not
-        allowed.
+        """The agent after the request. A field stays if the request omits it, or sets it to null where null is invalid.
 
         `sees_secrets`: whether the client may see the values of the agent's secrets (`changed_secrets`).
         """
@@ -236,7 +235,7 @@ class AgentCreate(AgentFields):
         return self
 
     def filled_blocks(self) -> list[BlockCreate]:
-        """The new blocks with their variables replaced. Raises `InvalidRequest` if one then exceeds its limit."""
+        """The new blocks with their variables replaced. Raises `InvalidRequest` if a block then exceeds its limit."""
         return [filled_in(block, self.memory_variables or {}) for block in self.memory_blocks or ()]
 
     def base_tools(self) -> tuple[str, ...]:
@@ -247,8 +246,8 @@ class AgentCreate(AgentFields):
         return (*of_kind, *MESSAGES_AGENTS) if self.include_multi_agent_tools else of_kind
 
     def base_rules(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """The rules for base tools of these names, in the wire's form. If the request does not choose, the newest agent
-        type with its usual tools gets none, and neither do models that work better without rules."""
+        """The rules for base tools of these names, in the wire's form. If the request does not choose, agents of the
+        newest type with its usual tools get none, nor do agents whose models work better without rules."""
         wanted = self.include_base_tool_rules
         if wanted is None:
             is_usual = self.agent_type == "letta_v1_agent" and self.include_base_tools is not False
@@ -257,7 +256,7 @@ class AgentCreate(AgentFields):
 
 
 class AgentUpdate(AgentFields):
-    """What to change of an agent."""
+    """The changes to an agent."""
 
 
 def new_agent(
@@ -290,7 +289,7 @@ def new_agent(
 
 
 def window_rules_of(extra: Mapping[str, Any]) -> WindowRules:
-    """The rules in `Agent.extra` for the context of each run of the agent."""
+    """The rules in `Agent.extra` for the context of each of the agent's runs."""
     return WindowRules(bool(extra.get(CLEARS_CONTEXT)), when_full(extra))
 
 
@@ -309,9 +308,9 @@ def first_messages(given: Sequence[MessageIn], ids: IdMaker, now: datetime) -> l
 
 
 SECRETS = "agent.secrets"
-"""Value of `include` that requests the secrets; only a caller who may see their values gets these."""
+"""Value of `include` that requests the secrets; only a caller that may see their values gets them."""
 PENDING_APPROVAL = "agent.pending_approval"
-"""The other value. The state always has everything else that can be included."""
+"""The only other value of `include` with an effect. The state always has all other includable parts."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -322,7 +321,7 @@ class ShownSecret(NamedTuple):
     name: str
     value: str = ""
     description: str | None = None
-    """Why the value is missing."""
+    """The reason for a missing value."""
 
 
 def wire_agent(
@@ -332,7 +331,7 @@ def wire_agent(
     secrets: Sequence[ShownSecret] = (),
     pending_approval: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The wire's agent state. `pending_approval` is the wire's approval request message if one waits."""
+    """The wire's agent state. `pending_approval` is the wire's message for a waiting approval request."""
     agent, last = details.agent, details.last_run
     blocks = [wire_block(block) for block in details.blocks]
     variables = [_variable(agent, secret) for secret in secrets]
@@ -385,7 +384,7 @@ def wire_agent(
 
 
 def without_instructions(state: dict[str, Any]) -> dict[str, Any]:
-    """The state for a caller who talks to the agent and may not see the project's texts in it. Fields that clients
+    """The state for a caller that talks to the agent and may not see the project's texts in it. Fields that clients
     require are empty."""
     return {
         **state,

@@ -32,7 +32,7 @@ from shared.sql.definitions.agents import AgentDetails
 
 
 def wire_context(details: AgentDetails, messages: Sequence[Message], *, passages: int = 0) -> dict[str, Any]:
-    """The overview of a context, in whatever state its messages are. `passages` counts those in archival memory."""
+    """The overview of a context, whatever the state of its messages. `passages`: their number in archival memory."""
     agent = details.agent
     memory = render_memory(details.blocks)
     functions = [_wire_function(tool) for tool in details.tools]
@@ -137,7 +137,7 @@ def _text(text: str) -> dict[str, Any]:
 def _user_content(body: UserMessage) -> list[dict[str, Any]]:
     if isinstance(body.content, str):
         return [_text(body.content)]
-    # The bytes of an image mean nothing to a reader and may be megabytes.
+    # An image's bytes mean nothing to a person and may be megabytes.
     return [
         {"type": "image", "source": {"url": part.url, "media_type": part.media_type}}
         if isinstance(part, ImageContent)
@@ -214,7 +214,7 @@ class CompactionSettings(BaseModel):
 
     mode: WireMode = "sliding_window"
     model: str | None = None
-    """Any handle: clients name models of Letta's own cloud in every agent. A model that cannot be used is ignored."""
+    """Any handle, because clients name models of Letta's own cloud in every agent. Unusable models are ignored."""
     model_settings: ModelSettingsFields | None = None
     prompt: str | None = None
     prompt_acknowledgement: bool = False
@@ -276,7 +276,7 @@ class CompactRequest(BaseModel):
     def settings(self, of_agent: Mapping[str, Any] | None) -> CompactionSettings:
         """The request's settings, and the agent's own `compaction_settings` for the rest.
 
-        Raises `InvalidRequest` if the agent's are invalid.
+        Raises `InvalidRequest` if the agent's settings are invalid.
         """
         asked = self.compaction_settings
         given = {} if asked is None else {name: getattr(asked, name) for name in asked.model_fields_set}

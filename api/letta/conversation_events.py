@@ -66,11 +66,11 @@ class LegFrames:
 
 
 class UnshownLeg(LegFrames):
-    """Renders nothing of a leg's log, for readers of the notes alone."""
+    """Renders nothing of a leg's log, for readers that want only the notes."""
 
     @property
     def shared_as(self) -> tuple[str, int, int]:
-        """All of them get nothing."""
+        """All these readers get nothing."""
         return "conversation's notes", self._leg.turn, self._leg.number
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
@@ -141,7 +141,7 @@ class RunChangeFrames:
         self._clock = clock
 
     def changed(self, run: RunGlance) -> bytes:
-        """`run_changed`: the run's present status, and how many of its calls wait."""
+        """`run_changed`: the run's present status, and the number of its waiting calls."""
         data = {
             "agent_id": run.agent_id,
             "conversation_id": run.conversation_id,
@@ -169,7 +169,7 @@ def _wire_input(message: NewMessage, body: UserMessage) -> dict[str, Any]:
 
 
 def _wire_decided(approval: Approval, asked_by: Run | None = None) -> dict[str, Any]:
-    """A call and its decision. `asked_by` is the run that asked, which may have ended without a decision."""
+    """A call and its decision. `asked_by` is the call's run, which may have ended without a decision."""
     decision = approval.decision
     edited = None if decision is None else decision.edited_arguments
     data = {

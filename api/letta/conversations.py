@@ -63,7 +63,7 @@ class ConversationCreate(ConversationFields):
 
 
 class ConversationUpdate(ConversationFields):
-    """The changes to a conversation. A field that is omitted or null stays; null ends an override."""
+    """The changes to a conversation. An omitted or null field stays; where null is a value, it ends an override."""
 
     archived: bool | None = None
     last_message_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
@@ -142,7 +142,7 @@ class ConversationStreamRequest(StreamRequest):
 
 
 class SendOptions(NamedTuple):
-    """How to send messages, beyond the request's own fields."""
+    """Options of sending messages, beyond the request's own fields."""
 
     headers: SubmissionHeaders
     if_busy: BusyPolicy | None = None
@@ -150,7 +150,7 @@ class SendOptions(NamedTuple):
     queues."""
     run_type: str = "send_message"
     background: bool | None = None
-    """None: as in the request."""
+    """None: as the request says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class AnswerService:
     waiter: RunWaiter
     messages: MessageStore
     runs_of_turn: Callable[[ProjectId, AgentId, RunId], Awaitable[list[RunId]]]
-    """The runs of sleep-time agents that a run of an agent has started, when it ended."""
+    """Returns the runs of sleep-time agents that an agent's run has started at its end."""
     input_limits: InputLimits
     clock: Clock
 
@@ -191,7 +191,7 @@ class AnswerService:
     def resume(
         self, run: Run, request: StreamRequest, last_event_id: str | None, *, status_events: bool
     ) -> EventStream:
-        """The stream for a request to resume. Raises `InvalidRequest` if `Last-Event-ID` is no number."""
+        """The stream for a request to resume. Raises `InvalidRequest` if `Last-Event-ID` is not a number."""
         wanted = run.options.shown_types
         options = FrameOptions(
             pings=request.include_pings is not False,
@@ -233,7 +233,7 @@ class AnswerService:
         said = await self.messages.list_of_run(run)
         started: list[RunId] = []
         if agent.extra.get(ENABLED):
-            with suppress(Unavailable):  # the answer need not wait for that, and a worker starts them as well
+            with suppress(Unavailable):  # then a worker starts them; the answer does not wait for that
                 started = await self.runs_of_turn(run.project_id, agent.id, run.id)
         shown = partial(wire_answer, run, said, started=started)
         return await json_answer(await beside(shown, CHARACTERS_OF_A_VALUE * parts_of(said)))

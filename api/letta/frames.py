@@ -47,7 +47,7 @@ class FrameOptions(msgspec.Struct, frozen=True):
     message_types: frozenset[str] | None = None
     """Types of messages to show; None: all."""
     times: bool = False
-    """Each frame has `at_ms`, the Unix time of its event in milliseconds: the wire's `date` has whole seconds."""
+    """Each frame has `at_ms`, the Unix time of its event in milliseconds; the wire's `date` has whole seconds."""
     compaction_messages: bool = False
     """The reader understands the wire's own messages of a compaction."""
 
@@ -270,7 +270,7 @@ class Frames:
 _encoder = msgspec.json.Encoder()
 
 COME_BACK = b": this server is ending, the run goes on: resume after the last id\nretry: 200\n"
-"""Ends a stream whose run goes on. A browser reconnects after this many milliseconds, with `Last-Event-ID`."""
+"""Ends a stream whose run goes on. A browser reconnects after `retry` milliseconds, with `Last-Event-ID`."""
 
 
 def event_bytes(frame: Frame) -> bytes:
@@ -327,8 +327,8 @@ def usage_fields(usage: Any) -> dict[str, Any]:
 
 
 def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, Any]:
-    """The wire's error object, for streams, runs and callbacks. If waiting calls refused the run, it names these calls,
-    and `waiting_run_id` is the run that waits for them."""
+    """The wire's error object, for streams, runs and callbacks. If the run was refused because of waiting calls, the
+    object names these calls, and `waiting_run_id` is the run that waits for them."""
     code = code_of(error.error_type)
     shown: dict[str, Any] = {
         "message_type": "error_message",

@@ -42,13 +42,13 @@ NO_SUCH_MANAGER: dict[str, str] = {
     "swarm": _CHATS,
     "voice_sleeptime": "there are no voice agents here: make a sleeptime group",
 }
-"""Why Holdfast refuses groups with these managers."""
+"""The reasons why Holdfast refuses groups with these managers."""
 
 GroupAgentId = Annotated[AgentId, Field(pattern=f"^agent-{UUID4_PATTERN}$")]
 
 
 class GroupManager(BaseModel):
-    """What decides when the agents of a group work."""
+    """The rule by which the agents of a group start to work."""
 
     manager_type: ManagerType
     manager_agent_id: GroupAgentId | None = None
@@ -56,7 +56,7 @@ class GroupManager(BaseModel):
     """The agents work after every n-th turn of the manager. Omitted in a new group: after each turn; 0: never."""
 
     def refuse_others(self) -> None:
-        """Raises `Refused` for a manager type that Holdfast does not have."""
+        """Raises `Refused` for a manager type that Holdfast lacks."""
         why = NO_SUCH_MANAGER.get(self.manager_type)
         if why is not None:
             said = f"NOT_IMPLEMENTED: manager_type {self.manager_type!r}: {why}"
@@ -64,7 +64,7 @@ class GroupManager(BaseModel):
 
 
 class GroupCreate(BaseModel):
-    """A group to make."""
+    """A group to create."""
 
     agent_ids: Annotated[list[GroupAgentId], Field(max_length=MOST_SLEEPERS)]
     description: Description
@@ -94,7 +94,7 @@ class GroupCreate(BaseModel):
 
 
 class GroupUpdate(BaseModel):
-    """What to change of a group. A field that is left out, or null, stays."""
+    """The changes to a group. A field that is omitted or null stays."""
 
     agent_ids: Annotated[list[GroupAgentId], Field(max_length=MOST_SLEEPERS)] | None = None
     description: Description | None = None
@@ -143,7 +143,7 @@ def wire_group(group: Group) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SleeperMaker:
-    """Prepares what a project's new sleep-time agents consist of."""
+    """Prepares the parts of a project's new sleep-time agents."""
 
     base_tools: BaseToolSeeder
     tools: ToolStore

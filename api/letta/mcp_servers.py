@@ -1,6 +1,6 @@
-"""MCP servers on Letta's wire, in both of its forms: the newer one names servers by id and has a `config`, the older
-one names them by name. Also sign-ins at servers: events for the client's stream, and the page in the person's browser.
-"""
+"""MCP servers on Letta's wire, in its two forms: the newer form identifies servers by id and has a `config`, the older
+form identifies them by name. Also sign-ins at servers: events for the client's stream, and the page in the person's
+browser."""
 
 from html import escape
 from typing import Annotated, Any, assert_never
@@ -31,7 +31,7 @@ Argument = Annotated[str, Field(max_length=4000)]
 
 
 class ServerFields(BaseModel):
-    """Where a server is, and what it is sent. A field that is left out of a change stays."""
+    """The address of a server, and the secrets sent to it. A field that a change omits stays."""
 
     server_url: Annotated[str, Field(max_length=2000)] | None = None
     auth_header: Annotated[str, Field(max_length=200)] | None = None
@@ -77,7 +77,7 @@ class McpServerCreate(BaseModel):
 
 
 class McpServerUpdate(BaseModel):
-    """The body of a change: what is not in it stays."""
+    """The body of a change: omitted fields stay."""
 
     server_name: ServerName | None = None
     config: ServerConfig = Field(default_factory=ServerConfig)
@@ -99,7 +99,7 @@ class NamedServer(ServerFields):
 
 
 class NamedServerUpdate(ServerFields):
-    """A change in the older form. `token` and `stdio_config` are what Letta's server calls these fields there."""
+    """A change in the older form. `token` and `stdio_config` are the names of Letta's server for these fields."""
 
     server_name: ServerName | None = None
     type: Transport | None = None
@@ -115,7 +115,7 @@ class NamedServerUpdate(ServerFields):
 
 
 class McpToolRun(BaseModel):
-    """What a tool is to be called with."""
+    """The arguments of a tool call."""
 
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
 
@@ -172,7 +172,7 @@ def wire_changes(changes: ToolChanges) -> dict[str, Any]:
 
 
 def notes_of(taken: TakenServer) -> list[str]:
-    """Warnings for the author of a server: why it has no tools, or lacks some."""
+    """Warnings for the author of a server: the reasons why it has no tools, or lacks some."""
     if taken.changes is None:
         return [f"The server was stored; its tools were not taken over: {taken.server.problem}. Refresh it later"]
     return [f"The tool {tool.name!r} was left out: {tool.reason}" for tool in taken.changes.skipped]
@@ -202,7 +202,7 @@ def wire_result(result: RemoteResult) -> dict[str, Any]:
 
 
 def wire_named_result(result: RemoteResult) -> dict[str, Any]:
-    """What a call came to, in the older form."""
+    """The result of a call, in the older form."""
     return {"result": _with_images(result), "success": not result.is_error}
 
 

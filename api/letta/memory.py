@@ -159,7 +159,7 @@ class PassageSearch(BaseModel):
     end_date: datetime | None = None
 
     def as_query(self) -> PassageQuery:
-        """The search in the domain's terms. On the wire an empty query means none."""
+        """The search in the domain's terms. On the wire an empty query means no query."""
         return PassageQuery(
             text=self.query or None,
             agent_id=AgentId(self.agent_id) if self.agent_id else None,

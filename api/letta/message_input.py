@@ -1,4 +1,4 @@
-"""The requests that clients send to agents: the wire's form, and the messages and decisions in it."""
+"""The requests that clients send to agents: their form on the wire, and the messages and decisions in them."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -31,7 +31,7 @@ from shared.network.addresses import flaw_of_url
 
 
 def content_parts(given: list[Any], *, field: str) -> list[ContentPart]:
-    """The parts of a list that a client sent in `field`. Raises `InvalidRequest`, which names the invalid one."""
+    """The parts of a list that a client sent in `field`. Raises `InvalidRequest`, which names the invalid part."""
     return [_read_part(as_object(part) or {}, f"{field}[{number}]") for number, part in enumerate(given)]
 
 
@@ -248,7 +248,7 @@ def parts_in(given: Sequence[MessageIn]) -> list[Part]:
 
 
 def decisions_in(given: Sequence[MessageIn]) -> ReadDecisions | None:
-    """The decisions of a request, to be matched once the waiting calls are known. None: it has none.
+    """The decisions of a request, to be matched once the waiting calls are known. None: the request has none.
 
     In place of the call, a decision may name the approval, or the request's message if one call waits: the ids are
     easily confused. Matching raises `WrongToolCalls` if the older form names anything but the waiting calls.
@@ -299,8 +299,8 @@ def _decisions_of(message: MessageIn, waiting: Sequence[Approval]) -> list[Decis
 
 
 def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) -> list[str]:
-    """The calls that `approve` without `approvals` covers: all of the request's message, or the only waiting call. It
-    may name one call only if no other waits, because its verdict covers all of them."""
+    """The calls that `approve` without `approvals` covers: all calls of the named message, or the only waiting call.
+    The verdict covers all waiting calls, so the request may name one call only if no other waits."""
     calls = _calls_of(waiting)
     if not waiting:
         return [request_id] if request_id else []
@@ -312,7 +312,7 @@ def _named_by_older_form(request_id: str | None, waiting: Sequence[Approval]) ->
 
 
 def _refuse_contradiction(message: MessageIn, decisions: Sequence[Decision], waiting: Sequence[Approval]) -> None:
-    """Raises `InvalidRequest` or `WrongToolCalls` if a message has both forms and they contradict each other."""
+    """Raises `InvalidRequest` or `WrongToolCalls` if a message has both forms of a decision and these differ."""
     if message.approve is not None and any(
         decision.kind == "approval" and decision.approve is not message.approve for decision in decisions
     ):
@@ -323,9 +323,9 @@ def _refuse_contradiction(message: MessageIn, decisions: Sequence[Decision], wai
 
 
 def _refuse_other_call(item: Mapping[str, Any], waiting: Sequence[Approval]) -> None:
-    """Raises `Conflict` if a decision is for other arguments than the waiting ones, or for another version of the tool.
-    Raises `InvalidRequest` if it contains new arguments, which a message cannot: the call would run with the old
-    ones."""
+    """Raises `Conflict` if a decision is for other arguments, or another version of the tool, than the waiting call's.
+    Raises `InvalidRequest` if the decision contains new arguments: a message cannot change them, and the call would
+    run with the old ones."""
     changed = next((name for name, value in item.items() if "arg" in name and value and name != "arguments_hash"), None)
     if changed is not None:
         way = "POST /v1/approvals/{approval_id} with `arguments`"
@@ -386,8 +386,8 @@ def _content(content: str | list[dict[str, Any]] | None) -> str | list[ContentPa
 
 
 # A turn that a program had with a model without Holdfast, and sends afterwards: Letta's `messages/capture`. The request
-# has the program's messages and the model's answer. The history stores the users' messages of the first and the text of
-# the second. The rest (instructions, repeated answers, tools) belongs to the program.
+# has the program's messages and the model's answer. The history stores the users' messages among the former and the
+# text of the latter. The rest (instructions, repeated answers, tools) belongs to the program.
 
 
 Given = Annotated[list[dict[str, Any]], Field(max_length=1000)]
@@ -399,9 +399,9 @@ class CaptureRequest(BaseModel):
     provider: Annotated[str, Field(min_length=1, max_length=100)]
     model: Annotated[str, Field(min_length=1, max_length=500)]
     request_messages: Given
-    """The program's messages. Those with the role `user` are stored."""
+    """The program's messages. Only messages with the role `user` are stored."""
     response_dict: dict[str, Any]
-    """The model's answer. `content`, a text, is stored."""
+    """The model's answer. Only its `content`, a text, is stored."""
 
     def users_messages(self) -> list[MessageIn]:
         """The users' messages in the form of a submission. Raises `InvalidRequest` for content that is neither text nor
@@ -417,7 +417,7 @@ class CaptureRequest(BaseModel):
         return said
 
     def answer(self) -> str:
-        """The model's text; empty if it has none. Raises `InvalidRequest` for content that is no text."""
+        """The model's text; empty without one. Raises `InvalidRequest` for content that is not text."""
         content = self.response_dict.get("content")
         if content is None:
             return ""

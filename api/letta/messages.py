@@ -45,15 +45,15 @@ STOP_REASONS: Mapping[str, WireStopReason] = {
     StopReason.MODEL_FAILED: "llm_api_error",
     StopReason.INSTRUCTIONS_TOO_LONG: "context_window_overflow_in_system_prompt",
 }
-"""Letta's words for stop reasons. Letta has one more, for unreadable answers: Holdfast retries these, and then reports
-a failure of the model."""
+"""Letta's words for stop reasons. Letta has one more, for unreadable answers: Holdfast retries such an answer, and then
+reports a failure of the model."""
 
 STORED_REASONS: Mapping[str, str] = {shown: reason for reason, shown in STOP_REASONS.items()}
 """The reverse table, for searches of runs."""
 
 
 def wire_stop_reason(reason: str | None) -> str | None:
-    """Letta's word for a stop reason. A reason that a newer release has stored is returned unchanged."""
+    """Letta's word for a stop reason. An unknown reason, which a newer release has stored, is returned unchanged."""
     return None if reason is None else STOP_REASONS.get(reason, reason)
 
 
@@ -117,7 +117,7 @@ def wire_time(moment: datetime | None) -> str | None:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A time that a client named; without a time zone it is UTC. Raises `ValueError` if UTC cannot express it."""
+    """A client's time, in UTC; a time without a time zone is UTC. Raises `ValueError` if UTC cannot express it."""
     try:
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except OverflowError as error:
@@ -127,7 +127,7 @@ def in_utc(moment: datetime) -> datetime:
 WireMessage = dict[str, Any]
 
 NOT_ANSWERS = frozenset({"user_message", "system_message", "approval_response_message", "summary_message"})
-"""Types that a plain answer omits: messages that the client sent, or that have no speaker."""
+"""Types that a plain answer omits: the client's own messages, and messages without a speaker."""
 
 
 MessageType = Literal[
@@ -143,11 +143,11 @@ MessageType = Literal[
     "summary_message",
     "event_message",
 ]
-"""The types that clients can ask a list for."""
+"""The types that clients can request in a list."""
 
 
 def types_for_strangers(asked: Collection[str] | None) -> list[str]:
-    """The types out of `asked` (None: all) for readers that may not see what the project tells its agents."""
+    """The types out of `asked` (None: all) for readers that may not see the project's instructions to its agents."""
     return [name for name in get_args(MessageType) if name != "system_message" and (asked is None or name in asked)]
 
 
@@ -203,7 +203,7 @@ def wire_message(message: Message) -> list[WireMessage]:
 
 
 def wire_approval_request(message: Message, waiting: Container[str]) -> WireMessage | None:
-    """The part of a stored answer that asks for approval, with the calls that still wait; None if none does."""
+    """The part of a stored answer that asks for approval, with the calls that still wait; None without such calls."""
     body = message.body
     if isinstance(body, AssistantMessage):
         calls = [call for call in body.tool_calls if call.id in waiting]
@@ -212,7 +212,7 @@ def wire_approval_request(message: Message, waiting: Container[str]) -> WireMess
 
 
 def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
-    """Results of one answer's calls. The top-level fields are those of the first, as text only."""
+    """Results of one answer's calls. The top-level fields are those of the first result, as text only."""
     first = returns[0]
     return {
         "name": first.tool_name,
@@ -238,7 +238,7 @@ def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
 
 
 def outcome_field(result: ToolReturn) -> WireMessage:
-    """`outcome` is a field of ours: programs need not parse the text to learn that the effect of a call is unknown."""
+    """Our own field `outcome`: with it programs need not parse the text to learn that a call's effect is unknown."""
     return {"outcome": "unknown"} if result.is_unknown else {}
 
 
@@ -281,8 +281,8 @@ def summary_fields(text: str, stats: CompactionStats | None) -> WireMessage:
 
 
 def summary_as_content(text: str, stats: CompactionStats, at: datetime) -> str:
-    """A summary for clients that do not know the wire's own message type for it: the content of a user's message,
-    packed like the server's own messages there."""
+    """A summary for clients that do not know the wire's type of summary messages: the content of a user's message,
+    packed like messages that Letta's server itself puts there."""
     said = f"Old messages have left the context. A summary takes their place:\n{text}"
     alert = {"type": "system_alert", "message": said, "time": wire_time(at), "compaction_stats": _wire_stats(stats)}
     return json.dumps(alert, ensure_ascii=False)
@@ -383,7 +383,7 @@ class MessageSearch(BaseModel):
 
 
 def wire_found(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages that were found, each with its place."""
+    """The found messages, each with its place."""
     return [
         {
             "message_type": shown["message_type"],

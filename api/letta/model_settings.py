@@ -1,7 +1,7 @@
 """Model options: the wire's three forms in requests, and the two in answers.
 
-A request may contain the older `llm_config`, the newer `model_settings`, and single fields beside them. The more
-specific form wins, in that order. Settings without an effect are stored and returned.
+A request may contain the older `llm_config`, the newer `model_settings`, and single fields beside them. A later one of
+these three wins over an earlier one. Settings without an effect are stored and returned.
 """
 
 from collections.abc import Mapping
@@ -65,8 +65,9 @@ class LlmConfigFields(BaseModel):
     verbosity: Verbosity | None = None
 
     def full_handle(self, shown: str | None = None) -> str | None:
-        """The model that the config names. Clients change the `model` of a config that they were shown, and leave its
-        handle as it was, `shown`: then the name counts. Raises `ValueError` if the endpoint type is no provider."""
+        """The model that the config names. Clients change the `model` of a config that they received, but not its
+        handle: if the handle still equals `shown`, `model` counts. Raises `ValueError` for an endpoint type that is no
+        provider."""
         if self.handle is None and self.model is not None and self.model_endpoint_type is not None:
             return _known_handle(f"{self.model_endpoint_type}/{self.model}")
         provider, _, name = (self.handle or "").partition("/")
@@ -77,7 +78,7 @@ class LlmConfigFields(BaseModel):
         return self.handle
 
     def options(self) -> dict[str, Any]:
-        """The options that it sets."""
+        """The options that the config sets."""
         handle = self.full_handle()
         # A client that sends our answer back must not turn the model's own window into a chosen one.
         is_default_window = handle is not None and self.context_window == context_window_of(handle)
@@ -145,7 +146,7 @@ class ModelSettingsFields(BaseModel):
     verbosity: Verbosity | None = None
 
     def options(self) -> dict[str, Any]:
-        """The options that they set."""
+        """The options that the settings set."""
         changes: dict[str, Any] = {
             "max_output_tokens": self.max_output_tokens,
             "parallel_tool_calls": self.parallel_tool_calls,
@@ -178,11 +179,10 @@ def shown_defaults(handle: str) -> dict[str, Any]:
 def without_defaults(
     changes: Mapping[str, Any], before: ModelOptions, shown_for: str, handle: str | None
 ) -> dict[str, Any]:
-    """The changes without values that the client only sends back unchanged, as it got them for options that are not
-    set.
+    """The changes, without defaults that the client received for unset options and only sends back.
 
-    Settings that come with another model count as sent back only if they are complete. Otherwise they are meant for
-    that model, and one of them may well equal the last model's default.
+    Settings in a request for another model count as sent back only if all of them are unchanged. Otherwise they are
+    meant for that model, and one of them may well equal the last model's default.
     """
     defaults = shown_defaults(shown_for)
     shown = asdict(changed_options(ModelOptions(), defaults, asdict(before)))
@@ -196,8 +196,8 @@ def without_defaults(
 
 
 def without_shown_limit(config: LlmConfigFields, before: ModelOptions, shown_for: str) -> dict[str, Any]:
-    """The options that the config sets. A limit of answers that is a default, and that the client only sends back from
-    this agent or another, is not among them: the next model has its own limit."""
+    """The options that the config sets, without a default limit of answers that the client only sends back from this
+    agent or another: the next model has its own limit."""
     changes = config.options()
     shown = {shown_defaults(handle).get("max_output_tokens") for handle in (shown_for, config.full_handle()) if handle}
     if before.max_output_tokens is None and changes["max_output_tokens"] in shown:
@@ -314,7 +314,7 @@ def _shown_options(agent: Agent) -> ModelOptions:
 
 
 def wire_models(models: OfferedModels, found: FoundModels) -> list[dict[str, Any]]:
-    """The models of every configured provider: those that its server was `found` to have, else the well-known ones."""
+    """The models of every configured provider: those `found` on its server, else the well-known ones."""
     return [_wire_model(model, models.environment) for model in models.listed(found)]
 
 

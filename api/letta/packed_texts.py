@@ -1,6 +1,6 @@
 """Texts that Letta packs into JSON before it stores them: results of tools, and summaries.
 
-A text that is not packed, or packed in an unknown form, is used as it is.
+A text that is not packed, or packed in an unknown form, is used unchanged.
 """
 
 import json
@@ -52,7 +52,7 @@ def packed_summary(summary: Summary, *, at: datetime, zone: tzinfo) -> str:
 
 
 def unpacked_summary(text: str) -> Summary:
-    """The summary in a message that is known to be one."""
+    """The summary in a message that is known to contain one."""
     packed = _unpacked(text)
     return Summary(text) if packed is None else Summary(packed.message, _stats(packed.compaction_stats or {}))
 
@@ -75,7 +75,7 @@ def _unpacked(text: str) -> _Packed | None:
         packed = msgspec.json.decode(text, type=_Packed)
     except (msgspec.DecodeError, RecursionError):
         return None
-    # JSON within JSON may contain values that cannot be stored.
+    # JSON within JSON may contain texts that cannot be stored.
     return packed if flaw_of(packed.message) is None else None
 
 

@@ -1,5 +1,5 @@
-"""Refusals in the words and the form of Letta's wire, with further fields by which a program can decide: the code, one
-sentence, the field, and the remedy."""
+"""Refusals in the words and the form of Letta's wire, with further fields for programs: the code, one sentence, the
+field, and the remedy."""
 
 import json
 import re
@@ -18,7 +18,7 @@ STREAM_DEFAULTS: Mapping[str, bool] = {"background": False, "stream_tokens": Fal
 
 
 def without_stream(option: str) -> str:
-    """Why a request without a stream must not set an option."""
+    """The reason why a request without a stream must not set an option."""
     wanted = str(not STREAM_DEFAULTS[option]).lower()
     return (
         f"Streaming options set without streaming enabled. {option} can only be {wanted} when streaming=true. "
@@ -79,7 +79,7 @@ def validation_refusal(
 
 
 def model_error_body(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
-    """The body of an answer to a run whose model failed."""
+    """The body of the answer if a run's model failed."""
     error = {"type": error_type, "message": message, "detail": detail}
     return {"error": error, **error_fields(code_of(error_type), message)}
 
@@ -105,7 +105,7 @@ def _wire_validation_error(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown_input(given: object, loc: Sequence[Any]) -> Any:
-    """The refused input. The whole body may be the input: megabytes, or secrets, in an error that the client logs."""
+    """The refused input, shortened: the input may be the whole body, with megabytes or secrets, and clients log it."""
     if _SECRET_FIELDS.intersection(map(str, loc)):
         return "…"
     if isinstance(given, Mapping):
@@ -139,5 +139,5 @@ def _beginning(value: object, room: list[int]) -> object:
 
 
 def _as_text(value: object) -> str:
-    """Values that JSON does not have: the bytes of a body, the error of a check."""
+    """A value that JSON cannot express, as text: the bytes of a body, the error of a check."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -87,7 +87,7 @@ def wire_run(run: Run, waiting: WaitingCalls | None = None) -> dict[str, Any]:
 
 
 def wire_code_agent(run: Run) -> dict[str, str | None] | None:
-    """The agent of an operator's own code that the run is of, with the version that has executed it last."""
+    """The agent of an operator's own code that executes the run, with the version that executed it last."""
     name = run.options.code_agent
     return None if name is None else {"name": name, "version": run.code_version or None}
 
@@ -280,20 +280,18 @@ class DecisionIn(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     decision: Literal["approve", "deny", "tool_return"]
-    reason: Annotated[
-        str | None, Field(max_length=10_000, description="Told to the model when the call is denied.")
-    ] = None
+    reason: Annotated[str | None, Field(max_length=10_000, description="For the model, if it is a denial.")] = None
     arguments: Annotated[dict[str, Any] | None, Field(description="Run the tool with these arguments instead.")] = None
-    arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments are the ones shown.")] = None
-    tool_version: Annotated[str | None, Field(description="Decide only if the tool is the one shown.")] = None
+    arguments_hash: Annotated[str | None, Field(description="Decide only if the arguments have this hash.")] = None
+    tool_version: Annotated[str | None, Field(description="Decide only if the tool has this version.")] = None
     tool_return: Annotated[
         Text | list[dict[str, Any]] | None,
-        Field(description="The result, for a tool that was run elsewhere: text, or parts of text and images."),
+        Field(description="The result of a tool that ran elsewhere: text, or parts of text and images."),
     ] = None
     status: Literal["success", "error"] = "success"
     stdout: Names | None = None
     stderr: Names | None = None
-    decided_by: Annotated[str, Field(min_length=1, max_length=200, description="Who decides, for the record.")] = "api"
+    decided_by: Annotated[str, Field(min_length=1, max_length=200, description="The name for the record.")] = "api"
 
     @model_validator(mode="after")
     def _fits_the_decision(self) -> "DecisionIn":
@@ -308,7 +306,7 @@ class DecisionIn(BaseModel):
 
 
 def wire_approval(approval: Approval) -> dict[str, Any]:
-    """A tool call that waits, and how to decide it; or its decision."""
+    """A tool call, with its decision; if it waits, with the requests that decide it."""
     decision = approval.decision
     return {
         "id": approval.id,
@@ -388,7 +386,7 @@ def _how_to_decide(approval: Approval) -> dict[str, Any]:
 
 
 class CancelRequestIn(BaseModel):
-    """The body of a cancel; all of it may be left out."""
+    """The body of a cancel; all of it may be omitted."""
 
     run_ids: Annotated[list[str], Field(max_length=1000)] | None = None
     reason: Annotated[str | None, Field(max_length=2000)] = None
@@ -408,24 +406,24 @@ def _no_boolean(value: object) -> object:
 
 
 class StreamRequest(BaseModel):
-    """The body of a resumed stream; all of it may be left out."""
+    """The body of a resumed stream; all of it may be omitted."""
 
     starting_after: Annotated[int, BeforeValidator(_no_boolean), Field(ge=0, le=MAX_SEQ)] | None = None
     include_pings: bool | None = True
     include_status_events: bool = False
     include_event_times: Annotated[
-        bool, Field(description="Each frame has `at_ms`, when it was written, in Unix ms. `date` has whole seconds.")
+        bool, Field(description="Each frame has `at_ms`, its event's time in Unix ms; `date` has whole seconds.")
     ] = False
 
 
 class StreamTokenRequest(BaseModel):
-    """The body of a request for a stream's token; all of it may be left out."""
+    """The body of a request for a stream's token; all of it may be omitted."""
 
     valid_for_s: Annotated[int, Field(ge=1, le=86_400)] = 900
 
 
 class FeedbackRequest(BaseModel):
-    """What a person thinks of a step. What is left out stays as it is; null, or an empty list, takes it back."""
+    """A person's feedback on a step. An omitted field stays; null, or an empty list, removes it."""
 
     feedback: Feedback | None = None
     tags: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=100)] | None = None
@@ -435,7 +433,7 @@ class FeedbackRequest(BaseModel):
 
 
 class GenerateRequest(BaseModel):
-    """What a model is to be asked, and which one."""
+    """A question to a model, and the model."""
 
     prompt: str = Field(min_length=1)
     system_prompt: str | None = None
@@ -462,8 +460,8 @@ class GenerateRequest(BaseModel):
         return self.system_prompt or DEFAULT_SYSTEM
 
     def generation(self) -> Generation:
-        """The request beyond the question. As on the wire, an object must have all of its properties if the schema does
-        not name the required ones."""
+        """The request beyond the question. As on Letta's server, an object must have all of its properties if its
+        schema does not name required ones."""
         schema = self.response_schema
         if not schema:
             return Generation()
@@ -473,8 +471,7 @@ class GenerateRequest(BaseModel):
 
 
 def question_of(request: GenerateRequest, models: OfferedModels) -> Question:
-    """The question in the domain's terms. Raises `UnknownHandle`, or `InvalidRequest` as `OfferedModels.served`
-    does."""
+    """The question in the domain's terms. Raises `UnknownHandle`, and `InvalidRequest` as `OfferedModels.served`."""
     return Question(request.prompt, request.system, _model(request.override_model, models), request.generation())
 
 
@@ -491,6 +488,6 @@ def _model(handle: str | None, models: OfferedModels) -> str | None:
 
 
 def wire_generated(run: Run, text: str, model: str) -> dict[str, Any]:
-    """The answer and its usage. `run_ids` names the run that asked: no other field does."""
+    """The answer and its usage. `run_ids` names the run of the question; no other field does."""
     usage = {**usage_fields(run.usage), "step_count": run.step_count, "run_ids": [run.id]}
     return {"content": text, "model": model, "usage": usage}

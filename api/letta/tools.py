@@ -50,7 +50,7 @@ class LimitsIn(BaseModel):
 
 
 def limits_that_are_less_here(wanted: LimitsIn | None, *, timeout_s: float, cpu_s: int, memory_mb: int) -> list[str]:
-    """A sentence for each limit that exceeds this server's, which applies then."""
+    """A sentence for each limit that exceeds this server's. The server's own limit then applies."""
     if wanted is None:
         return []
     given = (
@@ -121,8 +121,8 @@ TOOL_TYPES = (
     "letta_voice_sleeptime_core", "letta_builtin", "letta_files_core", "external_langchain", "external_composio",
     "external_mcp",
 )  # fmt: skip
-"""The wire's types of tools, which a list can be filtered by. A project has those of `BASE_TOOLS`, custom tools, and
-those of MCP servers."""
+"""The wire's types of tools, by which a list can be filtered. A project has the types of `BASE_TOOLS`, custom tools,
+and tools of MCP servers."""
 
 _WARNINGS = "schema_warnings"
 _AS_IS = (
@@ -149,7 +149,7 @@ def _well_formed(json_schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_costly(parameters: dict[str, Any], name: str) -> None:
-    """Raises `InvalidRequest` for a schema that cannot check any arguments. `name` is its field."""
+    """Raises `InvalidRequest` for a schema that is too large to check arguments with. `name` is its field."""
     flaw = schema_flaw(parameters)
     if flaw is not None:
         raise InvalidRequest(f"{name}: {flaw}", field=name)
@@ -158,8 +158,8 @@ def refuse_costly(parameters: dict[str, Any], name: str) -> None:
 def read_source(
     source: str, source_type: str, name: str | None, modules: Collection[str] | None = None
 ) -> ToolDeclaration:
-    """The description of the function `name` from the source. `modules`: those that it may import besides the standard
-    library; None for a source that was accepted earlier. Raises `InvalidToolSource`."""
+    """The description of the function `name` from the source. `modules`: the modules that the source may import besides
+    the standard library; None for a source that was accepted earlier. Raises `InvalidToolSource`."""
     if source_type == TYPESCRIPT:
         return read_typescript_source(source, name)
     if modules is not None:
@@ -201,7 +201,7 @@ class ToolFields(BaseModel):
         return changed
 
     def _refuse_what_servers_say(self, tool: Tool, source_code: str | None) -> None:
-        """Raises `InvalidRequest` for a change of fields that an MCP server sets: the next refresh would undo it.
+        """Raises `InvalidRequest` for a change of fields that an MCP server sets: the next refresh would revert it.
         Values that the client sends back unchanged are no change."""
         shown = {"description": tool.description, "json_schema": tool.json_schema}
         given = {name: value for name in shown if (value := getattr(self, name)) is not None}
@@ -242,7 +242,7 @@ class ToolFields(BaseModel):
         if source_code is None and is_base_tool(tool):
             raise InvalidRequest(f"{tool.name!r} comes with the server: to change it, make a tool of its name (PUT)")
         given = _well_formed(self.json_schema or {})
-        # Fields of this request win. Fields of an earlier one yield to a later source.
+        # Fields of this request win over its source, and a new source wins over fields of an earlier request.
         before = tool.json_schema if source_code is None else {}
         source = tool.source_code if source_code is None else source_code
         name = given.get("name") or before.get("name")
@@ -264,13 +264,13 @@ class ToolFields(BaseModel):
 
 
 class ToolCreate(ToolFields):
-    """A tool to create, or the tool of its name to change. Omitted fields then stay."""
+    """A tool to create, or changes to the existing tool of its name, in which omitted fields stay."""
 
     source_code: str
     source_type: str | None = PYTHON
 
     def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: those for `pip_requirements`.
+        """The tool after the change. `packages`: the packages of `pip_requirements`.
 
         Raises `InvalidToolSource` or `InvalidRequest`.
         """
@@ -283,8 +283,7 @@ class ToolCreate(ToolFields):
         return read_source(self.source_code, source_type, _well_formed(self.json_schema or {}).get("name")).name
 
     def declared(self, tool: Tool, name: str) -> Tool:
-        """The tool as its schema alone describes it, for a source that this server cannot parse: clients run such
-        tools.
+        """The tool described by its schema alone, because this server cannot parse the source: clients run such tools.
 
         Raises `InvalidRequest`.
         """
@@ -307,7 +306,7 @@ class ToolUpdate(ToolFields):
     source_code: str | None = None
 
     def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: those for `pip_requirements`.
+        """The tool after the change. `packages`: the packages of `pip_requirements`.
 
         Raises `InvalidToolSource` or `InvalidRequest`.
         """
@@ -390,7 +389,7 @@ def wire_tool(tool: Tool) -> dict[str, Any]:
 
 
 def without_source(tool: dict[str, Any]) -> dict[str, Any]:
-    """The wire's tool for a caller who may see that it exists, but not its source."""
+    """The wire's tool for a caller that may see the tool, but not its source."""
     shown = {"id", "name", "description", "tool_type", "source_type", "return_char_limit", "default_requires_approval"}
     return {name: value if name in shown else _EMPTY.get(name) for name, value in tool.items()}
 
@@ -403,14 +402,14 @@ def _hash_of(tool: Tool) -> str:
 
 
 class FilledIn(BaseModel):
-    """Arguments that a rule gives to the calls of a tool."""
+    """Arguments that a rule adds to the calls of a tool."""
 
     name: str
     args: dict[str, Any] | None = None
 
 
 class ToolRule(BaseModel):
-    """A rule for one of the agent's tools; each type has fields of its own."""
+    """A rule for one of the agent's tools; each type has its own fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -442,5 +441,5 @@ class ToolRule(BaseModel):
         return self
 
     def document(self) -> dict[str, Any]:
-        """The rule as the server stores and shows it: with the fields that its author sent."""
+        """The rule as the server stores and shows it: with only the fields that its author sent."""
         return {"prompt_template": None, **self.model_dump(exclude_unset=True)}

@@ -1,7 +1,7 @@
 """A run as spans, in the form of Letta's wire: rows of OpenTelemetry's table of traces.
 
-They are derived from the stored run and its steps, whether or not the process exports traces. The same run always has
-the same ids. No span contains a text of a user, a model or a tool.
+The spans are derived from the stored run and its steps, whether or not the process exports traces. A run's spans always
+have the same ids. No span contains a text of a user, a model or a tool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ from shared.domain.approvals import Approval
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import Run, Step, StepTiming, ToolTiming
 
-# Durations of runs and steps, in nanoseconds on the wire. Unmeasured ones are null. The worker records the times of a
-# step in milliseconds.
+# Durations of runs and steps, in nanoseconds on the wire. Unmeasured durations are null. The worker records the times
+# of a step in milliseconds.
 
 
 NS_PER_MS = 1_000_000
@@ -30,7 +30,7 @@ def duration_ns(run: Run) -> int | None:
 
 
 def ns_between(begin: datetime, end: datetime | None) -> int | None:
-    """None if one of the times is missing. Never below 0: two machines' clocks may differ."""
+    """The difference; None if one of the times is missing. Never below 0: two machines' clocks may differ."""
     return None if end is None else max(0, round((end - begin).total_seconds() * 1e6) * 1000)
 
 
@@ -61,7 +61,7 @@ def wire_run_metrics(
 
 
 def wire_step_metrics(step: Step, project_id: str) -> dict[str, Any]:
-    """Times of a step, as the wire has them."""
+    """Times of a step, in the wire's form."""
     timing = step.timing
     asked, whole = model_ms(timing), step_ms(timing)
     return {
@@ -87,12 +87,12 @@ def unix_ns(moment: datetime) -> int:
 
 
 def model_ms(timing: StepTiming) -> int | None:
-    """From the question to the complete answer; None if there was none."""
+    """Milliseconds from the question to the complete answer; None without a complete answer."""
     return max(0, timing.answered_at - timing.asked_at) if timing.asked_at and timing.answered_at else None
 
 
 def tools_ms(tools: Sequence[ToolTiming]) -> int:
-    """The time during which at least one of the calls was running: calls may overlap."""
+    """Milliseconds during which at least one of the calls was running: calls may overlap."""
     total, reached = 0, 0
     for tool in sorted(tools, key=lambda one: one.started_at):
         total += max(0, tool.ended_at - max(reached, tool.started_at))
@@ -101,7 +101,7 @@ def tools_ms(tools: Sequence[ToolTiming]) -> int:
 
 
 def step_ms(timing: StepTiming) -> int | None:
-    """From the question to the end of the answer and of its last call."""
+    """Milliseconds from the question to the end of the answer and of its last call."""
     ended_at = max([timing.answered_at, *(tool.ended_at for tool in timing.tools)])
     return max(0, ended_at - timing.asked_at) if timing.asked_at and ended_at else None
 
@@ -136,7 +136,7 @@ def _call_ms(call: ToolTiming) -> int:
 
 
 def _waited_for_approval(approvals: Sequence[Approval]) -> int | None:
-    """From the first question to the last decision. None if there was no question, or if a call still waits."""
+    """The time from the first approval request to the last decision. None without a request, or while a call waits."""
     decided = [approval.decided_at for approval in approvals if approval.decided_at is not None]
     if not approvals or len(decided) < len(approvals):
         return None
@@ -152,11 +152,11 @@ class _Span:
 
     name: str
     of: str
-    """Distinguishes its id from those of the run's other spans."""
+    """Distinguishes the span's id from the ids of the run's other spans."""
     parent: str | None
     begin: datetime
     duration_ns: int | None
-    """None: it has not ended."""
+    """None: the span has not ended."""
     is_error: bool = False
     message: str = ""
     attributes: dict[str, str]

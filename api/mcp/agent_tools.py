@@ -131,7 +131,7 @@ class AgentTools:
         return agent
 
     async def thread(self, agent: Agent, named: str | None) -> AgentThread:
-        """Returns the history that a call names. Raises `ValueError` if the agent does not have it."""
+        """Returns the history that a call names. Raises `ValueError` if the agent has no such history."""
         if named is None:
             return AgentThread(agent)
         if named == NEW:

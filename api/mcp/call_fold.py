@@ -29,7 +29,7 @@ BETWEEN_TEXTS = "\n\n"
 LONGEST_PROGRESS = 200
 LONGEST_QUESTION = 2_000
 LONGEST_SILENCE_S = 15.0
-"""Seconds. The official clients wait longer, and proxies between allow 30 or more."""
+"""Seconds. The official clients wait longer, and proxies on the way allow 30 or more."""
 
 _CUT_SHORT: Mapping[str, str] = {
     events.StopReason.STEPS_USED_UP: "The agent stopped because it has used up its steps.",
@@ -53,7 +53,7 @@ class CallFold:
         self._pieces: list[_Piece] = []
         """The pieces of the last step with text."""
         self._earlier = ""
-        """The text of the step before: a restart may void the last one."""
+        """The text of the step before that, because a restart may void the last step."""
         self._asked: list[tuple[Seq, MessageId, ToolCall]] = []
         self._names: dict[str, str] = {}
         self._stop_reason: str = events.StopReason.ANSWERED
@@ -62,7 +62,7 @@ class CallFold:
         self.is_over = False
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> str:
-        """Applies the next event. Returns the news in it for a waiting client; empty for most events."""
+        """Applies the next event. Returns its news for a waiting client; empty for most events."""
         match event:
             case events.TextChunk() if event.text:
                 return self._said(seq, event)
@@ -102,8 +102,8 @@ class CallFold:
         return self._stop_reason == events.StopReason.CANCELLED
 
     def result(self) -> dict[str, Any]:
-        """Returns the call's result once the whole log is applied: no call waits for a person, or the client cannot ask
-        one."""
+        """Returns the call's result once the whole log is applied, if no call waits for a person, or if the client
+        cannot ask a person."""
         text = BETWEEN_TEXTS.join(filter(None, (self.text, _CUT_SHORT.get(self._stop_reason))))
         return call_result(self._run, text, problem=self._problem(), status=self._status(), waiting=self.waiting)
 
@@ -187,8 +187,8 @@ def call_result(
 
 
 def input_required(run: Run, waiting: Iterable[ToolCall]) -> dict[str, Any]:
-    """Returns the result of a call that needs a person's decision. The client asks the person, and sends the request
-    again with the decisions. The state is the run's id, which gives its sender no further access."""
+    """Returns the result of a call that needs a person's decision. The client asks the person, and repeats the request
+    with the decisions. The state is the run's id, which gives its sender no further access."""
     return {
         "resultType": "input_required",
         "inputRequests": input_requests(waiting),
@@ -255,7 +255,7 @@ class CallStream:
         return b"".join(shown), self._fold.is_over
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """Nothing: a comment keeps the connection alive, too."""
+        """Nothing: a comment suffices to keep the connection alive."""
         return b""
 
     def end_of(self, _last: Seq) -> bytes:

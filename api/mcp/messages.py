@@ -1,8 +1,8 @@
 """Messages of the protocol: clients' requests, results and errors.
 
 One address serves two eras of the protocol. From 2026-07-28 on, each request contains its version and its client's
-capabilities. Earlier clients begin with a handshake. This server stores nothing of a handshake, so their requests are
-independent of each other as well.
+capabilities. Earlier clients begin with a handshake. This server stores nothing of a handshake, so the requests of
+earlier clients are independent of each other, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def progress_token(self) -> RequestId | None:
-        """The client's name for progress notifications about the request; None if it wants none."""
+        """The client's name for progress notifications about the request; None if the client wants none."""
         token = self.meta.get("progressToken")
         return token if isinstance(token, (str, int)) and not isinstance(token, bool) else None
 
@@ -161,7 +161,7 @@ _OF_STATUS = {400: INVALID_REQUEST, 404: INVALID_PARAMS, 405: INVALID_REQUEST, 4
 
 
 def mcp_error(refusal: Refusal) -> tuple[int, dict[str, Any]]:
-    """The status and the body of a refusal at this address. The protocol has few codes; `data` contains ours."""
+    """The status and the body of a refusal at this address. The protocol has few codes; `data` contains our code."""
     status = 400 if refusal.status == 422 else refusal.status
     code = _OF_STATUS.get(status, INTERNAL_ERROR if status >= 500 else INVALID_REQUEST)
     if refusal.flaws and refusal.flaws[0]["loc"][0] == "body":

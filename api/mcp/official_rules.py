@@ -39,10 +39,10 @@ from api.mcp.messages import (
 )
 
 UNSAID_VERSION = "2025-03-26"
-"""The version of a request without the version header: this version of the protocol had no such header."""
+"""The version of a request without a version header, which did not exist in this version of the protocol."""
 
 LONGEST_NAME = 200
-"""Characters of ids and tokens. Answers and notifications repeat these."""
+"""The most characters of ids and tokens, which answers and notifications repeat."""
 
 OF_TASKS = ("tasks/get", "tasks/update", "tasks/cancel")
 SERVED = frozenset({"initialize", "ping", "server/discover", "tools/list", "tools/call", *OF_TASKS})

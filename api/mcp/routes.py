@@ -50,6 +50,6 @@ async def answer_mcp(
 ) -> Response:
     """Answers one message of the Model Context Protocol: the project's agents are its tools.
 
-    `hang_up` says what becomes of a call's run when its client closes the connection (from 2026-07-28 on)."""
+    `hang_up` decides what happens to a call's run when its client closes the connection (from 2026-07-28 on)."""
     posted = Posted(request.headers.items(), await request.body(), hang_up == "cancel")
     return await mcp.answer(caller, headers, posted)

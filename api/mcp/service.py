@@ -1,5 +1,5 @@
-"""Answers requests of the protocol. Every request is independent: any process can answer it, and no process keeps state
-of it.
+"""Answers requests of the protocol. Every request is independent: any process can answer it, and no process keeps its
+state.
 
 The server's only record of a call is its run. A run goes on when its client disconnects, as in every dialect, unless
 the client requests otherwise.
@@ -113,8 +113,8 @@ class McpService:
     async def _answer_request(self, rules: Rules, caller: Caller, asked: ClientRequest) -> Response:
         if asked.method == "initialize":
             result = {"protocolVersion": rules.negotiated(asked), **_about({"tools": {}})}
-            # The server does not store the session's name. It distinguishes this client's requests from those of others
-            # with the same key.
+            # The server does not store the session's name, which distinguishes this client's requests from those of
+            # other clients with the same key.
             return answer(asked.id, result, {SESSION_HEADER: self.ids.mcp_session()})
         plain: Mapping[str, Callable[[], Awaitable[dict[str, Any]]]] = {
             "ping": lambda: _nothing(asked),
@@ -150,7 +150,7 @@ class McpService:
             if run.status is RunStatus.AWAITING_APPROVAL and asked.can_ask_people and not asked.takes_tasks:
                 return answer(asked.id, input_required(run, calls_of(await self.tasks.waiting(run))))
         except (ValueError, InvalidRequest, Conflict) as error:
-            # The calling model can correct this. It would not see an error of the protocol.
+            # The calling model can correct this error. It would not see an error of the protocol.
             return answer(asked.id, _failed(error))
         except HoldfastError as error:
             return _refused(asked, error)
@@ -250,7 +250,7 @@ class McpService:
         return cancelled_answer(await self.tasks.cancel(run, "tasks/cancel"))
 
     async def _hear(self, caller: Caller, notification: ClientNotification) -> None:
-        """Acts on a notification. All but one need no action."""
+        """Acts on a notification. Only a cancel needs an action."""
         name = _name_in_session(notification.session, notification.params.get("requestId"))
         if notification.method != "notifications/cancelled" or name is None:
             return

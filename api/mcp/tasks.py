@@ -1,7 +1,7 @@
 """Runs as tasks. A client that supports tasks gets a task as the immediate answer to a call, and polls it.
 
-A task's id is its run's id, so any process answers for it, and none stores anything for it. A decision closes the
-parked run and starts its continuation; the task keeps the id of its first run.
+A task's id is its run's id, so any process can answer for a task, and no process stores data for it. A decision closes
+the parked run and starts its continuation; the task keeps the id of its first run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,8 +113,8 @@ class TaskService:
         return [one for one in await self.decisions.approvals.of_run(run) if one.decision is None]
 
     async def decide(self, run: Run, responses: Mapping[str, Any]) -> None:
-        """Stores the decisions that a client got from its person. Ignores answers to calls that do not wait, and forms
-        that the person closed. Raises `RpcError` for a malformed answer."""
+        """Stores the decisions of a client's person. Ignores answers to calls that do not wait, and forms that the
+        person closed. Raises `RpcError` for a malformed answer."""
         decisions = {call_id: decision_of(call_id, said) for call_id, said in responses.items()}
         if run.status is not RunStatus.AWAITING_APPROVAL:
             return
@@ -189,7 +189,7 @@ _STATUSES: Mapping[RunStatus, str] = {
     RunStatus.RUNNING: "working",
     RunStatus.AWAITING_APPROVAL: "input_required",
     RunStatus.COMPLETED: "completed",
-    # The protocol's `failed` means that a call has no result. A failed run has one, which contains the error.
+    # The protocol's `failed` means that a call has no result. A failed run has a result, which contains the error.
     RunStatus.FAILED: "completed",
     RunStatus.CANCELLED: "cancelled",
 }

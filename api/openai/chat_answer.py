@@ -1,7 +1,7 @@
 """A run's log as one chat completion: a pure fold of events, without I/O.
 
 An agent's answer may consist of several texts with tool calls between them. A completion has one text, so the fold
-joins them with empty lines. Calls of tools that run on this server are left out: clients make every call that they see.
+joins them with empty lines. It omits calls of tools that run on this server: clients make every call that they see.
 
 The same fold produces the whole completion and the chunks of a streamed one.
 """
@@ -33,14 +33,14 @@ Owned = events.StepRestarted | events.LogContinued
 
 
 def is_void(seq: Seq, message_id: MessageId, restart: Owned) -> bool:
-    """Whether an earlier entry is void: by its number, if the last worker's entries were lost with Redis and their
-    owner is unknown, or else by its message."""
+    """Whether an earlier entry is void: by its number if the last worker's entries were lost with Redis and their
+    owner is unknown, otherwise by its message."""
     is_named = isinstance(restart, events.StepRestarted) and message_id in restart.void_message_ids
     return seq > restart.follows or is_named
 
 
 class ChatOutcome:
-    """The state of a run without its text: the calls that wait, why it stopped, the tokens that it used."""
+    """The state of a run without its text: its waiting calls, its stop reason, its tokens."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -94,7 +94,7 @@ class ChatOutcome:
 
     @property
     def refusal(self) -> str | None:
-        """The decisions that the agent waits for. This text is not the agent's, so it is no content."""
+        """A sentence about the decisions for which the agent waits. It is not the agent's text, so it is no content."""
         names = [call.name for call in self._waiting().values() if call.name not in self._tools_of_client]
         if not names:
             return None
@@ -103,7 +103,7 @@ class ChatOutcome:
         return f"Waiting for approval of {', '.join(names)}: {asked}, and {decide}."
 
     def ending(self) -> dict[str, Any]:
-        """The last fields of a choice, which say why the answer ends."""
+        """The last fields of a choice, with the reason why the answer ends."""
         reason = "length" if self._stop_reason in _CUT_SHORT else "stop"
         if self.tool_calls and self.refusal is None:
             reason = "tool_calls"
@@ -121,8 +121,8 @@ class ChatOutcome:
         }
 
     def _waiting(self) -> dict[str, ToolCall]:
-        """The calls that wait, by id. Only the first piece of a streamed call has its name. Empty unless the run is
-        parked: an answer that was cut off or cancelled waits for nothing."""
+        """The waiting calls, by id. Only the first piece of a streamed call has its name. Empty unless the run is
+        parked: an answer that was cut off or cancelled has no waiting calls."""
         if self._stop_reason != events.StopReason.PARKED:
             return {}
         waiting: dict[str, ToolCall] = {}
@@ -143,10 +143,10 @@ class ChatAnswer:
         self._run = run
         self._model = model
         self._texts: list[str] = []
-        """Of completed steps, which no new owner can void."""
+        """The texts of completed steps, which no new owner can void."""
         self._step: StepId | None = None
         self._pieces: list[tuple[Seq, events.TextChunk]] = []
-        """Of the current step."""
+        """The pieces of the current step."""
         self.outcome = ChatOutcome(run)
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> None:
@@ -188,8 +188,8 @@ def _joined(pieces: list[tuple[Seq, events.TextChunk]]) -> Iterator[str]:
 
 
 def completion_head(run: Run, model: str, kind: str) -> dict[str, Any]:
-    """The fields that begin completions and their chunks. The id is the run's: clients cancel and read the run by
-    it."""
+    """The fields that begin completions and their chunks. Clients cancel and read the run by the id, which is the
+    run's."""
     return {
         "id": run.id,
         "object": kind,
@@ -253,7 +253,7 @@ class ChatChunks:
 
 
 LONGEST_SILENCE_S = 4.0
-"""Voice clients such as LiveKit's give up a stream after five or ten seconds without a byte, and ask again."""
+"""Voice clients such as LiveKit's give up a stream after five or ten seconds without a byte, and repeat the request."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -266,7 +266,7 @@ def chunk_bytes(chunk: object) -> bytes:
 
 
 class ChunkStream:
-    """A run's stream as chunks. A chunk depends on those before it, so each reader has its own fold."""
+    """A run's stream as chunks. A chunk depends on the chunks before it, so each reader has its own fold."""
 
     shared_as = None
     longest_silence_s = LONGEST_SILENCE_S
@@ -290,7 +290,7 @@ class ChunkStream:
         return shown or KEEP_ALIVE, False
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """No chunk, since a comment suffices to keep the stream alive while the agent reasons or its tools run."""
+        """No chunk: a comment keeps the stream alive while the agent reasons or its tools run."""
         return b""
 
     def end_of(self, _last: Seq) -> bytes:
@@ -301,8 +301,8 @@ class ChunkStream:
 class _ShownText:
     """The text that the client has received, which cannot be withdrawn.
 
-    When a step begins again, or an answer continues from before its last words, a model mostly repeats the same text,
-    which is not sent twice. A different text follows after an empty line.
+    When a step begins again, or an answer continues from before its last words, a model mostly repeats the text that
+    the client has. That text is not sent twice. A different text follows after an empty line.
     """
 
     def __init__(self) -> None:
@@ -314,13 +314,13 @@ class _ShownText:
         self._of_message = ""
         """The valid text of the current message, with the separator before it."""
         self._pieces: list[tuple[Seq, int]] = []
-        """Its pieces: the number of each, and the length of the text up to its end."""
+        """The pieces of that text: the number of each, and the length of the text up to its end."""
         self._void = ""
         """All text of the message that the client has received, if its end is void and not repeated yet; otherwise
         empty."""
 
     def more(self, seq: Seq, chunk: events.TextChunk) -> str:
-        """The part of it to send now."""
+        """The part of the chunk to send now."""
         text = chunk.text
         if chunk.message_id != self._message:
             self._message, self._was_first = chunk.message_id, self._is_first

@@ -1,7 +1,7 @@
 """A request for a chat completion, and the part of it that becomes an agent's input.
 
-An agent keeps its own history. The list of messages that such a client sends each time is therefore not stored again:
-only messages after the last answer in it are new.
+An agent keeps its own history. Clients send the whole list of messages each time, and only the messages after the last
+answer in it are new.
 
 Errors have the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`.
 """
@@ -23,7 +23,7 @@ _ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool", "function")
 
 
 class StreamOptions(BaseModel):
-    """What a stream contains besides the answer."""
+    """The parts of a stream besides the answer."""
 
     include_usage: bool | None = None
 
@@ -124,8 +124,8 @@ def _texts_of(said: UserMessage) -> object:
 
 
 def input_of(messages: Sequence[Mapping[str, Any]], user: str | None = None) -> ChatInput:
-    """The agent's input: the results of tools after the last answer in the list, and the last message there from the
-    user. Raises `ValueError`, which names the message that is invalid.
+    """The agent's input: the results of tools after the last answer in the list, and the user's last message there.
+    Raises `ValueError`, which names the invalid message.
 
     An earlier request has sent the user's messages before the last one, and its client does not know the answer.
     """
@@ -225,7 +225,7 @@ _CODES: Mapping[str, str] = {
     ErrorCode.INSTRUCTIONS_TOO_LONG: "context_length_exceeded",
     ErrorCode.LLM_RATE_LIMIT: "rate_limit_exceeded",
 }
-"""Codes for which OpenAI has a name that programs look for."""
+"""Codes for which OpenAI has a name that programs check."""
 
 _RATE_LIMIT, _INVALID, _SERVER = "rate_limit_error", "invalid_request_error", "server_error"
 _MODEL_KINDS = {
@@ -259,7 +259,7 @@ def error_body(
 
 
 def model_error(error_type: str, message: str, detail: str | None) -> dict[str, Any]:
-    """The error of a run that failed. A provider's refusal of our request says nothing about the caller's key."""
+    """The error of a run that failed. A provider's refusal of our request does not concern the caller's key."""
     code = _CODES.get(error_type, error_type)
     said = f"{message} {detail}" if detail and detail not in message else message
     return error_body(_MODEL_KINDS.get(code, _SERVER), said, code=code, hint=code_of(error_type).hint)

@@ -1,4 +1,4 @@
-"""Chat completions in OpenAI's dialect: one more way to send messages to agents. The runs are ordinary ones."""
+"""Chat completions in OpenAI's dialect: another way to send messages to agents. The runs are ordinary runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Conversations and models on OpenAI's wire. A conversation is also one on Letta's, under the id `conv-…`."""
+"""Conversations and models on OpenAI's wire. Letta's wire has the same conversations, under ids `conv-…`."""
 
 from typing import Annotated, Any
 
@@ -190,7 +190,7 @@ async def list_openai_models(
     of_key: AgentsOfKeyDep,
 ) -> dict[str, Any]:
     """The models that a request may name without an agent, the default first. A key that is bound to agents sees those
-    agents instead: it can name nothing else."""
+    agents instead, because it can name nothing else."""
     if of_key:
         found = await agents.list(project_id, AgentFilter(ids=of_key), Page(limit=len(of_key)))
         return {"object": "list", "data": [_model(agent.id, OWNER) for agent in found]}
@@ -216,7 +216,7 @@ async def retrieve_openai_model(
 
 
 OWNER = "holdfast"
-"""The owner of an agent when it is listed as a model."""
+"""The `owned_by` of an agent in the list of models."""
 
 
 def _model(handle: str, owner: str) -> dict[str, Any]:

@@ -71,13 +71,13 @@ class ConversationService:
         return await self.conversations.update(project_id, conversation_id, change, self.clock.now())
 
     async def delete(self, project_id: ProjectId, conversation_id: ConversationId) -> None:
-        """Cancels a conversation's runs that are active, and deletes it with its runs. Raises `NotFound`."""
+        """Cancels a conversation's active runs, and deletes the conversation with its runs. Raises `NotFound`."""
         found = await self.conversations.get(project_id, conversation_id)
         await self.cancels.cancel_before_deletion(project_id, found.agent_id, ThreadId(conversation_id))
         await self.conversations.delete(project_id, conversation_id)
 
     async def items(self, project_id: ProjectId, conversation_id: ConversationId) -> list[dict[str, Any]]:
-        """The items in its context, and those that wait for outputs, oldest first. Raises `NotFound`."""
+        """The items in its context, and the items that wait for outputs, oldest first. Raises `NotFound`."""
         conversation = await self.conversations.get(project_id, conversation_id)
         known = conversation_items(await self.messages.context(project_id, ThreadId(conversation_id)))
         return [*known, *_shown(conversation_id, conversation.waiting)]
@@ -104,7 +104,7 @@ class ConversationService:
     async def add(
         self, project_id: ProjectId, conversation_id: ConversationId, items: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Stores items after the last one. Returns them as a list would. Raises `NotFound` and `InvalidRequest`."""
+        """Stores items after the last one. Returns them as list items. Raises `NotFound` and `InvalidRequest`."""
         await self.conversations.get(project_id, conversation_id)
         given = await self._read(project_id, items)
         asked = next(iter(await self.approvals.waiting_on_thread(project_id, ThreadId(conversation_id))), None)

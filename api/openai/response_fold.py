@@ -3,12 +3,12 @@
 Event `k` of the fold has the number `k`. Numbers are therefore the same for every reader, in every process and at any
 time, and a cursor (`starting_after`) stays valid for ever. Three rules ensure that:
 
-* The fold reads only the run's submission and its log, nothing that may change.
+* The fold reads only the run's submission and its log, and nothing that may change.
 * A run keeps the version of the fold that it was submitted under (`FOLD`). A change in the events of a log is a new
-  version, and the old one stays as long as such runs can be read.
+  version, and the old version stays as long as its runs can be read.
 * Where a part of the log is lost (`Gap`), the number jumps by `MOST_EVENTS` for each missing entry, which is more than
-  they can have produced. The same holds where a worker and the log in Redis were lost together (`lost_events`): a
-  reader may have seen events that are stored nowhere. Everywhere else numbers are contiguous.
+  the entries can have produced. The number jumps also where a worker and the log in Redis were lost together
+  (`lost_events`): a reader may have seen events that are stored nowhere. Everywhere else numbers are contiguous.
 
 The limits of clients decide the shapes (see `docs/openai.md`): no event types of our own, no index twice, no item that
 stays open, and `response.failed` with the status `cancelled` for a cancel.
@@ -76,7 +76,7 @@ class ResponseFold:
         self.ended: dict[str, Any] | None = None
         """The final response; None while the log goes on."""
         self.is_contradicted = False
-        """The log was rewritten after this fold has read it: other readers get different events."""
+        """The log was rewritten after this fold had read it, so other readers get different events."""
 
     @property
     def encrypts(self) -> bool:
@@ -197,7 +197,7 @@ class ResponseFold:
 
     def _close_parts(self, before: ItemKind) -> Iterator[Event]:
         """Closes the text, and the reasoning unless its end is still to come, before the next item opens, as OpenAI
-        does: LangChain takes what follows another item for one more text."""
+        does: LangChain would take pieces of the text after another item for a second text."""
         for key, item in list(self._open.items()):
             ends = not self.encrypts and (self._in_order or before == "message")
             if ends if item.kind == "reasoning" else item.kind == "message" and self._in_order:
@@ -239,7 +239,7 @@ class ResponseFold:
                 del self._open[("call", str(event.step_id), call.id)]
 
     def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
-        """Which side answers a call, for a log that does not record it."""
+        """The side that answers a call, for a log that does not record it."""
         if name in self._of_client:
             return "client"
         return "person" if needs_approval else "worker"
@@ -287,7 +287,7 @@ class ResponseFold:
     def _earlier_call(
         self, event: events.CallDecided | events.ToolStarted, approval_id: str | None = None
     ) -> Iterator[Event]:
-        """A call of the response that this one continues, made now."""
+        """Shows a call of the previous response that is made in this one."""
         item = self._new_call("worker", event.step_id, event.call_id, event.name, MessageId(""))
         item.approval_id = approval_id
         self._calls[event.call_id] = item
@@ -330,7 +330,7 @@ class ResponseFold:
                 continue
             if kind:
                 del self._calls[key[0]]
-                # The response that brings the answers to the calls beside it makes a call that waits.
+                # A waiting call is made in the next response, which brings the answers to the calls beside it.
                 waits = self._in_order and self._stop_reason == events.StopReason.PARKED
                 yield from item.closed("incomplete" if waits else "failed")
             else:

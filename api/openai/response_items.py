@@ -52,8 +52,8 @@ def call_item_id(prefix: Literal["fc", "mcp", "mcpr"], run_id: RunId, step_id: S
 
 
 def approval_item_id(run_id: RunId, call_id: str) -> str:
-    """The id of the item by which a run asks for the approval of a call. These calls are the last of the run, so their
-    ids suffice."""
+    """The id of the item by which a run asks for the approval of a call. The call's id suffices, because such calls are
+    the last of their run."""
     return call_item_id("mcpr", run_id, None, call_id)
 
 
@@ -92,7 +92,7 @@ class Item:
     """Text, reasoning, arguments or the summary."""
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
     encrypted: str | None = None
-    """For reasoning: the provider's own form of it."""
+    """For reasoning: its form for the provider, encrypted."""
     output: str | None = None
     error: str | None = None
     approval_id: str | None = None
@@ -154,7 +154,7 @@ class Item:
         }
 
     def opened(self) -> Iterator[Event]:
-        """The events that open it."""
+        """The events that open the item."""
         added = {"output_index": self.index, "item": self.shown(is_empty=True)}
         yield {"type": "response.output_item.added", **added}
         place = self._place()
@@ -200,7 +200,7 @@ class Item:
         yield {"type": f"{_OF_ARGUMENTS[self.kind]}.done", **self._place(), "arguments": self.text, **named}
 
     def closed(self, status: Literal["completed", "incomplete", "failed"]) -> Iterator[Event]:
-        """The events that close it."""
+        """The events that close the item."""
         self.status = status
         place, text = self._place(), self.text
         match self.kind:
@@ -229,7 +229,7 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-# Lists of items: the input of a response, the contents of a conversation, and items that wait for others. Pure.
+# Lists of items: the input of a response, and the contents of a conversation, with its waiting items. Pure.
 
 
 class ItemsPage(NamedTuple):
@@ -259,7 +259,7 @@ def conversation_items(history: Sequence[Message]) -> list[dict[str, Any]]:
             case ApprovalResponse(decisions=decisions):
                 brought = {one.tool_call_id for one in decisions if one.kind == "tool"}
             case ToolReturns(returns=returns):
-                # The client's results are the items that it sent, and no further ones.
+                # The client's own items show these results already.
                 message = replace(
                     message, body=ToolReturns([one for one in returns if one.tool_call_id not in brought])
                 )
@@ -368,7 +368,7 @@ def _input_part(part: ContentPart) -> dict[str, Any]:
             return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
 
 
-# Items of a conversation that wait: function calls that came without their outputs, and the items after them.
+# Waiting items of a conversation: function calls that came without their outputs, and the items after them.
 #
 # Clients store the results of their loop in several requests: each has room for 20 items, and a person may approve a
 # call meanwhile. A model must never get a call without its result, so such items are stored outside the conversation's
@@ -380,7 +380,7 @@ MOST_WAITING = 1_000
 
 
 class Arranged(NamedTuple):
-    """The messages of a conversation that enter its context now, and those that wait."""
+    """The messages of a conversation that enter its context now, and the messages that wait."""
 
     entering: list[NewMessage]
     waiting: list[NewMessage]
@@ -395,8 +395,8 @@ def arranged(messages: Sequence[NewMessage]) -> Arranged:
 def answered(
     messages: Sequence[NewMessage], outputs: Mapping[str, Decision], made: Sequence[NewMessage]
 ) -> list[NewMessage]:
-    """The messages with these results, each after its call. `made` are empty messages for them, as many as there are
-    outputs. Raises `InvalidRequest` for a result without a waiting call."""
+    """The messages with these results, each after its call. `made` has an empty message for each output. Raises
+    `InvalidRequest` for a result without a waiting call."""
     filled = list(messages)
     for (call_id, decision), empty in zip(outputs.items(), made, strict=True):
         calls = ((n, call) for n in range(len(filled)) for call in _open_calls(filled, n))
@@ -413,8 +413,8 @@ def answered(
 
 
 def without(messages: Sequence[NewMessage], owner: RunId, item_id: str) -> list[NewMessage] | None:
-    """The waiting messages without one item; None if they do not contain it. Raises `InvalidRequest` for a call whose
-    output is there."""
+    """The waiting messages without one item; None if they lack the item. Raises `InvalidRequest` for a call that has
+    its output."""
     for place, message in enumerate(messages):
         if item_id not in [item["id"] for item in items_of(owner, message)]:
             continue

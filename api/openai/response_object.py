@@ -1,4 +1,4 @@
-"""The response object: the fields that stay the same while a run goes on, and those that its end adds. Pure."""
+"""The response object: the fields that never change while a run goes on, and the fields that its end adds. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ def response_id(run_id: RunId) -> str:
 
 
 def run_id_of(named: str) -> RunId | None:
-    """The run of a response's id. A run's own id is accepted too. None: it is neither."""
+    """The run of a response's id. A run's own id is accepted too. None: the text is neither."""
     if is_id(named, "run"):
         return RunId(named)
     found = _dashed("run", named.removeprefix("resp_")) if named.startswith("resp_") else ""
@@ -59,7 +59,7 @@ def run_id_of(named: str) -> RunId | None:
 
 
 def conversation_id_of(named: str) -> str | None:
-    """The conversation of an id in OpenAI's form or ours. None: it is neither."""
+    """The conversation of an id in OpenAI's form or ours. None: the text is neither."""
     if is_id(named, "conv"):
         return named
     found = _dashed("conv", named.removeprefix("conv_")) if named.startswith("conv_") else ""
@@ -77,7 +77,7 @@ def wire_conversation_id(conversation_id: str) -> str:
 
 
 def message_id_of(item_id: str) -> MessageId | None:
-    """The message whose item has this id. None: it is no such id."""
+    """The message whose item has this id. None: the text is not such an id."""
     kind, _, digits = item_id.partition("_")
     found = _dashed("message", digits.partition("_")[0]) if kind in ("msg", "rs", "cmp", "fco", "mcpa") else ""
     return MessageId(found) if is_id(found, "message") else None
@@ -129,7 +129,7 @@ def head_of(run: Run) -> ResponseHead:
 
 
 def without_instructions(run: Run) -> Run:
-    """The run without the instructions that its sender gave besides the input, for keys that may not see them."""
+    """The run without the sender's instructions beside the input, for keys that may not see them."""
     echoed = {name: value for name, value in run.options.echoed.items() if name not in ("instructions", "tools")}
     return replace(run, options=replace(run.options, echoed=echoed))
 
@@ -189,7 +189,7 @@ _CODES = {
     ErrorCode.NOT_FOUND: None,
     ErrorCode.INVALID_ARGUMENT: None,
 }
-"""Codes for which OpenAI has another name, or none."""
+"""Codes for which OpenAI has another name, or no name."""
 
 _PARAMS = {
     ErrorCode.CONVERSATION_BUSY: "conversation",
@@ -198,7 +198,7 @@ _PARAMS = {
 }
 
 _OF_OPENAI = ("unsupported_parameter", "mutually_exclusive_parameters")
-"""Flaws of a body that have OpenAI's code for their type."""
+"""Types of a body's flaws that are OpenAI's own codes."""
 
 _HELPED_BY_A_REPETITION = (ErrorCode.RUN_CHANGED,)
 

@@ -1,4 +1,4 @@
-"""Finds where a response continues: in a new thread, where the previous response ended, or in a conversation."""
+"""Finds the place where a response continues: a new thread, the end of the previous response, or a conversation."""
 
 import dataclasses
 import hashlib
@@ -48,10 +48,10 @@ from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.run_store import ANYWHERE, Place, RunStore
 
 USUAL_PROVIDER = "openai"
-"""The provider of a model that is named without one."""
+"""The provider of a model whose name has none."""
 
 _OF_OPENAI = re.compile(r"(?:gpt|chatgpt|codex|o\d|ft:|computer-use)", re.IGNORECASE)
-"""Prefixes of the names of OpenAI's models."""
+"""The beginnings of the names of OpenAI's models."""
 
 UNASKED_MODEL = "openai/gpt-5-mini"
 """The hidden agent's own model. It is never used: each response names its own."""
@@ -62,15 +62,15 @@ _NAMES = "name an agent (agent-…) or <provider>/<model>"
 
 
 class ResponseThread(NamedTuple):
-    """Where a response continues, and its decisions there."""
+    """The place where a response continues, and its decisions there."""
 
     agent: Agent
     model: str | None
     """The handle that the request names in place of the agent's own model."""
     is_plain: bool
-    """Whether the request addresses a model alone: the agent is the project's hidden one, without memory and tools."""
+    """Whether the request addresses only a model: the agent is the project's hidden one, without memory and tools."""
     options: ModelOptions
-    """Model options for everything that the request leaves open."""
+    """Values for the model options that the request omits."""
     conversation_id: ConversationId | None = None
     thread: ThreadId | None = None
     place: Place = ANYWHERE
@@ -93,8 +93,8 @@ class ResponseThreads:
     async def find(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput, *, forks: bool
     ) -> ResponseThread:
-        """Where the request's response continues. `forks`: another response has already continued from the previous
-        one."""
+        """The place where the request's response continues. `forks`: another response has already continued from the
+        previous response."""
         if request.previous_response_id is not None:
             return await self._behind(project_id, request, given, forks=forks)
         if request.conversation_name is not None:
@@ -109,7 +109,7 @@ class ResponseThreads:
     async def without_repetition(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput
     ) -> tuple[ResponseRequest, ResponseInput]:
-        """The request and its input without what the client repeats of the turn that waits for its answers."""
+        """The request and its input, without the items that the client repeats of the turn that waits for answers."""
         if request.conversation_name is not None and given.outputs:
             named = ThreadId(conversation_id_of(request.conversation_name) or "")
             return request, _news(given, await self.messages.context(project_id, named))
@@ -118,8 +118,9 @@ class ResponseThreads:
     async def _at_question(
         self, project_id: ProjectId, request: ResponseRequest, given: ResponseInput
     ) -> tuple[ResponseRequest, ResponseInput]:
-        """The request behind the response whose approval request it repeats and decides, and its input after that
-        request. Unchanged if it names its place, and if none of the agent's newest calls waits for these decisions."""
+        """If the input repeats and decides an approval request: the request, continuing that response, and its input
+        after the approval request. Both are unchanged if the request names its place, or if none of the agent's newest
+        calls waits for these decisions."""
         named, agent_id = request.previous_response_id or request.conversation_name, request.model or ""
         if named or given.since_asked is None or not is_id(agent_id, "agent"):
             return request, given
@@ -138,7 +139,7 @@ class ResponseThreads:
     async def with_items(
         self, project_id: ProjectId, given: str | Sequence[Mapping[str, Any]] | None
     ) -> str | Sequence[Mapping[str, Any]] | None:
-        """The input with each item id replaced by the item. Raises `NotFound` for an unknown one."""
+        """The input with each item id replaced by the item. Raises `NotFound` for an unknown id."""
         if given is None or isinstance(given, str) or not any(map(reference_of, given)):
             return given
         known = await self._items_named_in(project_id, given)
@@ -164,8 +165,8 @@ class ResponseThreads:
     async def _items_named_in(
         self, project_id: ProjectId, given: Sequence[Mapping[str, Any]]
     ) -> dict[str, Mapping[str, Any]]:
-        """The items of the messages that the input refers to, by each of their possible ids. The id of a call does not
-        say where it is: calls are found by their outputs, and in the threads of the other items that are named."""
+        """The items of the messages to which the input refers, by each of their possible ids. The id of a call does not
+        contain its place: calls are found by their outputs, and in the threads of the other named items."""
         named = [one for item in given if (one := reference_of(item)) is not None]
         named_by = defaultdict[MessageId | None, list[str]](list)
         for one in dict.fromkeys(named):
@@ -173,7 +174,7 @@ class ResponseThreads:
         call_ids = [item["call_id"] for item in given if isinstance(item.get("call_id"), str)]
         asked = await self.approvals.of_calls(project_id, call_ids) if call_ids else []
         wanted = {one for one in (*named_by, *(one.message_id for one in asked)) if one is not None}
-        # An approval request is passed over, wherever it is.
+        # An approval request is ignored at any place.
         items: dict[str, Mapping[str, Any]] = {
             one: {"type": "mcp_approval_request", "id": one} for one in named if one.startswith("mcpr_")
         }
@@ -201,7 +202,7 @@ class ResponseThreads:
         return ResponseThread(await self._hidden(project_id, handle), handle, is_plain=True, options=ModelOptions())
 
     async def agent_of_conversation(self, project_id: ProjectId, agent_id: str | None) -> Agent:
-        """The agent of a new conversation: the one that the request names, else the project's hidden one."""
+        """The agent of a new conversation: the agent that the request names, else the project's hidden agent."""
         if agent_id is None:
             return await self._hidden(project_id, self.models.default or UNASKED_MODEL)
         if not is_id(agent_id, "agent"):
@@ -280,7 +281,7 @@ class ResponseThreads:
                 'with metadata={"agent_id": …}',
                 field="model",
             )
-        # The stored window is that of another model.
+        # The stored window belongs to another model.
         return ResponseThread(agent, self.handle(model), is_plain, replace(options, context_window=None))
 
     async def _behind(
@@ -342,7 +343,7 @@ class ResponseThreads:
         return Place(begins=True, history=earlier, reopened=ReopenedTurn(parent.id, turn, decisions))
 
     def _refuse_expired(self, asked: Sequence[Approval]) -> None:
-        """A branch must not approve calls whose approval has expired, or would have."""
+        """A branch must not approve calls whose approval has expired, or would have expired by now."""
         late = next((one for one in asked if one.expires_at is not None and one.expires_at <= self.clock.now()), None)
         if late is not None:
             raise InvalidRequest(
@@ -402,8 +403,8 @@ def _up_to(history: Sequence[Message], parent: Run) -> Sequence[Message]:
 
 
 def _news(given: ResponseInput, history: Sequence[Message]) -> ResponseInput:
-    """The input without the messages and outputs that the conversation's turn in hand has. The AI SDK sends all of its
-    steps with each one."""
+    """The input without the messages and outputs that the conversation's current turn already has. The AI SDK sends all
+    steps of a turn with each of them."""
     turn = [message.body for message in history if message.turn == history[-1].turn]
     answered = {one.tool_call_id for body in turn if isinstance(body, ToolReturns) for one in body.returns}
     asked = [(body.role, body.content) for body in turn if isinstance(body, UserMessage)]

@@ -49,19 +49,19 @@ class ResponseInput:
     story: list[MessageBody] = field(default_factory=list[MessageBody])
     """Answers, calls and results that the client repeats, and the messages between them."""
     said: list[UserMessage] = field(default_factory=list[UserMessage])
-    """New messages: those after all answers and results."""
+    """New messages, which are the messages after all answers and results."""
     outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
     """Results of calls that are not in the input, by the calls' ids."""
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
     """A person's decisions, by the ids of the items that ask for them."""
     compacts: bool = False
-    """The answer is to be a summary of the whole history."""
+    """The request asks for a summary of the whole history."""
     since_asked: list[UserMessage] | None = None
     """The messages after the last approval request. None: the input does not repeat a request and decide one."""
 
     @property
     def answers_calls(self) -> bool:
-        """Whether it answers calls of an earlier response."""
+        """Whether the input answers calls of an earlier response."""
         return bool(self.outputs or self.verdicts)
 
     @property
@@ -89,7 +89,7 @@ def _texts_of(body: MessageBody) -> object:
 
 
 def reference_of(item: Mapping[str, Any]) -> str | None:
-    """The id to which this item refers. None: it is an item itself."""
+    """The id to which this item refers. None: it is a whole item."""
     is_reference = item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
     named = item.get("id")
     return named if is_reference and isinstance(named, str) else None
@@ -123,16 +123,16 @@ class _Story:
     leaves_calls_open: bool = False
     bodies: list[MessageBody] = field(default_factory=list[MessageBody])
     texts: list[str] = field(default_factory=list[str])
-    """Of the answer to which the last items belong, as are `calls`."""
+    """The texts of the answer to which the last items belong. `calls` are that answer's calls."""
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     names: dict[str, str] = field(default_factory=dict[str, str])
-    """Of the tools in `calls`, by the calls' ids."""
+    """The names of the tools in `calls`, by the calls' ids."""
     results: dict[str, ToolReturn] = field(default_factory=dict[str, ToolReturn])
-    """For `calls`."""
+    """The results of `calls`."""
     outputs: dict[str, Decision] = field(default_factory=dict[str, Decision])
     verdicts: dict[str, Decision] = field(default_factory=dict[str, Decision])
     earlier: dict[str, Decision] = field(default_factory=dict[str, Decision])
-    """Verdicts that more of an answer follows."""
+    """Verdicts after which the answer goes on."""
     asked: dict[str, int] = field(default_factory=dict[str, int])
     """The approval requests among the items, by their ids, with the number of bodies before each."""
     held: list[MessageBody] = field(default_factory=list[MessageBody])
@@ -157,7 +157,7 @@ class _Story:
             case "mcp_approval_request":
                 self.asked[str(item.get("id"))] = len(self.bodies)
             case "reasoning" | "mcp_list_tools":
-                return  # reasoning is its model's own
+                return  # reasoning is only for the model that wrote it
             case _:
                 raise InvalidRequest(f"{place}.type is {str(kind)[:50]!r}: {_why_not(kind)}", field=f"{place}.type")
 
@@ -227,7 +227,7 @@ class _Story:
         self.verdicts[asked] = Decision(tool_call_id=asked, approve=approve, reason=said)
 
     def _pass_over_verdicts(self) -> None:
-        """The answer to a request that is repeated as well is history, once more of the answer follows."""
+        """A verdict is history if the input also repeats its request, and the answer goes on after it."""
         self.earlier.update(self.verdicts)
         self.verdicts.clear()
 
@@ -277,12 +277,12 @@ def decisions_on(given: ResponseInput, waiting: Sequence[Approval]) -> list[Deci
 
 
 def no_request(item_id: str) -> str:
-    """What is wrong with a verdict on nothing."""
+    """The error for a verdict without its approval request."""
     return f"No approval request found with id {item_id}."
 
 
 def _taken(answers: dict[str, Decision], name: str) -> Decision | None:
-    """Removes the answer with this id, or with the id of a call that the response contained twice."""
+    """Removes and returns the answer with this id, or with its suffixed form, for a call that a response had twice."""
     found = next((one for one in answers if one == name or one.rstrip(AGAIN) == name), None)
     return None if found is None else answers.pop(found)
 

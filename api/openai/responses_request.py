@@ -79,7 +79,7 @@ class Reasoning(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """The shape of the answer's text."""
+    """The format of the answer's text."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -124,13 +124,13 @@ class TextOptions(BaseModel):
 
 
 class ContextManagement(BaseModel):
-    """When the context is compacted."""
+    """The rule for compacting the context."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["compaction"]
     compact_threshold: Annotated[int, Field(ge=1000, le=2**31)] | None = None
-    """Tokens. Null: the default, when the window is full."""
+    """Tokens. Null: the default, which is a full window."""
 
 
 class ConversationName(BaseModel):
@@ -146,7 +146,7 @@ def _names_one(value: Any) -> Any:
 
 
 def _unsupported(said: str, param: str = "", *, code: LiteralString = "unsupported_parameter") -> PydanticCustomError:
-    """A refusal with OpenAI's code for it. `param` is for a check of several fields."""
+    """A refusal with OpenAI's code. `param` names the field if a check concerns several fields."""
     return PydanticCustomError(code, "{said}", {"said": said, "param": param})
 
 
@@ -206,7 +206,7 @@ class ResponseRequest(BaseModel):
         for number, tool in enumerate(value or ()):
             kind = tool.get("type")
             if kind == "mcp" and tool.get("server_label") == SERVER_LABEL:
-                continue  # the agent's own tools, which it has anyway: agents' frameworks look their calls up by this
+                continue  # the agent's own tools, which it has anyway: agents' frameworks find their calls by this
             if kind != "function":
                 raise _unsupported(
                     f"the tool type {str(kind)[:50]!r} is not there: tools of the type 'function' are yours to run, "
@@ -268,7 +268,7 @@ class ResponseRequest(BaseModel):
         if self.reasoning is not None and self.reasoning.effort is not None:
             said |= {"reasoning_effort": self.reasoning.effort, "reasoning": self.reasoning.effort != "none"}
         elif "temperature" in said or "top_p" in said:
-            said["reasoning"] = False  # some models accept only one of them
+            said["reasoning"] = False  # some models accept only one of the two options
         if self.text is not None and self.text.format.type != "text":
             said["response_format"] = self.text.format.for_model()
         if self.text is not None and self.text.verbosity is not None:
@@ -337,7 +337,7 @@ def _echoed_tool(tool: FunctionTool) -> dict[str, Any]:
 
 
 def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
-    """The tools that the model may or must call. None: the request does not say. Raises `InvalidRequest`."""
+    """The tools that the model may or must call. None: the request sets none. Raises `InvalidRequest`."""
     choice = request.tool_choice
     if choice is None or choice == "auto":
         return None

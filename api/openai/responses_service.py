@@ -95,8 +95,8 @@ class ResponseService:
     async def create(
         self, project_id: ProjectId, request: ResponseRequest, headers: SubmissionHeaders, http: Request
     ) -> Response:
-        """Submits a run. Answers with a stream, with the final response, or in the background with the current one. A
-        foreground response is cancelled when its client disconnects."""
+        """Submits a run. Answers with a stream, with the final response, or, in the background, with the current
+        response. A foreground response is cancelled when its client disconnects."""
         run = await self._submitted(project_id, request, headers, forks=request.store is False)
         leave = self._hung_up(run, is_kept=request.store is not False) if request.is_foreground else None
         if request.stream:
@@ -116,8 +116,7 @@ class ResponseService:
         self, project_id: ProjectId, request: ResponseCompactRequest, headers: SubmissionHeaders, http: Request
     ) -> Response:
         """Compacts a copy of the client's items, or of a response's history. Answers with the items that the client may
-        send in their place: the users' messages and the summary. The compaction is a response of its own, and is
-        stored."""
+        send in their place: the users' messages and the summary. The compaction is itself a stored response."""
         run = await self._submitted(project_id, request.as_response(), headers, forks=True)
         ended = await self._when_ended(run, http, self._hung_up(run, is_kept=True))
         if isinstance(ended, Response):
@@ -208,7 +207,7 @@ class ResponseService:
         return await self.cancels.cancel_one(project_id, run_id, Cancel())
 
     async def delete(self, project_id: ProjectId, run_id: RunId) -> None:
-        """Deletes a response that has ended. Raises `Refused` for one that has not."""
+        """Deletes a response that has ended. Raises `Refused` for a response that has not ended."""
         run = await self.runs.get(project_id, run_id)
         if run.status is RunStatus.AWAITING_APPROVAL:
             run = await self.cancels.cancel_one(project_id, run_id, Cancel(reason="the response was deleted"))
@@ -238,7 +237,7 @@ class ResponseService:
         is_named = request.previous_response_id is not None
         request, given = await self.threads.without_repetition(project_id, request, given)
         try:
-            # A response that is not stored must not stay in a thread that other responses continue.
+            # An unstored response must not stay in a thread that other responses continue.
             thread = await self.threads.find(project_id, request, given, forks=forks)
             return await self.submissions.submit(self._command(thread, request, given, headers, keys, scope))
         except WENT_ON:
@@ -252,8 +251,7 @@ class ResponseService:
         return [] if run.pruned_at is None else [*events_kept_of(run, await self.messages.list_of_run(run))]
 
     async def _forget(self, run: Run) -> None:
-        """Deletes a delivered response that the client asked not to store, and its thread if the response has one of
-        its own."""
+        """Deletes a delivered response that the client asked not to store, and its thread if the response began one."""
         try:
             ended = await self.runs.get(run.project_id, run.id)
             if ended.status not in TERMINAL:
@@ -330,7 +328,7 @@ class ResponseService:
         return cancel
 
     async def _when_ended(self, run: Run, http: Request, leave: Callable[[], Awaitable[None]] | None) -> Run | Response:
-        """The run when it has ended, for a client that waits for it; otherwise the answer for the client."""
+        """The ended run, for a client that waits for it; if that fails, the answer for the client."""
         http.scope["state"][ENDS_WITH_CLIENT] = True
         ended: list[Run | None] = []
 
@@ -370,8 +368,8 @@ def _was_left(run: Run) -> bool:
 
 
 def _scope(project_id: ProjectId, keys: SubmissionKeys, sender: str) -> ThreadId | None:
-    """The thread in which a submission with these keys is found again. None: none of the keys applies. `sender` is the
-    API key that sees only its own submissions; empty for a key of the whole project."""
+    """The thread in which a repeated submission with these keys is found. None: no key applies. `sender` is the API key
+    that sees only its own submissions; empty for a key of the whole project."""
     if keys == NO_KEYS:
         return None
     named = keys.names or ([] if keys.body is None else [keys.body.key])
@@ -391,7 +389,7 @@ LONGEST_SILENCE_S = 15.0
 """Proxies and clients give up a stream after 20 to 60 seconds without a byte."""
 
 DONE = b"data: [DONE]\n\n"
-"""Open Responses requires it, and OpenAI's SDKs skip it."""
+"""The mark of the stream's end. Open Responses requires it, and OpenAI's SDKs skip it."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -408,7 +406,7 @@ class ResponseStream:
     shared_as = None
     longest_silence_s = LONGEST_SILENCE_S
     cut = None
-    """Clients take any clean end of a stream for its last event. They resume a broken connection."""
+    """Clients take any clean end of a stream for its last event, but resume a broken connection."""
 
     def __init__(self, run: Run, starting_after: int = BEFORE_ALL, kept: Sequence[Event] = ()) -> None:
         """`kept` as in `ResponseFold`."""
@@ -429,7 +427,7 @@ class ResponseStream:
         return shown + DONE, True
 
     def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """No event: a comment keeps the stream alive, and these clients know no event for that."""
+        """No event: these clients know no event for this, and a comment keeps the stream alive."""
         return b""
 
     def end_of(self, _last: Seq) -> bytes:

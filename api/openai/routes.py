@@ -53,7 +53,7 @@ async def create_chat_completion(
 ) -> Response:
     """Sends the new messages to the agent that `model` names. Answers with the agent's text, whole or streamed.
 
-    A request to a busy history waits in the queue, unless the header says otherwise.
+    A request to a busy history waits in the queue, unless a header sets another policy.
     """
     return await chat.send(await _thread(threads, project_id, request.model), request, headers)
 
@@ -89,7 +89,7 @@ async def create_response(
     """Creates a response of an agent, or of a model. Answers with the final response, with a stream, or immediately if
     `background` is true.
 
-    A background response goes on when its client disconnects. A foreground response is then cancelled.
+    A background response goes on when its client disconnects. A foreground response is cancelled then.
     """
     return await responses.create(project_id, request, headers, http)
 
@@ -113,7 +113,7 @@ async def compact(
 async def count_input_tokens(
     request: ResponseRequest, responses: ResponseServiceDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Estimates how many tokens the model would receive for this request. The server asks no provider."""
+    """Estimates the number of tokens that the model would receive for this request. The server asks no provider."""
     return {"object": "response.input_tokens", "input_tokens": await responses.count_input(project_id, request)}
 
 
@@ -262,8 +262,8 @@ async def delete_webhook_endpoint(
 async def rotate_webhook_secret(
     webhook_id: WebhookIdPath, webhooks: WebhooksDep, project_id: ProjectDep, body: WebhookRotate | None = None
 ) -> dict[str, Any]:
-    """Gives an endpoint a new secret. Only this answer contains it. If the body asks for it, deliveries are signed with
-    the old secret as well for a day."""
+    """Gives an endpoint a new secret. Only this answer contains it. On request, deliveries are also signed with the old
+    secret for a day."""
     overlaps = body is not None and body.keep_old_secret_active_for_24_hours
     return shown_with_secret(await webhooks.rotate_secret(project_id, webhook_id, overlaps=overlaps))
 

@@ -119,7 +119,7 @@ def shown_with_secret(issued: IssuedSecret) -> dict[str, Any]:
 
 
 def shown_page(found: Sequence[WebhookEndpoint], limit: int) -> dict[str, Any]:
-    """A page of a list. `found` has one entry more than the page if there are more."""
+    """A page of a list. `found` has one entry more than the page if the list goes on."""
     page = [shown_endpoint(endpoint) for endpoint in found[:limit]]
     return {
         "object": "list",

@@ -1,4 +1,4 @@
-"""Reads what a page answers to the calls that wait, and finds out whether it was answered before."""
+"""Reads a page's answers to waiting calls, and finds out whether they were given before."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,27 +28,27 @@ CANCELLED = "cancelled by the user"
 
 
 class RefusalCode(StrEnum):
-    """Why a page's submission does not fit the calls that wait. Clients know these words."""
+    """The reason why a page's submission does not fit the waiting calls. Clients know these words."""
 
     PENDING_APPROVAL = "PENDING_APPROVAL"
-    """New input came, but calls wait."""
+    """The submission has new input, but calls wait."""
     INCOMPLETE_RESUME = "INCOMPLETE_RESUME"
-    """The answers do not cover every call that waits."""
+    """The answers do not cover all waiting calls."""
     UNKNOWN_INTERRUPT = "UNKNOWN_INTERRUPT"
-    """An answer names no call that ever waited here."""
+    """An answer names a call that never waited here."""
     NO_PENDING_APPROVAL = "NO_PENDING_APPROVAL"
-    """The call does not wait any more: it was decided otherwise, was cancelled, or has expired."""
+    """The call no longer waits: it was decided otherwise, was cancelled, or has expired."""
     BAD_PAYLOAD = "BAD_PAYLOAD"
     """An answer does not fit its call: arguments against the schema, an approval of a call that the client runs, or a
-    result of a call that it does not."""
+    result of a call that the client does not run."""
 
 
 class PageRefusal(Refused):
-    """A refusal that the pages' protocols name. A dialect that has its own form for it catches it; else it is a 409."""
+    """A refusal that the pages' protocols define. A dialect with its own form for it catches it; else it is a 409."""
 
     def __init__(self, reason: RefusalCode, message: str, ids: Iterable[str]) -> None:
-        """`message` is a sentence; the refusal's own names `ids` after it: the approvals that wait, or the ids in the
-        request that are wrong."""
+        """`message` is a sentence, to which the refusal adds `ids`: the waiting approvals, or the wrong ids in the
+        request."""
         self.ids = list(ids)
         self.reason = reason
         self.message = f"{message}: {', '.join(self.ids)}"
@@ -57,8 +57,7 @@ class PageRefusal(Refused):
 
 @dataclass(frozen=True, kw_only=True)
 class PageAnswer:
-    """A page's answer to one call that waits: an approval or a denial, or the result of a call that the page has
-    run."""
+    """A page's answer to one waiting call: an approval or a denial, or the result of a call that the page has run."""
 
     call: str
     """The id of the call, or of its approval."""
@@ -66,21 +65,21 @@ class PageAnswer:
     """None: the answer is a result, or cancels the call."""
     reason: str | None = None
     edited_arguments: dict[str, Any] | None = None
-    """Whole arguments in place of those that were shown. None: the call is made as it was shown."""
+    """Complete arguments in place of the shown ones. None: the call keeps the shown arguments."""
     result: str | list[ContentPart] | None = None
     is_error: bool = False
-    """Whether the result is an error's text."""
+    """Whether the result is the text of an error."""
     cancelled: bool = False
-    """The user wants neither: the call is denied. An expired call can only be cancelled."""
+    """The user wants neither approval nor denial: the call is denied. An expired call can only be cancelled."""
 
 
 class Read(NamedTuple):
     """The meaning of a page's answers in the present state of the thread."""
 
     decisions: list[Decision]
-    """A decision for every call that waits, in their order; empty if the answers were given before."""
+    """A decision for each waiting call, in the calls' order; empty if the answers were given before."""
     continuation: RunId | None = None
-    """The run that followed the same answers when they were given before."""
+    """If the answers were given before: the run that followed them then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +91,13 @@ class PageDecisions:
     clock: Clock
 
     async def waiting(self, project_id: ProjectId, thread_id: ThreadId) -> list[Approval]:
-        """The calls of the thread that wait."""
+        """The waiting calls of the thread."""
         return await self.approvals.waiting_on_thread(project_id, thread_id)
 
     async def read(self, project_id: ProjectId, thread_id: ThreadId, answers: Sequence[PageAnswer]) -> Read:
-        """Returns the decisions on the calls that wait, or the continuation if these answers were given before.
+        """Returns the decisions on the waiting calls, or the continuation if these answers were given before.
 
-        Pages send all that their last message has, so answers to calls of earlier runs are passed over. Raises
+        Pages send every answer in their last message, so answers to calls of earlier runs are ignored. Raises
         `PageRefusal`.
         """
         waiting = await self.waiting(project_id, thread_id)
@@ -140,7 +139,7 @@ class PageDecisions:
 
 
 def _continuation(answers: Sequence[PageAnswer], decided: Sequence[Approval]) -> RunId:
-    """Returns the run that followed these answers. Raises `PageRefusal` if they are not those that were given."""
+    """Returns the run that followed these answers. Raises `PageRefusal` if other answers were given."""
     if not decided:
         said = "no call waits for an answer"
         raise PageRefusal(RefusalCode.NO_PENDING_APPROVAL, said, [one.call for one in answers])
@@ -156,10 +155,10 @@ def _continuation(answers: Sequence[PageAnswer], decided: Sequence[Approval]) ->
 def _by_approval(
     answers: Sequence[PageAnswer], waiting: Sequence[Approval], decided: Sequence[Approval], earlier: Sequence[Approval]
 ) -> dict[ApprovalId, PageAnswer]:
-    """Returns the answers to the calls of one run, of which some wait and some were decided. `earlier` are all decided
-    calls that the answers name. A decision counts before a result of the same call, if that is not run by the page.
+    """Returns the answers to one run's calls, some of which wait and some were decided. `earlier` are all decided calls
+    that the answers name. A result after a decision on the same call is ignored if the page does not run the call.
 
-    Raises `PageRefusal` for an id of no call, and for two different answers to one.
+    Raises `PageRefusal` for an id of no call, and for two different answers to one call.
     """
     names = {name: one for one in [*decided, *waiting] for name in (one.id, one.tool_call_id)}
     known = {name for one in earlier for name in (one.id, one.tool_call_id)}
@@ -192,7 +191,7 @@ def _refuse_expired(waiting: Sequence[Approval], given: Mapping[ApprovalId, Page
 
 
 def _refuse_other(given: Mapping[ApprovalId, PageAnswer], decided: Sequence[Approval]) -> None:
-    """Raises `PageRefusal` for the calls that were decided before, and not as they are answered now."""
+    """Raises `PageRefusal` for calls whose earlier decision differs from the present answer."""
     others = [one for one in decided if one.id in given and not _is_same(one, given[one.id])]
     if others:
         said = "a decision holds once, and these calls were decided otherwise"
@@ -202,7 +201,7 @@ def _refuse_other(given: Mapping[ApprovalId, PageAnswer], decided: Sequence[Appr
 
 
 def _is_same(decided: Approval, answer: PageAnswer) -> bool:
-    """Whether the answer is the decision, whatever reason it gives."""
+    """Whether the answer equals the decision, apart from its reason."""
     known = decided.decision
     if known is None:
         return False
@@ -212,7 +211,7 @@ def _is_same(decided: Approval, answer: PageAnswer) -> bool:
         return False
     if answer.edited_arguments is None:
         return known.edited_arguments is None
-    # Text that a tool's old schema accepted stays the same decision when the schema changes.
+    # Arguments that a tool's old schema accepted remain this decision when the schema changes.
     return _object_in(known.edited_arguments or decided.arguments) == answer.edited_arguments
 
 

@@ -1,16 +1,16 @@
 """A run's log as parts that open, grow and close: a pure fold, without I/O and without a clock.
 
-The browsers' protocols all speak of such parts (a text, a thought, a call), each in its own frames. A dialect maps the
-parts to its frames; what a log may look like after a crash, in a gap, or without the events of items is handled here
-once. A mapping may rely on this, whatever the log:
+All browsers' protocols have such parts (a text, a thought, a call), each in its own frames. A dialect maps the parts to
+its frames. This module handles, once for all, logs after a crash, with a gap, or without the events of items. A mapping
+may rely on these facts for every log:
 
 * Every part that opens is closed before `LegEnded`, before `Restarted`, before `Lost`, and before a part of the next
-  step opens. Nothing of a part comes after its close, and no part opens twice.
-* No growth is empty.
+  step opens. No piece of a part follows its close, and no part opens twice.
+* No piece is empty.
 * Each call that the log shows has its arguments closed once, by `CallReady` or by `CallCut`, before its `Returned`.
   A run that continues another one may have a `Returned` for a call that the earlier run showed.
-* The parts depend on the run as it was submitted and on the log alone, so they are the same for every reader at every
-  time. Entries without meaning for a reader give no parts.
+* The parts depend only on the run's submission and on the log, so they are the same for every reader at every time.
+  Entries without meaning for a reader yield no parts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,14 +22,14 @@ from shared.domain.messages import ToolCall, ToolReturn
 from shared.domain.runs import Run
 
 AGAIN = "~"
-"""Suffix of a call's id that the same run has shown already: models may number the calls of each answer from one."""
+"""Suffix of a call's id that the run has used before: models may number the calls of each answer from one."""
 
 _CUT_OFF = (events.StopReason.CANCELLED, events.StopReason.FAILED, events.StopReason.MODEL_FAILED)
 """Stop reasons of runs whose last answer may be incomplete."""
 
 
 class StepBegan(NamedTuple):
-    """The model is asked, or asked again with the results of its calls. Comes before the step's first part."""
+    """A model call begins, perhaps with the results of the last one's tool calls. Precedes the step's first part."""
 
     step_id: StepId
 
@@ -49,7 +49,7 @@ class ReasoningGrew(NamedTuple):
 
 
 class ReasoningClosed(NamedTuple):
-    """A part of the reasoning is complete, or nothing more of it will come."""
+    """A part of the reasoning is complete, or was cut off."""
 
     id: str
 
@@ -69,13 +69,13 @@ class TextGrew(NamedTuple):
 
 
 class TextClosed(NamedTuple):
-    """A text is complete, or nothing more of it will come."""
+    """A text is complete, or was cut off."""
 
     id: str
 
 
 class CallOpened(NamedTuple):
-    """A call of the model opens; its arguments follow. `id` is the call's, unique in the run."""
+    """A call of the model opens; its arguments follow. `id` is the call's id, unique in the run."""
 
     id: str
     name: str
@@ -84,7 +84,7 @@ class CallOpened(NamedTuple):
 
 
 class CallGrew(NamedTuple):
-    """A piece of a call's arguments, which are JSON when they are whole."""
+    """A piece of a call's arguments. All pieces together are JSON."""
 
     id: str
     arguments: str
@@ -96,12 +96,12 @@ class CallReady(NamedTuple):
     id: str
     name: str
     arguments: str
-    """The complete arguments. If they differ from the joined pieces, they correct those."""
+    """The complete arguments. They replace the joined pieces if they differ from these."""
     answered_by: events.AnsweredBy
 
 
 class CallCut(NamedTuple):
-    """A call was cut off in the middle and is not made."""
+    """A call was cut off in the middle, and no tool runs."""
 
     id: str
     name: str
@@ -110,16 +110,16 @@ class CallCut(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A decision on a call of the run that this one continues."""
+    """A decision on a call of the previous run, which this run continues."""
 
     event: events.CallDecided
 
 
 class Returned(NamedTuple):
-    """The result of a call. Comes once for each call, as soon as the log has it."""
+    """The result of a call, once for each call, as soon as the log has it."""
 
     id: str
-    """The id under which this run has shown the call. For calls of an earlier run, the call's own."""
+    """The id under which this run has shown the call. For calls of an earlier run, the call's own id."""
     result: ToolReturn
 
 
@@ -130,13 +130,13 @@ class DataShown(NamedTuple):
 
 
 class Injected(NamedTuple):
-    """A user's message that came into the running run."""
+    """A user's message that was injected into the running run."""
 
     event: events.InputDelivered
 
 
 class Restarted(NamedTuple):
-    """The step begins again: these parts are void, as if they had never been."""
+    """The step begins again, and these parts are void: readers must remove them."""
 
     message_ids: frozenset[MessageId]
     """Messages that are void as a whole."""
@@ -145,7 +145,7 @@ class Restarted(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Entries of the log are gone: what follows may lack its beginning."""
+    """Entries of the log are lost: the next parts may lack their beginnings."""
 
 
 class Compaction(NamedTuple):
@@ -158,7 +158,7 @@ class LegEnded(NamedTuple):
     """The last part."""
 
     reason: str
-    """A `StopReason`, or one of a newer release."""
+    """A `StopReason`, or a newer release's reason."""
     failure: events.Failed | None
     usage: events.UsageReported | None
     unanswered: tuple[str, ...]
@@ -189,8 +189,8 @@ Part = (
 
 
 class CallIds:
-    """The ids under which a client has the calls of one run. It has dropped those that were taken back, so the call
-    that comes in their place may have their id, as in the list of stored messages."""
+    """The ids under which a client has the calls of one run. The client has dropped void calls, so a call that replaces
+    a void one may have its id, as in the list of stored messages."""
 
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
@@ -199,7 +199,7 @@ class CallIds:
         """The ids that are in use at the client."""
 
     def open(self, part_id: str) -> str:
-        """Returns the id under which the client is shown a call whose part opens."""
+        """Returns the id for the client of a call whose part opens."""
         shown = part_id
         while shown.endswith(AGAIN) and shown.removesuffix(AGAIN) in self._shown:
             shown = shown.removesuffix(AGAIN)
@@ -210,11 +210,11 @@ class CallIds:
         return shown
 
     def of(self, part_id: str) -> str:
-        """Returns the id of a call that was shown. A call of another run has its own."""
+        """Returns the client's id of a shown call. A call of another run has its own id."""
         return self._shown.get(part_id, part_id)
 
     def take_back(self, part_id: str) -> str:
-        """The client drops this part. Returns the id under which it had it."""
+        """Records that the client drops this part. Returns the id under which the client had it."""
         shown = self.of(part_id)
         self._kept.discard(shown)
         return shown
@@ -241,7 +241,7 @@ class _Open:
 
 
 class LegParts:
-    """The parts of one run's log. `take` wants the entries in their order, from the first one on."""
+    """The parts of one run's log. `take` needs the entries in their order, from the first on."""
 
     def __init__(self, run: Run) -> None:
         self._says_ends = run.options.item_events
@@ -249,13 +249,13 @@ class LegParts:
         self._of_client = frozenset(tool.name for tool in run.options.client_tools)
         self._open: dict[_Key, _Open] = {}
         self._ended: set[_Key] = set()
-        """Keys whose part is closed, or was open before a gap. Further pieces of them are passed over."""
+        """Keys whose part is closed, or was open before a gap. Their further pieces are ignored."""
         self._shown: dict[str, MessageId] = {}
         """The ids of all parts that are not void, and their messages."""
         self._used: set[str] = set()
         """The ids of all parts."""
         self._waiting: dict[str, str] = {}
-        """Calls without results: their own ids, and the ids under which they were shown."""
+        """Calls without results: by their own ids, the ids under which they were shown."""
         self._returned: set[str] = set()
         self._step_id: StepId | None = None
         self._last_seq = Seq(0)
@@ -264,7 +264,7 @@ class LegParts:
         self._usage: events.UsageReported | None = None
         self.has_ended = False
         self.is_contradicted = False
-        """The log was rewritten after this fold has read it: what was sent of it is no longer valid."""
+        """The log was rewritten after this fold had read it, so frames already sent are no longer valid."""
 
     def take(self, seq: Seq, event: events.Event | events.Unknown) -> list[Part]:
         """Returns the parts of the log's next entry, which has this number."""
@@ -274,7 +274,7 @@ class LegParts:
         return parts
 
     def lost_ending(self) -> list[Part]:
-        """Returns the end of a log that has none, as after its run was deleted."""
+        """Returns the last parts if the log has no end, as after its run was deleted."""
         if self.has_ended:
             return []
         self._failure = events.Failed(0, "run_deleted", "The run was deleted.")
@@ -286,7 +286,7 @@ class LegParts:
         part = self._open.get(key)
         if part is None:
             return self._open_text(kind, key, event)
-        # Nearly all events of a log are pieces of an open part, so these do without a generator.
+        # Nearly all events of a log are pieces of an open part, so these need no generator.
         return (_GREW[kind](part.id, event.text),) if event.text else ()
 
     def _open_text(self, kind: str, key: _Key, event: events.ReasoningChunk | events.TextChunk) -> Iterator[Part]:
@@ -341,7 +341,7 @@ class LegParts:
         yield CallOpened(part.id, name, message_id, by)
 
     def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
-        """Which side answers a call, for a log that does not record it."""
+        """The side that answers a call, for a log that does not record it."""
         if name in self._of_client:
             return "client"
         return "person" if needs_approval else "worker"
@@ -378,14 +378,15 @@ class LegParts:
         self._returned.clear()
 
     def _returned_once(self, result: ToolReturn) -> Iterator[Part]:
-        """Ids of calls may come again in a later answer, so what has returned is known until all results are there."""
+        """Yields a result once. The ids are remembered until all results of an answer are there, because a later answer
+        may reuse them."""
         if result.tool_call_id in self._returned:
             return
         self._returned.add(result.tool_call_id)
         yield Returned(self._waiting.pop(result.tool_call_id, result.tool_call_id), result)
 
     def _injected(self, event: events.InputDelivered) -> Iterator[Part]:
-        # It comes between answers, never in the middle of one.
+        # The message comes between answers, never in the middle of an answer.
         yield from self._close_all(is_whole=not self._says_ends)
         if event.role != "system":
             yield Injected(event)
@@ -430,8 +431,8 @@ class LegParts:
         yield LegEnded(self._reason, self._failure, self._usage, tuple(self._waiting.values()))
 
     def _step(self, step_id: StepId) -> Iterator[Part]:
-        """Begins a step, if this is its first part. Where the log does not mark complete answers, that completes the
-        answer before."""
+        """Begins a step, if this is its first part. This completes the answer before, if the log does not mark complete
+        answers."""
         if step_id == self._step_id:
             return
         yield from self._close_all(is_whole=not self._says_ends)
@@ -439,7 +440,7 @@ class LegParts:
         yield StepBegan(step_id)
 
     def _close_texts(self) -> Iterator[Part]:
-        """Closes open text and reasoning: another part opens, and clients show one after the other."""
+        """Closes open text and reasoning before another part opens, because clients show one after the other."""
         for key in [key for key, part in self._open.items() if part.kind != "call"]:
             yield self._close(key, is_whole=True)
 
@@ -456,7 +457,7 @@ class LegParts:
                 return CallReady(part.id, part.name, arguments, part.answered_by)
             self._waiting = {call: shown for call, shown in self._waiting.items() if shown != part.id}
             return CallCut(part.id, part.name, arguments)
-        # The text may go on after a call, as a part with another id.
+        # The text may continue after a call, as a part with another id.
         return TextClosed(part.id) if part.kind == "text" else ReasoningClosed(part.id)
 
     def _opened(self, key: _Key, kind: str, part_id: str, message_id: MessageId) -> _Open:
@@ -488,11 +489,11 @@ class LegParts:
         events.Failed: _noted,
         events.Ended: _end,
     }
-    """The method that makes the parts of an entry, by the entry's type. Entries of other types give none."""
+    """The method that makes the parts of an entry, by the entry's type. Entries of other types have no parts."""
 
 
 _ID = {"text": "", "reasoning": "reasoning-"}
-"""Prefixes of parts' ids. A message has one text, unless calls come in the middle of it."""
+"""Prefixes of parts' ids. A message has one text, unless calls interrupt it."""
 
 _OPENED: dict[str, Callable[[str, MessageId], Part]] = {"text": TextOpened, "reasoning": ReasoningOpened}
 _GREW: dict[str, Callable[[str, str], Part]] = {"text": TextGrew, "reasoning": ReasoningGrew}

@@ -29,7 +29,7 @@ class PageTokenRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     thread_id: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-    """The conversation: its id, `default`, or the page's own name for it. A name that is new makes a conversation."""
+    """The conversation: its id, `default`, or the page's own name for it. A new name creates a conversation."""
     may: MayDo = "read"
     valid_for_s: Annotated[int, Field(ge=1, le=86_400)] = 900
 
@@ -44,7 +44,7 @@ async def make_page_token(
     caller: CallerDep,
     only: OnlyThreadDep,
 ) -> dict[str, Any]:
-    """A token with which a web page reads one conversation of the agent, or talks in it, and does nothing else."""
+    """A token with which a web page may only read one conversation of the agent, or talk in it."""
     thread = await threads.find(caller.project_id, agent_id, request.thread_id, only=only)
     if thread.id is None:
         if not caller.scopes.include(Level.WRITE):

@@ -1,4 +1,4 @@
-"""Submits a run for the new messages of a page, or for its decisions on the calls that wait."""
+"""Submits a run for the new messages of a page, or for its decisions on waiting calls."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -35,31 +35,31 @@ from shared.sql.history.message_lists import MessageLists
 from shared.sql.runs.run_store import ANYWHERE, Place, Submitted
 
 AMONG = 50
-"""Newest messages of a history among which those that a page repeats are looked for."""
+"""The number of a history's newest messages among which repeated messages of a page are looked up."""
 
 MOST_STEPS = RunOptions().max_steps
 """The most steps of a run that a key of single agents submits."""
 
 Known = dict[str | None, RunId | None]
-"""The runs of messages that a thread has already, by the messages' ids for pages."""
+"""The runs of messages that a thread already has, by the messages' ids for pages."""
 
 _DECIDED_MEANWHILE = (NoPendingApproval, WrongToolCalls, AlreadyDecided, DecidedOtherwise)
 
 TRIES = 3
-"""How often answers are compared with the waiting calls, because other callers may decide these meanwhile."""
+"""The most comparisons of answers with the waiting calls, which other callers may decide meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageSubmission:
-    """A page's request, in the words of no dialect."""
+    """A page's request, independent of its dialect."""
 
     thread: PageThread
     dialect: str
     """The dialect's name, as `RunOptions.dialect` stores it."""
     said: Sequence[UserMessage] = ()
-    """All users' messages at the end of the request, oldest first, each with the client's id for it as its otid."""
+    """All users' messages at the end of the request, oldest first, each with the client's id as its otid."""
     said_at: Sequence[int]
-    """The places of those messages in the request, for refusals."""
+    """The places of these messages in the request, for refusals."""
     answers: Sequence[PageAnswer] = ()
     headers: SubmissionHeaders
     client_tools: Sequence[ClientTool] = ()
@@ -68,7 +68,7 @@ class PageSubmission:
     run_name: str | None = None
     """The client's own id of the run, at most 200 characters (`RunOptions.named`)."""
     if_busy: BusyPolicy | None = None
-    """None: what the header says, else `enqueue`."""
+    """None: the header's policy, else `enqueue`."""
     max_steps: int | None = None
     override_model: str | None = None
     """None: the conversation's model, else the agent's."""
@@ -78,7 +78,7 @@ class PageSubmission:
 
 @dataclass(frozen=True, kw_only=True)
 class PageService:
-    """Submits what pages send, and stops their runs."""
+    """Submits the messages and answers of pages, and stops their runs."""
 
     threads: PageThreads
     decisions: PageDecisions
@@ -88,16 +88,16 @@ class PageService:
     input_limits: InputLimits
 
     async def submit(self, submission: PageSubmission) -> Submitted:
-        """Stores and dispatches the run that answers the submission, and makes the conversation if it is new.
+        """Stores and dispatches the run that answers the submission, and creates the conversation if it is new.
 
-        Messages that the thread has already are left out. A submission whose last message is known was sent before:
-        this returns the run of the first time, with `is_new` False. With answers, the run is the continuation of the
-        one that waits; the same answers again return the same continuation. The run may be one that is active and has
-        taken the messages in (`inject`).
+        Messages that the thread already has are omitted. A submission whose last message is known is a repetition: this
+        returns the first submission's run, with `is_new` False. With answers, the run is the continuation of the
+        waiting run; repeated answers return the same continuation. With `inject`, the run may be an active one that has
+        received the messages.
 
-        Raises `PageRefusal`; `Refused` if nothing is new, or a key of single agents sends what only keys of the project
-        may; `InvalidRequest` for a message that is too long; `NameTaken` if another text was sent under the id of a
-        message; `Busy`; `LimitReached`.
+        Raises `PageRefusal`; `Refused` if nothing is new, or a key of single agents sends fields that only keys of the
+        project may send; `InvalidRequest` for a message that is too long; `NameTaken` if another text was sent under
+        the id of a message; `Busy`; `LimitReached`.
         """
         self._refuse_long(submission)
         submission = replace(submission, said=_each_once(submission))
@@ -114,14 +114,14 @@ class PageService:
         try:
             return await self._begun(submission, known)
         except NameTaken:
-            # A single message is not looked up among those that were sent, because the submission does it.
+            # A single message was not looked up among the sent messages before, because the submission does this.
             sent = await self._sent(submission)
             if last.otid not in sent:
                 raise
             return Submitted(await self._first_run(submission, last, sent[last.otid]), is_new=False)
 
     async def _begun(self, submission: PageSubmission, known: Known) -> Submitted:
-        """Submits the messages that are not known."""
+        """Submits the messages that are not among `known`."""
         thread, place = self.threads.opened(submission.thread)
         new = [message for message in submission.said if message.otid not in known]
         try:
@@ -132,7 +132,7 @@ class PageService:
 
     async def stop(self, thread: PageThread, run: str | None = None) -> Run:
         """Cancels a run of the thread that is active, queued or waits for answers, and returns it as it is then. `run`
-        is its id or the client's own name for it; None: the one at work, else the oldest in the queue. Raises
+        is its id or the client's own name for it; None: the running or parked run, else the oldest queued run. Raises
         `NothingToCancel`."""
         agent, active = thread.agent, list[Run]()
         if thread.id is not None:
@@ -145,13 +145,13 @@ class PageService:
         return await self.canceller.cancel(first, actor=ACTOR)
 
     async def waiting(self, thread: PageThread) -> list[ApprovalId]:
-        """The calls of the thread that wait for an answer."""
+        """The thread's calls that wait for an answer."""
         if thread.id is None:
             return []
         return [one.id for one in await self.decisions.waiting(thread.agent.project_id, thread.id)]
 
     async def _decided(self, submission: PageSubmission) -> Submitted:
-        """Decides the calls that wait. What others decide meanwhile is read again."""
+        """Decides the waiting calls. If other callers decide them meanwhile, it reads them again."""
         thread, project_id = submission.thread, submission.thread.agent.project_id
         if thread.id is None:
             said = "no call waits for an answer in a new conversation"
@@ -197,7 +197,7 @@ class PageService:
             raise _nothing_new()
         runs = self.submissions.runs
         run = await runs.get(submission.thread.agent.project_id, run_id)
-        # The dialects read parts of messages in different ways, so texts are compared within one.
+        # Dialects read parts of messages differently, so texts are compared only within one dialect.
         if run.options.dialect == submission.dialect:
             for given in await runs.submitted_input(run):
                 body = given.body
@@ -260,8 +260,8 @@ class PageService:
             self.input_limits.refuse_long_text(submission.added_system, "context")
 
     async def _refuse_foreign(self, submission: PageSubmission) -> None:
-        """Raises a 403 if the key sees single agents only, and the submission changes what the agent is. Such a key may
-        be in anybody's browser. The page may bring tools of its own, but none that replaces one of the agent's."""
+        """Raises a 403 if the key sees single agents only, and the submission redefines the agent. Strangers' browsers
+        may have such a key. The page may bring its own tools, but none that replaces a tool of the agent."""
         if not submission.headers.of_single_agents:
             return
         agent, brought = submission.thread.agent, {tool.name for tool in submission.client_tools}
@@ -284,7 +284,7 @@ def _text_of_message(message: UserMessage) -> str:
 
 
 def _each_once(submission: PageSubmission) -> list[UserMessage]:
-    """The messages, of which a page may have sent one twice. Raises `InvalidRequest` for two that share an id."""
+    """The messages, without repetitions in the request. Raises `InvalidRequest` for different texts with one id."""
     first: dict[str | None, tuple[int, UserMessage]] = {}
     for place, message in zip(submission.said_at, submission.said, strict=True):
         known_at, known = first.setdefault(message.otid, (place, message))
@@ -296,7 +296,7 @@ def _each_once(submission: PageSubmission) -> list[UserMessage]:
 
 
 def _keys_of(headers: SubmissionHeaders, new: Sequence[UserMessage]) -> SubmissionKeys:
-    """The names by which a submission is found when it comes again: one for each of its messages."""
+    """The names by which a repeated submission is found: one for each of its messages."""
     names = [] if headers.idempotency_key is None else [IDEMPOTENCY_KEY + headers.idempotency_key]
     names += [key_of_otids([message.otid]) for message in new if message.otid]
     return SubmissionKeys(names, hashlib.sha256(encode(list(new))).hexdigest())

@@ -22,22 +22,22 @@ _UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 @dataclass(frozen=True, kw_only=True)
 class PageThread:
-    """A history of an agent, as a page names it."""
+    """A history of an agent, under a page's name for it."""
 
     agent: Agent
     name: str
     """A conversation's id, `default`, or the page's own name for a conversation."""
     history: AgentThread | None
-    """None: the conversation is made when the first message comes."""
+    """None: the conversation is created with its first message."""
 
     @property
     def id(self) -> ThreadId | None:
-        """The thread. None: it is not made yet."""
+        """The thread. None: it does not exist yet."""
         return None if self.history is None else self.history.id
 
     @property
     def conversation(self) -> Conversation | None:
-        """None: it is not made yet, or the thread is the agent's default history."""
+        """None: it does not exist yet, or the thread is the agent's default history."""
         return None if self.history is None else self.history.conversation
 
     @property
@@ -51,13 +51,13 @@ class PageThread:
 
     @property
     def streamed(self) -> Thread | None:
-        """The thread for `ThreadStreams`. None: it is not made yet, so that there is nothing to stream."""
+        """The thread for `ThreadStreams`. None: it does not exist yet, so there is nothing to stream."""
         return None if self.id is None else Thread(self.agent.project_id, self.agent.id, self.id)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageThreads:
-    """Finds and makes conversations by their names. A name is one conversation of its agent in all dialects."""
+    """Finds and creates conversations by name. A name means one conversation of its agent in all dialects."""
 
     threads: AgentThreads
     conversations: ConversationStore
@@ -65,12 +65,12 @@ class PageThreads:
     ids: IdMaker
 
     async def find(self, project_id: ProjectId, agent_id: AgentId, name: str, *, only: ThreadId | None) -> PageThread:
-        """Returns the thread that a page means: a `conv-…` id, `default`, or any text of 1 to 200 characters, which
-        names a conversation of this agent, whether it exists or not.
+        """Returns the thread that a page names: by a `conv-…` id, `default`, or any text of 1 to 200 characters, which
+        is the name of a conversation of this agent, whether or not it exists.
 
-        `only` is the one thread that the caller may see (`OnlyThreadDep`); None: all of the project. Raises `NotFound`
-        for an unknown agent, an id of no conversation of this agent, and any other thread than `only`; and
-        `InvalidRequest` for a text that can be no name.
+        `only` is the one thread that the caller may see (`OnlyThreadDep`); None: all threads of the project. Raises
+        `NotFound` for an unknown agent, an id of no conversation of this agent, and any thread other than `only`; and
+        `InvalidRequest` for a text that cannot be a name.
         """
         if not 0 < len(name) <= LONGEST_NAME or _UNSTORABLE.search(name):
             raise InvalidRequest(
@@ -82,16 +82,16 @@ class PageThreads:
         return thread
 
     async def made(self, thread: PageThread) -> PageThread:
-        """Returns the thread with its conversation, which is made if it does not exist. Several processes that make the
-        same name at once get one conversation. Raises `NotFound` if the agent is gone."""
+        """Returns the thread with its conversation, and creates that if it does not exist. Several processes that
+        create the same name at once get one conversation. Raises `NotFound` if the agent was deleted."""
         if thread.history is not None:
             return thread
         stored = await self.conversations.ensure(self._new(thread), system_message_id=self.ids.message())
         return replace(thread, history=self.threads.of(thread.agent, stored))
 
     def opened(self, thread: PageThread) -> tuple[PageThread, Place]:
-        """Returns the thread with its conversation, and the place of a run that is submitted to it: if the conversation
-        does not exist, it is stored together with the run."""
+        """Returns the thread with its conversation, and the place for a submitted run. A new conversation is stored
+        together with the run."""
         if thread.history is not None:
             return thread, ANYWHERE
         new = self._new(thread)

@@ -73,8 +73,8 @@ async def retrieve_key(
 async def revoke_key(
     key_id: KeyIdPath, clock: ClockDep, issuer: KeyIssuerDep, access: AccessDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Revokes a key for ever, and the stream tokens that were created with it. This process refuses it at once, all
-    others within five seconds."""
+    """Revokes a key for ever, and the stream tokens that were created with it. This process refuses the key at once,
+    all other processes within five seconds."""
     now = clock.now()
     key = await issuer.keys.revoke(project_id, key_id, now)
     access.keys.forget()
@@ -145,7 +145,7 @@ async def list_callbacks(operations: OperationsDep, project_id: ProjectDep, page
 async def retry_callback(
     run_id: RunIdPath, clock: ClockDep, operations: OperationsDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Makes a callback due now. One that was given up gets one more attempt."""
+    """Makes a callback due now. A callback that was given up gets one more attempt."""
     now = clock.now()
     return wire_open_callback(await operations.callbacks.retry(project_id, run_id, now))
 
@@ -155,7 +155,7 @@ async def list_webhook_deliveries(
     operations: OperationsDep, project_id: ProjectDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
     """Events that the project's webhook endpoints have not received: deliveries that wait or were given up. Cursors are
-    their ids."""
+    ids of deliveries."""
     return [wire_open_delivery(one) for one in await operations.webhooks.list_open(project_id, page)]
 
 
@@ -163,5 +163,5 @@ async def list_webhook_deliveries(
 async def retry_webhook_delivery(
     run_id: RunIdPath, webhook_id: WebhookIdPath, clock: ClockDep, operations: OperationsDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Makes a delivery due now. One that was given up gets one more attempt."""
+    """Makes a delivery due now. A delivery that was given up gets one more attempt."""
     return wire_open_delivery(await operations.webhooks.retry(project_id, run_id, webhook_id, clock.now()))

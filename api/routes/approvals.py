@@ -31,7 +31,7 @@ async def _page(
     order: Order | None = None,
     ascending: bool | None = None,
 ) -> Page:
-    """Waiting calls are listed oldest first and decided ones newest first, unless `order` or `ascending` says
+    """Waiting calls are listed oldest first and decided calls newest first, unless `order` or `ascending` says
     otherwise."""
     upwards = (order == "asc" if order else not decided) if ascending is None else ascending
     return Page(limit=limit, after=after or None, before=before or None, ascending=upwards)
@@ -47,9 +47,9 @@ async def list_approvals(
     conversation_id: str | None = None,
     run_id: RunId | None = None,
 ) -> list[dict[str, Any]]:
-    """The tool calls that wait for a person or for the client, oldest first; with `decided`, the decided ones, the
-    newest decision first. `conversation_id=default` means the default history of the named agent; `run_id` is the run
-    that has asked. Cursors are ids of approvals."""
+    """The tool calls that wait for a person or for the client, oldest first; with `decided`, the decided calls, newest
+    decision first. `conversation_id=default` means the default history of the named agent; `run_id` is the run of the
+    calls. Cursors are ids of approvals."""
     if conversation_id == DEFAULT and agent_id is None:
         raise InvalidRequest(
             "agent_id is missing: conversation_id 'default' is the own history of the agent named",

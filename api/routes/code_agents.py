@@ -1,4 +1,4 @@
-"""Agents of operators' own code: which ones workers have, and the journals of their runs."""
+"""Agents of operators' own code: the agents that workers have, and the journals of their runs."""
 
 from typing import Annotated, Any
 
@@ -32,8 +32,8 @@ CHARACTERS_OF_AN_ENTRY = 500
 
 @router.get("/code-agents")
 async def list_code_agents(names: CodeAgentNamesDep, _project_id: ProjectDep) -> list[dict[str, Any]]:
-    """The agents of operators' own code that workers have or have had, and how many live workers have which version,
-    the newest version first."""
+    """The agents of operators' own code that workers have or have had, with the number of live workers for each
+    version, newest version first."""
     workers = await names.workers()
     return [
         {
@@ -63,8 +63,8 @@ async def list_journal(
     response: Response,
     results: bool = False,
 ) -> list[dict[str, Any]]:
-    """What the code of the run's turn has done, in order: its steps, calls and waits. `results` adds their values. The
-    list is empty for runs of other agents. Of a pruned run it is gone, and a `Warning` header says so."""
+    """The steps, calls and waits of the code in the run's turn, in order. `results` adds their values. The list is
+    empty for runs of other agents. A pruned run has no journal any more, and a `Warning` header says so."""
     run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
     entries = calls_of(await journals.of_run(run))
@@ -80,8 +80,8 @@ async def retrieve_replay(
     messages: MessageStoreDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
-    """What an execution of the run's code begins with, and the journal with its results: `holdfast agents replay` has
-    no other source. The state is that of the thread's last completed run."""
+    """The data with which an execution of the run's code begins, and the journal with its results: the only source of
+    `holdfast agents replay`. The state is that of the thread's last completed run."""
     run = await run_store.get(project_id, run_id)
     if run.options.code_agent is None:
         raise Conflict(f"run {run_id} is not of an agent of own code: it has no journal")
@@ -93,7 +93,7 @@ async def retrieve_replay(
         recorded = [
             {
                 **_wire_entry(entry, results=True),
-                # What it raised as well, as it is recorded.
+                # The recorded value, also if it is an exception.
                 "result": None if entry.result is None else msgspec.json.decode(entry.result),
                 "hash": entry.hash,
                 "settings_hash": entry.settings_hash,

@@ -19,8 +19,8 @@ ReadinessDep = Annotated[Readiness, served(Readiness)]
 router = APIRouter(tags=["health"], route_class=LateRoute)
 
 LETTA_VERSION = "0.16.8"
-"""The release of Letta's server whose API this is. Letta Code asks its users to update a server that names an older
-release than it knows."""
+"""The release of Letta's server whose API this is. Letta Code asks its users to update a server with an older release
+than Letta Code knows."""
 
 
 def _said(value: object) -> object:
@@ -70,8 +70,8 @@ async def ready(readiness: ReadinessDep, operations: OperationsDep, full: FullQu
     away: the API then answers requests, and stores runs that begin later.
 
     `?full` checks the whole deployment: 503 while the database, its schema, Redis or the last worker is missing. The
-    body names it, with null for unknown states. `sandbox` is the weakest tool isolation among the live workers,
-    `javascript` whether one of them runs tools in it.
+    body names the missing part, with null for unknown states. `sandbox` is the weakest tool isolation among the live
+    workers; `javascript`: whether a worker runs tools in JavaScript.
     """
     answers = await (readiness.everything if full else readiness.itself).look()
     is_ready = all(answers.values())

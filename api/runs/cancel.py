@@ -42,7 +42,7 @@ class RunCanceller:
     clock: Clock
     wait_s: float
     lease_s: float
-    """Seconds of a lease. A worker renews it three times within them, and takes it again if Redis lost it."""
+    """Seconds of a lease. A worker renews its lease three times in this time, and takes it again if Redis lost it."""
     on_cancel: Callable[[RunStatus], None] = lambda _: None
     """Called for each cancel with the run's status at that time."""
 
@@ -87,7 +87,7 @@ class RunCanceller:
         try:
             return await self.orphans.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
         except LifecycleError:
-            # Meanwhile a worker has claimed it, or another process has settled it.
+            # Meanwhile a worker has claimed the run, or another process has settled it.
             return await self.runs.get(run.project_id, run.id)
 
     async def _stop_running(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
@@ -207,8 +207,8 @@ class CancelService:
     async def cancel_before_deletion(
         self, project_id: ProjectId, agent_id: AgentId, thread_id: ThreadId | None = None
     ) -> None:
-        """Cancels all runs of an agent, or of one of its threads, that are about to be deleted: else a model or a tool
-        would go on with a run that is not there any more."""
+        """Cancels all runs of an agent, or of one of its threads, before they are deleted: else a model call or a tool
+        of a deleted run would go on."""
         active = await self.listing.active_of_agent(project_id, agent_id, thread_id)
         await self._cancel_all(active, Cancel(reason="its history was deleted"))
 

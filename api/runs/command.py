@@ -1,4 +1,4 @@
-"""The command: what a client wants done with an agent's history, in the words of no dialect.
+"""The command: a client's request to an agent's history, independent of any dialect.
 
 Each dialect parses its requests into commands; `SubmissionService` knows nothing else of a request. A command names a
 thread: one of an agent's conversations, or its default history.
@@ -58,18 +58,18 @@ class Command:
     callback_url: str | None = None
     actor: str = "api"
     run_id: RunId | None = None
-    """The id of the run, if it is a new one. None: any."""
+    """The id of the run, if it is a new one. None: a generated id."""
     keeps_alive: bool = True
-    """If the decisions were all made before and their continuation has ended, the model is asked to go on. Else that is
-    an error, `AlreadyDecided`."""
+    """Whether a repetition of decisions whose continuation has ended asks the model to go on. False: the repetition
+    raises `AlreadyDecided`."""
 
     @property
     def thread_id(self) -> ThreadId:
         return self.thread or ThreadId(self.conversation_id or self.agent.id)
 
 
-# How the server recognizes a submission that is sent again: by the client's names for it, or by the headers of SDKs
-# that Stainless generates, such as Letta's and OpenAI's.
+# The server recognizes a repeated submission by the client's names for it, or by the headers of SDKs that Stainless
+# generates, such as Letta's and OpenAI's.
 
 
 BODY = "body:"
@@ -86,7 +86,7 @@ PAUSE_S = 60.0
 
 
 class Try(NamedTuple):
-    """Which try of a request this is; 0 is the first."""
+    """The number of a request's try; 0 is the first."""
 
     number: int
     sent_for_s: float
@@ -101,11 +101,11 @@ class SubmissionHeaders(msgspec.Struct, frozen=True):
     status_events: bool = False
     priority: int = 0
     tried: Try | None = None
-    """None: the client does not send it."""
+    """None: the client does not send the number."""
     key_id: str | None = None
     """The API key of the request."""
     of_single_agents: bool = False
-    """Whether the key sees single agents only, and so nothing that other keys have sent."""
+    """Whether the key sees single agents only, and so no submission of another key."""
 
 
 class Part(NamedTuple):
@@ -138,7 +138,7 @@ def keys_of(
     """Returns the keys by which a submission is recognized when it is sent again.
 
     Its names are the header's key, and the otids if all parts have one. Only a submission without a name is recognized
-    by its body. `way` tells routes apart that take the same body. `body` renders the request, only if needed.
+    by its body. `way` tells routes apart that accept equal bodies. `body` renders the request, only if needed.
     """
     names = [] if headers.idempotency_key is None else [IDEMPOTENCY_KEY + headers.idempotency_key]
     otids = [part.otid for part in parts if part.otid]
@@ -163,7 +163,7 @@ def _hash_of(*texts: str) -> str:
 
 
 DEFAULT = "default"
-"""Clients send it in place of a conversation's id to name an agent's default history."""
+"""Clients send this word in place of a conversation's id to name an agent's default history."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class AgentThreads:
     agents: AgentStore
     conversations: ConversationStore
     changed_by: Callable[[ModelOptions, Mapping[str, Any]], ModelOptions]
-    """Applies a conversation's settings to options. They are stored in the words of the dialect that made them. Raises
+    """Applies a conversation's settings to options. The settings are stored in the dialect that set them. Raises
     `ValueError` for unknown settings."""
 
     async def find(self, project_id: ProjectId, name: str, agent_id: AgentId | None = None) -> AgentThread:
@@ -219,7 +219,7 @@ class AgentThreads:
         return self.of(agent, conversation)
 
     def of(self, agent: Agent, conversation: Conversation) -> AgentThread:
-        """Returns the history that this conversation is."""
+        """Returns the history of this conversation."""
         return AgentThread(agent, conversation, partial(self._options, agent, conversation))
 
     def _options(self, agent: Agent, conversation: Conversation) -> ModelOptions | None:
@@ -249,7 +249,7 @@ def file_name(given: object) -> str:
 
 
 def image_at(url: str, *, field: str, named: object = None) -> ImageContent:
-    """Returns the part for the image at a URL, which may have the image in it. Raises `InvalidRequest`."""
+    """Returns the part for the image at a URL, or in a `data:` URL. Raises `InvalidRequest`."""
     if url.startswith(("http://", "https://")):
         return ImageContent(url=url, name=file_name(named) or msgspec.UNSET)
     data = DATA_URL.fullmatch(url)
@@ -269,7 +269,7 @@ def attached_image(encoded: str, media_type: str | None, *, field: str, named: o
 def attached_file(named: object, media_type: str | None, encoded: str, *, field: str) -> TextContent:
     """Returns the part for a file that a client sent as base64 in `field`. Without a media type, the name decides.
 
-    Raises `InvalidRequest` for data that is no base64, and for files that are neither PDF nor UTF-8 text.
+    Raises `InvalidRequest` for invalid base64, and for files that are neither PDF nor UTF-8 text.
     """
     name = file_name(named) or "file"
     kind = (media_type or _SAYS_NOTHING).lower()

@@ -1,5 +1,5 @@
-"""Reads a run's log as one sequence: live entries from the feed, older ones from Redis, and from SQL what Redis no
-longer has."""
+"""Reads a run's log as one sequence: live entries from the feed, older ones from Redis, and from SQL those that Redis
+no longer has."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
@@ -28,7 +28,7 @@ from shared.sql.runs.steps import EventStore
 
 
 DOUBT_S = 5.0
-"""Seconds of silence after which SQL is asked at the latest whether the log has ended."""
+"""Most seconds of silence until a query to SQL shows whether the log has ended."""
 
 GATHER_S = 0.25
 """Seconds in which readers' questions are collected into one query."""
@@ -59,11 +59,11 @@ class LogWatch:
     last: Seq
     """The number of the reader's last entry."""
     watches: "set[LogWatch]"
-    """All of this process. It is one of them for the length of a block."""
+    """All watches of this process. This one is among them for the length of a block."""
     asked_at: Seq | None = None
-    """That number at the last round."""
+    """The value of `last` at the last round."""
     end: LogEnd | None = None
-    """None: not asked yet."""
+    """None: not queried yet."""
 
     def __enter__(self) -> "LogWatch":
         self.watches.add(self)
@@ -98,15 +98,15 @@ class LogEnds:
         return repeating(self._look, every_s=self._round_s, name="look for the ends of logs")
 
     def watch(self, subscription: Subscription, last: Seq) -> LogWatch:
-        """Watches for one reader within the block. If it has received nothing for a while, and SQL has more or the end,
-        it is woken."""
+        """Watches for one reader within the block. The reader is woken if it has received nothing for a while and SQL
+        has more entries, or the end."""
         return LogWatch(subscription, last, self._watches)
 
     async def of(self, run_id: RunId) -> LogEnd | None:
         """Returns where the run's log ends; the log of a deleted run has ended. None: the database does not answer."""
         question = self._next
         question.wanted.add(run_id)
-        # The first reader asks for all. If its client leaves meanwhile, the next reader does.
+        # The first reader queries for all. If its client leaves meanwhile, the next reader does.
         async with self._asking:
             if not question.is_answered:
                 await self._ask(question)
@@ -124,7 +124,7 @@ class LogEnds:
         question.is_answered = True
 
     async def _look(self) -> None:
-        """One round: asks for the readers that have received nothing since the last round."""
+        """One round: one query for all readers that have received nothing since the last round."""
         silent: list[LogWatch] = []
         for watch in self._watches:
             if watch.subscription.is_waiting and watch.last == watch.asked_at:
@@ -151,7 +151,7 @@ NEVER_QUIET_S = 86_400.0
 """For readers that need no keep-alive."""
 
 AWAY_S = 0.5
-"""Seconds before a reader asks again a service that did not answer."""
+"""Seconds until a reader tries again after a service did not answer."""
 
 
 def now() -> float:
@@ -180,7 +180,7 @@ class RunReader:
 
     def follow(self, run: Run, after: Seq, *, quiet_s: float, sent: Sent | None = None) -> AsyncGenerator[Entries]:
         """Yields batches of entries after a cursor, up to the end of the log. An empty batch means that nothing arrived
-        for `quiet_s`, or, with `sent`, that the client was sent nothing for so long.
+        for `quiet_s`, or, with `sent`, that nothing was sent to the client for `quiet_s`.
 
         Every reader from every cursor gets the same entries. A cursor at or after the end of an ended run yields
         nothing. If a service does not answer, the reader waits for it and raises nothing.
@@ -215,14 +215,14 @@ class RunReader:
             yield entries
 
     async def _live(self, run: Run, last: Seq, quiet_s: float, sent: Sent | None) -> AsyncGenerator[Entries]:
-        """Yields the entries of a log that goes on. It is one generator, because most of the time its reader waits."""
+        """Yields the entries of a live log. One generator does everything: thousands of readers wait in it."""
         if last < FIRST_SEQ:
             last = FIRST_SEQ
             yield _first_of(run)
         project_id, run_id, heard_at = run.project_id, run.id, now()
         ended: Sequence[Run] | None = None
         async with _FollowedLog(self, run, last) as watch:
-            del run  # nor does a reader that waits keep the run
+            del run  # a waiting reader does not keep the run
             while ended is None:
                 entries = await self._next(watch, wait_s=heard_at + quiet_s - now())
                 if entries:
@@ -234,7 +234,7 @@ class RunReader:
                 if entries and is_end(entries[-1][1]):
                     return
                 is_heard = bool(entries) and sent is None
-                del entries  # a reader that waits keeps nothing of what it was sent
+                del entries  # a waiting reader keeps no entries that it was sent
                 if not is_heard and now() >= heard_at + quiet_s:
                     heard_at = now()
                     yield []
@@ -262,13 +262,13 @@ class RunReader:
         entries = await subscription.read(self.event_log, last)
         known = unbroken(last, entries)
         if len(known) < len(entries):
-            # Redis no longer has the entries in between. The reader gets them from SQL, and then reads these again.
+            # Redis no longer has the entries in between. The reader gets those from SQL, and then reads these again.
             subscription.fall_behind()
             return known or self._next_of(last, await self._stored_page(subscription.run_id, last) or entries)
         return known
 
     async def _stored_page(self, run_id: RunId, last: Seq) -> Entries:
-        """Returns entries from SQL: no more bytes than a reader may keep while its client takes none."""
+        """Returns entries from SQL: at most the bytes that a reader may keep while its client reads none."""
         return of_bytes(await self.events.read(run_id, last), MAX_BYTES)
 
     async def _ended(self, project_id: ProjectId, run_id: RunId) -> Sequence[Run] | None:
@@ -282,7 +282,7 @@ class RunReader:
             return None
 
     def _next_of(self, last: Seq, entries: Entries) -> Entries:
-        """Returns the entries that follow `last`. One `Gap` replaces all that no store has any more."""
+        """Returns the entries that follow `last`. One `Gap` replaces all entries that no store has any more."""
         known = unbroken(last, entries)
         if known:
             return known
@@ -336,7 +336,7 @@ def _end_of(run: Run) -> Entries:
 
 
 TakeEvent = Callable[[Seq, Event | Unknown], None]
-"""Takes the next event of a log, with its number."""
+"""Receives the next event of a log, with its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +354,7 @@ class RunWaiter:
         return await self._after(run, self.reader.wait_for_end(run))
 
     async def followed(self, run: Run, take: TakeEvent) -> Run | None:
-        """As `ended`, and calls `take` with each event of the run's log."""
+        """Does what `ended` does, and calls `take` with each event of the run's log."""
         return await self._after(run, self._follow(run, take))
 
     async def reads(self, run: Run, take: TakeEvent) -> bool:
@@ -372,8 +372,8 @@ class RunWaiter:
 
 
 def elsewhere(run: Run) -> Response:
-    """Returns the answer of an ending process: the run goes on, and the client has to ask another process for it. The
-    client must not retry, because the same request would begin another run."""
+    """Returns the answer of an ending process: the run goes on, and the client has to request it from another process.
+    The client must not retry, because the repeated request would begin another run."""
     shown_by = "stream" if run.has_own_thread else "messages"
     said = f"SERVICE_UNAVAILABLE: this server is ending. The run goes on: see GET /v1/runs/{run.id} and its {shown_by}"
     headers = {"Retry-After": str(RETRY_AFTER_S), SHOULD_RETRY: "false"}

@@ -1,9 +1,9 @@
-"""Streams for dashboards: which runs a project or an agent has that have not ended, and each change of a run's status,
-or of how many of its calls wait.
+"""Streams for dashboards: the runs of a project or an agent that have not ended, and each change of a run's status or
+of the number of its waiting calls.
 
-They carry no texts and have no cursors: a client that comes back gets the present again. All readers of a project or an
-agent share its queries, which this process makes at most four times a second, and only for runs of which it has heard;
-every few seconds it also looks for changes whose announcements were lost.
+They carry no texts and have no cursors: a client that reconnects gets the present state again. All readers of a project
+or an agent share its queries. This process makes them at most four times a second, and only for announced runs; every
+few seconds it also looks for changes whose announcements were lost.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ GATHER_S = 0.25
 """Seconds in which announcements are collected into one query."""
 
 MOST_WAITING = 5000
-"""Changes that may wait for a slow reader. If there are more, it gets the present instead."""
+"""Changes that may wait for a slow reader. If there are more, the reader gets the present state instead."""
 
 
 class RunProjection(Protocol):
@@ -40,7 +40,7 @@ class RunProjection(Protocol):
         ...
 
     def caught_up(self, runs: int, *, is_whole: bool) -> bytes:
-        """Renders the mark that so many runs were shown, which have not ended; `is_whole`: there are no others."""
+        """Renders the mark after the runs that have not ended, with their number; `is_whole`: all were shown."""
         ...
 
     def over(self) -> bytes:
@@ -50,11 +50,11 @@ class RunProjection(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The changes that wait for one reader, the last one of each run."""
+    """The changes that wait for one reader: the newest of each run."""
 
     waiting: dict[RunId, RunGlance] = field(default_factory=dict[RunId, RunGlance])
     is_behind: bool = True
-    """It gets the present next."""
+    """The reader gets the present state next."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, run: RunGlance) -> None:
@@ -65,7 +65,7 @@ class _Reader:
         self.news.set()
 
     async def hears(self, within_s: float) -> bool:
-        """Waits for changes. Returns False if there are none for so long."""
+        """Waits for changes. Returns False if there are none in `within_s`."""
         try:
             async with asyncio.timeout(within_s):
                 await self.news.wait()
@@ -81,11 +81,11 @@ class _Board:
     scope: RunScope
     readers: list[_Reader] = field(default_factory=list[_Reader])
     active: dict[RunId, RunGlance] = field(default_factory=dict[RunId, RunGlance])
-    """Those that have not ended, oldest first."""
+    """The runs that have not ended, oldest first."""
     newest: int | None = None
     """The number of the newest known run. None: nothing is known yet."""
     named: set[RunId] = field(default_factory=set[RunId])
-    """Runs of which the process has heard."""
+    """Runs that were announced since the last look."""
     look_at: float = 0.0
     is_known: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -120,7 +120,7 @@ class RunChanges:
         return repeating(self._round, every_s=GATHER_S, name="look at the runs of dashboards")
 
     def stream(self, scope: RunScope, projection: RunProjection, *, follow: bool) -> EventStream:
-        """Returns the response that streams a scope. Without `follow` it ends with the present."""
+        """Returns the response that streams a scope. Without `follow` it ends with the present state."""
         streaming = self._streaming
         return EventStream(
             lambda: self.batches(scope, projection, follow=follow),
@@ -184,7 +184,7 @@ class RunChanges:
 
 
 def _next(board: _Board, reader: _Reader, projection: RunProjection) -> bytes:
-    """Renders the reader's changes, or the present if it is behind."""
+    """Renders the reader's changes, or the present state if it is behind."""
     reader.news.clear()
     changes, reader.waiting = reader.waiting, {}
     if not reader.is_behind:

@@ -2,7 +2,7 @@
 
 Each is a run because only workers call models and run tools, and it has a run's guarantees: it is stored before the
 client gets an answer, counts in budgets and limits, survives the loss of its client or worker, and can be cancelled.
-`shared.domain.runs` defines such runs, and says why they do not wait for the agent's other runs.
+`shared.domain.runs` defines these runs, and explains why they do not wait for the agent's other runs.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class CompactionService:
     async def compact(
         self, thread: AgentThread, options: CompactionOptions, key_id: str, *, refuse_if_busy: bool
     ) -> tuple[Run, Run | None]:
-        """Compacts a history. Returns the submitted run, and the ended one; None if this process ends first. The run
+        """Compacts a history. Returns the submitted run and the ended run (None if this process ends first). The run
         waits for the thread's active run, unless `refuse_if_busy`.
 
         Raises `PendingApproval` or `Busy`.
@@ -49,8 +49,8 @@ class CompactionService:
         return run, await self.waiter.ended(run)
 
     async def summary(self, run: Run) -> Summary | None:
-        """Returns the summary that an ended, not failed compaction put in place of messages. None: the history had only
-        the instructions. Raises `Conflict` if the compaction was cancelled."""
+        """Returns the summary of an ended compaction that did not fail. None: the history had only the instructions.
+        Raises `Conflict` if the compaction was cancelled."""
         if run.status is not RunStatus.COMPLETED:
             raise Conflict(f"the compaction (run {run.id}) was cancelled; the messages are as they were")
         bodies = [message.body for message in await self.messages.list_of_run(run)]
@@ -118,8 +118,8 @@ class GenerationService:
     async def ask(
         self, agent: Agent, question: Question, headers: SubmissionHeaders, keys: SubmissionKeys
     ) -> tuple[Run, Run | None, GeneratedText]:
-        """Asks a model. Returns the submitted run, the ended one (None if this process ends first) and the answer's
-        text. A question that is sent again gives the run of the first time.
+        """Asks a model. Returns the submitted run, the ended run (None if this process ends first) and the answer's
+        text. A repeated question gets the run of its first try.
 
         Raises `InvalidRequest`, `NameTaken` or `LimitReached`.
         """
@@ -158,7 +158,7 @@ class GenerationService:
 
 
 def text_of_answer(run: Run, text: GeneratedText) -> str:
-    """Returns the model's answer in an ended, not failed run. Raises `Conflict` if the run was cancelled, and
+    """Returns the model's answer in an ended run that did not fail. Raises `Conflict` if it was cancelled, and
     `NotFound` if its log is no longer stored."""
     if run.status is not RunStatus.COMPLETED:
         raise Conflict(f"run {run.id} was cancelled before the model had answered")
@@ -189,9 +189,9 @@ class ToolRunService:
         return tool
 
     async def run(self, agent_id: AgentId, tool: Tool, arguments: str, keys: SubmissionKeys) -> tuple[Run, Run | None]:
-        """Calls the tool with JSON arguments. Returns the submitted run, and the ended one; None if this process ends
-        first. A call that is sent again gives the run of the first time. Raises `NameTaken`."""
-        # The call needs no approval, whatever the tool requires, so the audit log first records whose key it was.
+        """Calls the tool with JSON arguments. Returns the submitted run and the ended run (None if this process ends
+        first). A repeated call gets the run of its first try. Raises `NameTaken`."""
+        # The call needs no approval, whatever the tool requires, so the audit log records the caller's key first.
         await self.audit.add(tool.project_id, "tool.called", tool.id)
         call = ToolCall(self.ids.tool_call(), tool.name, arguments)
         body = AssistantMessage(tool_calls=[call])
@@ -200,7 +200,7 @@ class ToolRunService:
         return run, await self.waiter.ended(run)
 
     async def result(self, run: Run) -> ToolReturn:
-        """Returns the call's result in an ended, not failed run. Raises `Conflict` if the run was cancelled, and
+        """Returns the call's result in an ended run that did not fail. Raises `Conflict` if it was cancelled, and
         `NotFound` if the result is no longer stored."""
         result = await self.tool_runs.result(run)
         if result is None:

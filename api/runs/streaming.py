@@ -32,8 +32,8 @@ class Projection(Protocol):
 
     @property
     def shared_as(self) -> Hashable:
-        """Readers of a run with equal values get the same bytes, wherever they begin. None: the projection keeps state
-        of its reader, which has to read the log from its first entry."""
+        """Readers of a run with equal values get the same bytes, from any cursor. None: the projection keeps its
+        reader's state, so this reader has to read the log from its first entry."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class Projection(Protocol):
 
     def of(self, entries: Entries) -> tuple[bytes, bool]:
         """Renders the next entries of the log, and returns whether the last one ends the stream. Raises `StreamBroken`
-        if what the reader already has is no longer valid."""
+        if frames already sent are no longer valid."""
         ...
 
     def silence(self, last: Seq, now: datetime, /) -> bytes:
@@ -62,8 +62,8 @@ class Projection(Protocol):
 
 
 class RunView:
-    """A run's view for all readers with an equal projection. Live entries reach them at the same time: their bytes are
-    rendered for the first reader, and the others send the same."""
+    """A run's view for all readers with an equal projection. Live entries reach these readers together, so their bytes
+    are rendered for the first reader, and the other readers send the same bytes."""
 
     def __init__(self, projection: Projection) -> None:
         self.projection = projection
@@ -81,7 +81,7 @@ class RunView:
     def of(self, entries: Entries) -> tuple[bytes, bool]:
         """Renders entries, and returns whether the last one ends the stream."""
         if self.readers < 2 or len(entries) >= FRAMES_AT_ONCE:
-            # There is no other reader, or this is a page of a reader that is behind, which is too large to keep.
+            # The only reader, or a page of a reader that is behind, too large to keep.
             return self.projection.of(entries)
         if entries != self._entries:
             self._entries, self._shown = entries, self.projection.of(entries)
@@ -115,7 +115,7 @@ class StreamService:
         on_whole: Callable[[], Awaitable[None]] | None = None,
     ) -> EventStream:
         """Returns the response that streams a run after a cursor. A header names the continuation of a parked run.
-        `on_leave` is called if the client disconnects before the end, `on_whole` after everything was sent."""
+        `on_leave` is called if the client disconnects before the end, `on_whole` after the whole stream was sent."""
         stream = EventStream(
             lambda: self.batches(run, after, projection),
             self.ending,
@@ -138,8 +138,7 @@ class StreamService:
         return self._bodies(run, after, self.viewing(run.id, projection))
 
     def viewing(self, run_id: RunId, projection: Projection) -> RunView:
-        """Gives one reader its view of a run's log within the block. It shares it with the readers that see the
-        same."""
+        """Yields one reader's view of a run's log. Readers with equal projections share it."""
         view = RunView(projection)
         return view if projection.shared_as is None else self.views.setdefault((run_id, projection.shared_as), view)
 
@@ -149,18 +148,18 @@ class StreamService:
         sent = Sent(now())
         quiet_s = min(self.keepalive_s, view.projection.longest_silence_s)
         reading = self.reader.follow(run, after, quiet_s=quiet_s, sent=sent)
-        del run  # a reader that waits does not keep the run
+        del run  # a waiting reader does not keep the run
         with view:
             async for entries in reading:
                 if not entries:
-                    # Entries may have arrived, but none of a type that this reader wants; proxies need bytes.
+                    # Perhaps no entry that arrived has a type that this reader wants; proxies need bytes.
                     yield view.projection.silence(last, self.clock.now())
                     sent.at = now()
                     continue
                 last = entries[-1][0]
                 async for body, is_end in self.rendered(view, entries):
                     yield body
-                    del body  # nor what it was sent
+                    del body  # nor the bytes that it was sent
                     sent.at, has_ended = now(), is_end
                 del entries
             if not has_ended:
@@ -168,15 +167,15 @@ class StreamService:
                 yield view.projection.end_of(last)
 
     async def rendered(self, view: RunView, entries: Entries) -> AsyncGenerator[tuple[bytes, bool]]:
-        """Yields the entries' bytes as `RunView.of`, but for empty ones that do not end the stream."""
+        """Yields the results of `RunView.of`, without empty ones that do not end the stream."""
         for start in range(0, len(entries), FRAMES_AT_ONCE):
-            # Small batches bound the memory of a slow client: the bytes of a few frames, and their entries.
+            # Small batches bound the memory that a slow client costs: the bytes of a few frames, and their entries.
             body, has_ended = await self._body(view, entries[start : start + FRAMES_AT_ONCE])
             if body or has_ended:
                 yield body, has_ended
 
     async def _body(self, view: RunView, entries: Entries) -> tuple[bytes, bool]:
-        """As `RunView.of`, but a whole batch, as of a reader that is behind, waits for a place in `catching_up`."""
+        """As `RunView.of`, but a full batch, typical of a reader that is behind, waits for a place in `catching_up`."""
         if len(entries) < FRAMES_AT_ONCE:
             return view.of(entries)
         async with self.catching_up:
@@ -189,7 +188,7 @@ def cursor_of(starting_after: int | None, last_event_id: str | None) -> Seq:
     digits = (last_event_id or "").strip()
     if not digits:
         return Seq(starting_after or 0)
-    # A client that reconnects repeats its first query; the header says how far it has read.
+    # A client that reconnects repeats its first query; the header has the last number that it has read.
     if not digits.isdecimal() or len(digits) > len(str(MAX_SEQ)) or int(digits) > MAX_SEQ:
         raise InvalidRequest(
             f"Last-Event-ID is {digits[:50]!r}: it must be the number of the last frame seen",

@@ -35,18 +35,18 @@ from shared.sql.runs.run_store import ANYWHERE, REOPENED_TURN, Place, RunStore
 from shared.sql.runs.settlement import Settlement, SettlementStore
 from shared.telemetry.tracer import Span, Tracer, of_run
 
-# The limit of a project's queued runs. SQL has the count, but is not asked at every submission.
+# The limit of a project's queued runs. SQL has the count, but not every submission queries it.
 
 
 FRESH_S = 1.0
-"""Seconds for which a count is used."""
+"""Seconds for which a process uses a count."""
 
 PART = 10
 """A process uses this fraction of the free places before it counts again, so that several processes together exceed
 the limit only by little."""
 
 RETRY_S = 5.0
-"""Seconds that a client is asked to wait if the queue is full: a guess, as the runs' durations are unknown."""
+"""Seconds in `Retry-After` if the queue is full: a guess, as the runs' durations are unknown."""
 
 
 class _Room(NamedTuple):
@@ -108,8 +108,8 @@ class SubmissionTraces:
             yield replace(run, options=replace(run.options, traceparent=span.traceparent)), span
 
     def decided(self, continuation: Run, began_at: datetime) -> None:
-        """Traces a decision that has started this run. It continues the trace of the run that asked, which is known
-        only after the store, and links the request's trace."""
+        """Traces a decision that has started this run. The span continues the trace of the run that asked, which is
+        known only after the store, and links the request's trace."""
         incoming = incoming_trace()
         traceparent = continuation.options.traceparent
         bind_trace(traceparent)
@@ -155,7 +155,7 @@ class SubmissionService:
     """Called with the kind of each new run: `message`, `decision`, `compaction`, `tool` or `generation`."""
 
     async def submit(self, command: Command) -> Run:
-        """Stores the run and dispatches it. The same keys give the same run, even if it has ended.
+        """Stores the run and dispatches it. A command with the keys of a stored run gets that run, even an ended one.
 
         Raises `PendingApproval`, `Busy`, `HistoryWentOn`, `NoPendingApproval`, `WrongToolCalls`, `NameTaken` or
         `InvalidRequest`.
@@ -182,7 +182,7 @@ class SubmissionService:
             try:
                 await self.queued_runs.take_place(run.project_id)
             except LimitReached:
-                # A submission that is sent again gets its run, however long the queue is.
+                # A repeated submission gets its run, however long the queue is.
                 if await self.runs.of_keys(run.project_id, run.keys_thread_id, keys) is None:
                     raise
             submit = self.runs.submit
@@ -193,13 +193,13 @@ class SubmissionService:
             await self.queue.dispatch_stored(submitted.run)
         release_permit()
         if submitted.is_new:
-            # Dashboards show what waits in the queue, which may be long before a worker announces the run.
+            # Dashboards show the run while it is queued, perhaps long before a worker announces it.
             await self.event_log.announce(submitted.run)
         return submitted.run
 
     async def submit_or_fail(self, command: Command, failure: Callable[[PendingApproval], RunError]) -> Run:
-        """As `submit`, but if the thread waits for an approval, it stores and returns a failed run. `failure` makes its
-        error in the dialect's words."""
+        """As `submit`, but if the thread waits for an approval, it stores and returns a failed run. `failure` makes the
+        run's error in the dialect's words."""
         try:
             return await self.submit(command)
         except PendingApproval as error:
@@ -254,8 +254,8 @@ class SubmissionService:
         """Applies the caller's policy to a busy thread. Returns the run that took the messages in, if one did."""
         agent, keys = command.agent, command.keys
         active = await self.listing.active_of_agent(agent.project_id, agent.id, command.thread_id)
-        # A retry must not cancel the run of the first try, nor inject its messages twice. The keys are read after the
-        # active runs, so that a first try among those has its keys stored.
+        # A retry must neither cancel the run of the first try nor inject its messages twice. The keys are read after
+        # the active runs, because a first try among the active runs has its keys stored.
         seen = await self.runs.of_keys(agent.project_id, command.thread_id, keys)
         if seen is not None:
             await self.queue.dispatch_stored(seen)

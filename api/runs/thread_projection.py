@@ -1,4 +1,4 @@
-"""The order of a thread: the places of its readers, and how a dialect renders what they see there."""
+"""The order of a thread: the places of its readers, and how a dialect renders the events there."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -31,13 +31,13 @@ class ThreadCursor(NamedTuple):
 
 
 NOW: Literal["now"] = "now"
-"""In place of a cursor: the reader wants to see what comes."""
+"""In place of a cursor: the reader wants new events only."""
 
 
 def thread_cursor_of(after: str | None, last_event_id: str | None) -> ThreadCursor | Literal["now"]:
     """Returns the cursor of a reader. Raises `InvalidCursor`.
 
-    A browser that comes back repeats its first query, and says in `Last-Event-ID` how far it has read.
+    A browser that reconnects repeats its first query, and sends the id of its last frame in `Last-Event-ID`.
     """
     if last_event_id is not None and last_event_id.strip():
         return _cursor(last_event_id.strip(), "header.Last-Event-ID")
@@ -72,7 +72,7 @@ def _cursor(text: str, name: str) -> ThreadCursor:
 
 
 class Present(NamedTuple):
-    """What a thread does at the moment when a reader has seen all of it."""
+    """The runs and open calls of a thread at the moment when a reader has seen all of it."""
 
     at: datetime
     running: RunId | None
@@ -82,25 +82,24 @@ class Present(NamedTuple):
 
 
 class LegInput(NamedTuple):
-    """What a leg begins with."""
+    """The messages and decisions that a leg begins with."""
 
     given: Sequence[NewMessage]
     """The messages of its input."""
     decided: Sequence[Approval]
-    """The decisions that it follows."""
+    """The decisions that the leg follows."""
     before: Sequence[Message] = ()
     """The newest messages of the thread before its input, oldest first: those of earlier turns, and of earlier legs of
     its turn. Empty unless the projection wants history."""
 
 
 class ThreadProjection(Protocol):
-    """A reader's view of a thread in a dialect: what it is sent between the entries of logs, and which view of each log
-    it gets. Pure: bytes depend on nothing but the arguments and what was rendered before."""
+    """A reader's view of a thread in a dialect: the frames between the logs, and the view of each log. Pure: bytes
+    depend only on the arguments and on the calls before."""
 
     @property
     def wants_input(self) -> bool:
-        """Whether the next `began` needs what the leg began with. Otherwise its `LegInput` is empty, and costs no
-        query."""
+        """Whether the next `began` needs the leg's input. Otherwise its `LegInput` is empty, and costs no query."""
         ...
 
     @property
@@ -109,29 +108,29 @@ class ThreadProjection(Protocol):
         ...
 
     def starts_at(self, after: ThreadCursor) -> ThreadCursor:
-        """Returns the place from which the projection has to see the thread in order to render what comes after
-        `after`. It is shown everything from there on, and renders nothing up to `after` itself. A projection without
-        state returns `after`."""
+        """Returns the place from which the projection has to see the thread in order to render the events after
+        `after`. It is called for everything from there on, and renders nothing up to `after` itself. A projection
+        without state returns `after`."""
         ...
 
     def of_log(self, leg: Leg) -> Projection:
-        """Returns the view of the leg's log, of which neither the first entry nor the last one is rendered. A reader
-        that was interrupted asks again for the view of the same leg, and goes on where it was: a projection with state
-        returns the same view."""
+        """Returns the view of the leg's log, which renders all entries but the first and the last. An interrupted
+        reader calls this again for the same leg, and continues where it was: a projection with state returns the
+        same view."""
         ...
 
     def began(self, leg: Leg, beginning: LegInput) -> bytes:
         """Renders the beginning of a leg. Its cursor is the leg's place with the number 1. A leg whose run has no turn
-        ended before it began; it is rendered for the sender of its submission alone, without cursors."""
+        ended before it began; only the sender of its submission gets it, without cursors."""
         ...
 
     def ended(self, leg: Leg, seq: Seq, at: int, asked: Sequence[Approval]) -> bytes:
-        """Renders the end of a leg's log, which has this number and time. The leg has parked itself if it has asked for
-        decisions; what has become of them must not be shown here."""
+        """Renders the end of a leg's log, which has this number and time. The leg is parked if it has asked for
+        decisions; the decisions that were made must not be shown here."""
         ...
 
     def resolved(self, leg: Leg, seq: Seq, asked: Sequence[Approval]) -> bytes:
-        """Renders what has become of the decisions for which the leg has asked, when none of them is open."""
+        """Renders the decisions on the calls for which the leg has asked, when none of them is open."""
         ...
 
     def caught_up(self, cursor: ThreadCursor, present: Present) -> bytes:

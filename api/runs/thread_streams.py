@@ -1,7 +1,7 @@
-"""Streams of threads: all runs of a thread in one order, from any place of it on, and then what comes.
+"""Streams of threads: all runs of a thread in one order, from any place on, and then new events as they occur.
 
 The order is that of the thread's turns, their legs, and the numbers of each leg's log; it is the same for every reader
-at every time, because no part of it ever changes. A dialect renders what a reader gets.
+at every time, because no part of it ever changes. A dialect renders the reader's bytes.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from shared.sql.runs.turns import TurnStore
 BEFORE_ALL = ThreadCursor()
 
 MOST_HISTORY = 1000
-"""Messages before a leg that a projection is shown: the newest ones."""
+"""The most messages before a leg that a projection gets: the newest ones."""
 
 _AT_WORK = (RunStatus.CREATED, RunStatus.RUNNING)
 
 LOOKING = 4
-"""Readers of this process that ask the database at a time what comes next."""
+"""Readers of this process that query the database for the next leg at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,33 +51,32 @@ class ThreadStreams:
     messages: MessageStore
     watches: ThreadWatches
     looking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKING))
-    """Limits how many readers look for what comes next at a time, so that thousands that are woken together leave
-    connections to everybody else."""
+    """Limits how many readers query at a time: thousands of readers that wake together must leave connections to other
+    requests."""
 
     def stream(
         self, thread: Thread, after: ThreadCursor | Literal["now"], projection: ThreadProjection, *, follow: bool
     ) -> EventStream:
-        """Returns the response that streams a thread after a cursor. Without `follow` it ends when the thread does
-        nothing more by itself; otherwise it ends with the thread.
+        """Returns the response that streams a thread after a cursor. Without `follow` it ends when no run of the thread
+        is active or queued; otherwise it ends when the thread is deleted.
 
-        When this process ends, the connection is broken off: only the end of the stream ends it cleanly.
+        When this process ends, it breaks the connection: only the end of the stream ends the response cleanly.
         """
         return self._response(thread, lambda: self.batches(thread, after, projection, follow=follow))
 
     def stream_leg(self, thread: Thread, run: Run, projection: ThreadProjection) -> EventStream:
-        """Returns the response that streams one run of a thread: it waits, with comments, until the run has begun, and
-        shows the run from its beginning to its end. It neither shows what has become of the decisions for which the run
-        asks, nor says that the reader has caught up."""
+        """Returns the response that streams one run of a thread: it sends comments until the run has begun, and then
+        the run from its beginning to its end. It shows neither the decisions on the run's calls nor the mark that the
+        reader has caught up."""
         return self._response(thread, lambda: self.leg_batches(thread, run, projection))
 
     def stream_turn(self, thread: Thread, turn: int, after: ThreadCursor, projection: ThreadProjection) -> EventStream:
-        """Returns the response that streams the rest of one turn after a cursor: all its legs. It ends when the turn
-        does nothing more by itself, even if other turns are queued."""
+        """Returns the response that streams the rest of one turn after a cursor: all its legs. It ends when no leg of
+        the turn is active or queued, even if other turns are queued."""
         return self._response(thread, lambda: self.turn_batches(thread, turn, after, projection))
 
     async def newest_turn(self, thread: Thread) -> ThreadCursor | None:
-        """Returns the place before the thread's newest leg that has begun, which is `(turn, leg, 0)`; None if it has
-        none."""
+        """Returns the place `(turn, leg, 0)` before the thread's newest leg that has begun; None if none has begun."""
         leg = await self.turns.newest(thread.project_id, thread.id)
         return None if leg is None else ThreadCursor(leg.turn, leg.number)
 
@@ -121,7 +120,7 @@ class ThreadStreams:
 class _Walk:
     """One reader's way through a thread.
 
-    `at` moves with each frame, so a part that fails because a service is away is simply begun again.
+    `at` moves with each frame, so a pass that fails because a service is away is simply repeated.
     """
 
     service: ThreadStreams
@@ -130,24 +129,24 @@ class _Walk:
     watch: ThreadWatch
     follow: bool = False
     at: ThreadCursor | None = BEFORE_ALL
-    """None: at the present, wherever that is."""
+    """None: at the present place, not looked up yet."""
     turn: int | None = None
     """The only turn that is shown. None: all."""
     is_past: bool = False
     """The leg at the cursor has nothing more to show."""
     has_caught_up: bool = False
-    """The reader knows that it has caught up."""
+    """The reader has the mark that it has caught up."""
     is_over: bool = False
 
     async def bodies(self) -> AsyncGenerator[bytes]:
-        """Yields everything after the cursor, and then what comes, until the stream is over."""
+        """Yields everything after the cursor, and then new events as they occur, until the stream is over."""
         quiet_s = self.service.streaming.keepalive_s
         sent = Sent(_now())
         with self.watch:
             while True:
                 async for body in self._attempt(sent):
                     yield body
-                    del body  # a reader that waits keeps nothing of what it was sent
+                    del body  # a waiting reader keeps no bytes that it was sent
                     sent.at = _now()
                 if self.is_over:
                     return
@@ -156,7 +155,7 @@ class _Walk:
                     sent.at = _now()
 
     async def _attempt(self, sent: Sent) -> AsyncGenerator[bytes]:
-        """Yields what `_pass` does. If a service is away, it ends early, and the reader looks again soon."""
+        """Yields from `_pass`. If a service is away, it ends early, and the reader looks again soon."""
         try:
             async for body in self._pass(sent):
                 yield body
@@ -165,7 +164,7 @@ class _Walk:
             self.watch.tell()
 
     async def _pass(self, sent: Sent) -> AsyncGenerator[bytes]:
-        """Yields all that there is to see now."""
+        """Yields everything that exists now."""
         self.watch.forget_news()
         if self.at is None:
             self.at = self.projection.starts_at(await self._present_cursor())
@@ -177,7 +176,7 @@ class _Walk:
                 return
             present = await self._present()
             goes_on = await self._goes_on(present)
-            # A run may have begun and ended in between: one that is not in `present` is found now.
+            # This finds a run that has begun and ended in between, so that `present` lacks it.
             if await self._next() is None:
                 break
         marks = [] if self.has_caught_up else [self.projection.caught_up(self.at, present)]
@@ -238,7 +237,7 @@ class _Walk:
         self.is_past = True
 
     async def _run_of(self, leg: Leg, sent: Sent) -> AsyncGenerator[bytes]:
-        """Yields the leg's beginning and its log, as far as the reader has not seen them."""
+        """Yields the parts of the leg's beginning and log that the reader has not seen."""
         place = ThreadCursor(leg.turn, leg.number, FIRST_SEQ)
         if self.at is None or self.at < place:
             beginning = await self._beginning(leg.run)
@@ -307,8 +306,8 @@ class _Walk:
         return self.service.streaming.reader
 
     async def _newest(self, run: Run) -> int:
-        """The number with which a reader of a live run has caught up; none for an ended one, after which other runs may
-        come."""
+        """The number at which a reader of a live run has caught up. For an ended run, which others may follow, it is a
+        number that no entry reaches."""
         if run.status in STREAM_ENDED:
             return MAX_SEQ + 1
         try:
@@ -317,7 +316,7 @@ class _Walk:
             return run.last_seq
 
     async def _caught_up(self, newest: int) -> bytes:
-        """The mark that the reader has caught up, if it reads a live log and has come to this number just now."""
+        """The mark that the reader has caught up, if it reads a live log and has just reached this number."""
         at = self.at or ThreadCursor()
         if self.has_caught_up or at.number < newest:
             return b""
@@ -336,7 +335,7 @@ class _Walk:
         return Present(now, running[0] if running else None, queued, asked)
 
     async def _present_cursor(self) -> ThreadCursor:
-        """The place after all that there is."""
+        """The place after everything that exists."""
         leg = await self.service.turns.newest(self.thread.project_id, self.thread.id)
         if leg is None:
             return ThreadCursor()
@@ -350,7 +349,7 @@ class _Walk:
 
 @dataclass(slots=True, kw_only=True)
 class _LegWalk(_Walk):
-    """The way through one leg alone, of a reader that has submitted it and waits for its beginning."""
+    """The way of a reader that has submitted a leg: it waits for the beginning, and reads this leg only."""
 
     run: Run
     has_caught_up: bool = True
@@ -370,8 +369,8 @@ class _LegWalk(_Walk):
             yield body
 
     async def _arrived(self, entries: Entries, stack: ExitStack) -> AsyncGenerator[bytes]:
-        """Yields the entries' bytes, and before the first ones the leg's beginning. Yields empty bytes for no entries,
-        and nothing if the run is gone."""
+        """Yields the leg's beginning once, and the entries' bytes. Yields empty bytes for no entries, and nothing if
+        the run was deleted."""
         if not entries:
             yield b""
             return
@@ -382,8 +381,7 @@ class _LegWalk(_Walk):
                 yield body
 
     async def _begun(self, first: bytes, stack: ExitStack) -> bytes:
-        """Finds the leg, given the first entry that arrived of its log. Renders its beginning, if the reader has not
-        seen it."""
+        """Finds the leg by the first entry that arrived. Renders the leg's beginning, if the reader has not seen it."""
         run = self._in_its_turn(first) or await self._present_run(self.run)
         if run is None:
             return b""
@@ -396,8 +394,8 @@ class _LegWalk(_Walk):
         return body
 
     def _in_its_turn(self, first: bytes) -> Run | None:
-        """The run with its turn, where no query is necessary: the first token would wait for it. A continuation has its
-        turn when it is submitted, and most logs begin with it."""
+        """The run with its turn, if that needs no query, for which the first token would wait. A continuation has its
+        turn when it is submitted, and the first entry of most other logs contains it."""
         if self.run.turn is None and isinstance(event := decode(first), StatusChanged):
             self.run = replace(self.run, turn=event.turn)
         return None if self.run.turn is None else self.run

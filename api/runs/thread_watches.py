@@ -1,9 +1,8 @@
 """Wakes the readers of threads when their threads change.
 
 A thread changes when a run of it begins, is decided, or ends while no worker has it. The process that does this
-announces it. What comes within a run's log, its readers learn there. Announcements may be lost, so a process also looks
-into SQL: one look every few seconds for all threads that have readers, and none for a reader. A waiting reader costs no
-connection.
+announces it. Changes within a run's log reach its readers through the log. Announcements may be lost, so a process also
+looks into SQL: once every few seconds for all threads with readers together. A waiting reader costs no connection.
 """
 
 import asyncio
@@ -71,14 +70,14 @@ class ThreadWatches:
         return ThreadWatch(self, project_id, thread_id, self._timers)
 
     def enter(self, project_id: ProjectId, watch: ThreadWatch) -> None:
-        """Wakes this reader, who calls this when the block begins."""
+        """Wakes this reader for changes from now on."""
         self._watches.setdefault(watch.thread_id, []).append(watch)
         self._readers[project_id] += 1
         if self._readers[project_id] == 1:
             self._feed.hear(keys.thread_changes(project_id), self._hear)
 
     def leave(self, project_id: ProjectId, watch: ThreadWatch) -> None:
-        """Ends `enter`."""
+        """Ends what `enter` began."""
         self._watches[watch.thread_id].remove(watch)
         if not self._watches[watch.thread_id]:
             del self._watches[watch.thread_id]
@@ -90,8 +89,8 @@ class ThreadWatches:
 
     def _hear(self, word: bytes | None) -> None:
         if word is None:
-            # Words may have been missed. One query finds the threads that have changed; ten thousand readers that all
-            # looked by themselves would take the connections of everybody else.
+            # Announcements may be lost. One query finds the threads that have changed; ten thousand readers with a
+            # query each would take the connections of all other requests.
             self._look_at = 0.0
             return
         thread_id, _, _ = word.partition(b" ")

@@ -1,2 +1,2 @@
-"""Derives a tool's declaration for the model from its source text. The source is a tenant's: it is parsed and never
-executed."""
+"""Derives a tool's declaration for the model from its source text. The source belongs to a tenant: it is parsed and
+never executed."""

@@ -15,7 +15,7 @@ GOOGLE_HEADING = re.compile(
     r"(?<=[^\n])\n(?=(?:Args|Arguments|Parameters|Params|(?:Keyword|Other) (?:Args|Arguments|Parameters)|Returns|Raises"
     r"|Yields|Examples?|Attributes|Notes?|Warnings?|Warns):[ \t]*\n)"
 )
-"""The end of a line before a heading without a blank line: common, but griffe does not see a section."""
+"""The end of a line before a heading without a blank line: common, but griffe finds no section there."""
 SPHINX_FIELD = re.compile(
     r"^[ \t]*:(param|parameter|arg|argument|key|return|returns|raises|rtype|type)\b", re.MULTILINE
 )
@@ -25,12 +25,12 @@ class Documentation(msgspec.Struct, frozen=True):
     """A parsed docstring."""
 
     text: str
-    """Everything but the lists of parameters, results and exceptions."""
+    """The docstring without the lists of parameters, results and exceptions."""
     parameters: dict[str, str]
 
 
 def read_docstring(docstring: str) -> Documentation:
-    """Parses a docstring, in the style that its headings have."""
+    """Parses a docstring, in the style of its headings."""
     if len(docstring) > MAX_DOCSTRING_CHARS:
         raise InvalidToolSource(
             f"The docstring has {len(docstring)} characters, {MAX_DOCSTRING_CHARS} are allowed: shorten it."

@@ -21,7 +21,7 @@ VALUES = {"default", "enum", "const", "examples", "required"}
 
 
 def parameters_schema(fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` as `create_model` takes them, under neutral names: the parameters' own names are the aliases, because
+    """`fields` in the form of `create_model`, under neutral names: the parameters' own names are the aliases, because
     pydantic gives names such as `model_config` or `_x` a meaning."""
     try:
         schema = create_model("Parameters", **fields).model_json_schema()

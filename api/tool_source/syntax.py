@@ -18,7 +18,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parse_source(source: str) -> ast.Module:
-    """The tree of a whole source, which may be indented like the block that it was copied from."""
+    """The tree of a whole source, which may be indented like the block from which it was copied."""
     if len(source) > MAX_SOURCE_CHARS:
         raise InvalidToolSource(
             f"The source has {len(source)} characters, {MAX_SOURCE_CHARS} are allowed: move data out of the tool."
@@ -36,8 +36,8 @@ def parse_source(source: str) -> ast.Module:
 
 
 def parse_quietly(text: str) -> ast.Module:
-    """Python would print warnings about a tenant's escape sequences on our standard error, or raise them, depending on
-    the process: neither must happen."""
+    """Parses without warnings: Python would print warnings about a tenant's escape sequences on our standard error, or
+    raise them, depending on the process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
@@ -81,11 +81,11 @@ def assigned_names(tree: ast.Module) -> dict[str, ast.expr]:
     return found
 
 
-# Literal values of a source, as far as JSON can represent them. All others stay unknown: nothing is computed.
+# Literal values of a source, as far as JSON can represent them. Other values stay unknown: nothing is computed.
 
 
 class Unknown(Enum):
-    """Replaces a value that only an execution of the source would give."""
+    """Replaces a value that only an execution of the source could compute."""
 
     VALUE = auto()
 
@@ -124,7 +124,7 @@ class ReadState:
         self._types_left = MAX_TYPES
 
     def warn(self, text: str) -> None:
-        """Records a part that the model may see differently from the author's intention."""
+        """Records a warning for the author: the model may see this part differently from the author's intention."""
         if text not in self.warnings and len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
 
@@ -146,8 +146,8 @@ CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
 def refuse_missing_modules(source: str, of_packages: Collection[str] = ()) -> None:
     """Raises `InvalidToolSource` for a module that the tool cannot import: each call would fail. Tools have Python's
-    standard library and the modules of their packages. An import whose failure the source catches, and one for type
-    checkers only, may fail."""
+    standard library and the modules of their packages. An import may fail if the source catches the failure, or if it
+    is for type checkers only."""
     present = sys.stdlib_module_names.union(of_packages)
     missing = dict.fromkeys(name for name in _imported(parse_source(source)) if name not in present)
     if missing:

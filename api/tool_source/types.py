@@ -61,7 +61,7 @@ class FieldReader:
         depth: int = 0,
         about: str | None = None,
     ) -> tuple[Any, Any]:
-        """The field as `create_model` takes it. The code's own description precedes `about`, the docstring's."""
+        """The field in the form of `create_model`. The code's own description precedes `about`, the docstring's."""
         options = Options()
         kind: Any = Any
         if annotation is None:
@@ -74,7 +74,7 @@ class FieldReader:
         return kind, self._field(name, kind, options, about)
 
     def annotated(self, node: ast.Subscript, depth: int) -> Any:
-        """An `Annotated` that is part of another type, as in `list[Annotated[int, "seconds"]]`."""
+        """An `Annotated` inside another type, as in `list[Annotated[int, "seconds"]]`."""
         options = Options()
         kind = self._read_type(self._metadata(node, options), depth)
         settings = self._fitting(kind, options, "a type")
@@ -164,7 +164,7 @@ FieldParts = tuple[ast.expr, ast.expr | None]
 
 
 class ClassReader:
-    """Builds a model of our own with the same fields for each class that is used. It never creates the class itself."""
+    """Builds a model of our own with the same fields for each used class. It never creates the class itself."""
 
     def __init__(self, tree: ast.Module, state: ReadState, fields: FieldReader) -> None:
         self._state = state

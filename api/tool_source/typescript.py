@@ -178,7 +178,7 @@ class TypeScriptTypes:
 
 
 def literal(node: Node) -> str | float | bool | None:
-    """The value of a literal that JSON can represent; None for others."""
+    """The value of a literal that JSON can represent; None for other nodes."""
     text = text_of(node)
     if node.type == "string":
         text = '"' + text[1:-1].replace("\\'", "'").replace('"', '\\"') + '"' if text.startswith("'") else text
@@ -214,7 +214,7 @@ def read_typescript_source(source: str, name: str | None = None) -> ToolDeclarat
     tool_module(source, function.name)  # a source that cannot become JavaScript is refused now, not at the first call
     for probe in functions_of(root):
         if probe.name == PROBE + function.name:
-            list(map(parameter_name, probe.parameters))  # refuses those that no call could fill
+            list(map(parameter_name, probe.parameters))  # refuses parameters that no call could fill
     state = ReadState()
     described, parameters = _documentation(function)
     if not described:

@@ -77,7 +77,7 @@ async def test_the_prompt_is_shown_as_the_model_is_told_it(viewer: Viewer, produ
     agent = await product.agent(model="builtin/echo", system="Be brief.", memory_blocks=[block])
     await viewer.open(f"/agents/{agent.id}?show=prompt")
     page = viewer.page
-    prompt = page.get_by_label("System prompt, as the model is told it").last
+    prompt = page.get_by_label("System prompt, as the model gets it").last
     await expect(prompt).to_contain_text("Be brief.")
     await expect(prompt).to_contain_text(block["value"])
     assert (

@@ -186,5 +186,5 @@ async def test_what_was_decided_is_listed_with_who_did_it_newest_first(viewer: V
     await expect(cards.nth(0)).to_contain_text("too far")
     await expect(cards.nth(1)).to_contain_text("Approved with other arguments by ada")
     await expect(cards.nth(1).locator(".diff-added")).to_contain_text("venus")
-    await expect(cards.nth(1).get_by_role("link", name="The run that goes on")).to_be_visible()
+    await expect(cards.nth(1).get_by_role("link", name="The continuation")).to_be_visible()
     await viewer.expect_accessible()

@@ -79,5 +79,5 @@ async def test_a_run_that_waits_for_a_person_was_said_to_wait_until_nothing(view
     product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]))
     run = await say(product.http, agent.id, "Launch it.")
     await viewer.open(f"/runs/{run['id']}")
-    await expect(viewer.page.get_by_text("The run waits for a person to decide what it asks for.")).to_be_visible()
+    await expect(viewer.page.get_by_text("The run waits for a person's decision on its calls.")).to_be_visible()
     await product.http.post(f"/v1/runs/{run['id']}/cancel", json={"wait": 30})

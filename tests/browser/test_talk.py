@@ -183,7 +183,7 @@ async def test_older_messages_are_a_button_away(viewer: Viewer, product: Product
     page = viewer.page
     await viewer.open(f"/agents/{agent_id}")
     await expect(page.locator(".talk-entries .said").last).to_have_text("assistant 39")
-    await page.get_by_role("button", name="Show what was said before").click()
+    await page.get_by_role("button", name="Show earlier messages").click()
     await expect(page.locator(".talk-entries .said").first).to_have_text("user 0")
     assert await entries(page) == texts
 
@@ -194,7 +194,7 @@ async def test_a_double_click_showed_older_messages_twice(viewer: Viewer, produc
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "before=" in request.url else None)
     await viewer.open(f"/agents/{agent_id}")
-    await page.get_by_role("button", name="Show what was said before").dblclick()
+    await page.get_by_role("button", name="Show earlier messages").dblclick()
     await expect(page.locator(".talk-entries .said").first).to_have_text("user 0")
     await expect(page.locator(".talk-entries .said")).to_have_text(texts)
     assert len(asked) == 1
@@ -206,7 +206,7 @@ async def test_older_messages_that_could_not_be_fetched_failed_without_a_word(vi
     refusal = {"detail": "the database is away"}
     await page.route("**/messages?*before=*", lambda route: route.fulfill(status=503, json=refusal), times=1)
     await viewer.open(f"/agents/{agent_id}")
-    button = page.get_by_role("button", name="Show what was said before")
+    button = page.get_by_role("button", name="Show earlier messages")
     await button.click()
     await expect(page.get_by_role("alert")).to_contain_text("the database is away")
     await viewer.expect_accessible()

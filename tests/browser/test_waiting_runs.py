@@ -46,7 +46,7 @@ async def test_an_input_that_cannot_be_fetched_is_said_and_asked_for_again(viewe
     await viewer.open(f"/runs/{run['id']}")
     alert = viewer.page.get_by_role("alert")
     await expect(alert).to_contain_text("the database does not answer")
-    await expect(viewer.page.get_by_text("What the run was asked could not be fetched.")).to_be_visible()
+    await expect(viewer.page.get_by_text("The run's input could not be fetched.")).to_be_visible()
     await viewer.page.unroute_all()
     await alert.get_by_role("button", name="Try again").click()
     await expect(viewer.page.locator(f"{ASKED} .said")).to_have_text("Well?")

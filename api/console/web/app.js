@@ -1,4 +1,4 @@
-// The frame around the pages: where they are, what is above them, and the panel that asks for a key.
+// The frame around the pages: their routes, the header above them, and the panel that asks for a key.
 
 import { html, render, useEffect, useRef } from "./html.js";
 import { SignIn } from "./components/sign_in.js";
@@ -93,7 +93,7 @@ function Header() {
 }
 
 /**
- * Moves the focus without touching the part of the URL that says which page is shown.
+ * Moves the focus without touching the part of the URL that names the page.
  * @param {Event} event
  * @param {HTMLElement | null} main
  */

@@ -5,5 +5,5 @@
   dom_id: "#documentation",
   deepLinking: true,
   tryItOutEnabled: true,
-  validatorUrl: null, // no other server is asked
+  validatorUrl: null, // no request to another server
 });

@@ -1,4 +1,4 @@
-// What html.js gives, in the types of the packages that it takes it from. The type checker alone reads this file.
+// The exports of html.js, with the types of their packages. Only the type checker reads this file.
 
 import type { VNode } from "preact";
 

@@ -1,4 +1,4 @@
-// The one place that imports Preact, its hooks, its signals and htm. Everything else imports them from here.
+// The only module that imports Preact, its hooks, its signals and htm. All other modules import them from here.
 
 import { h, render, Component, Fragment } from "./vendor/preact.js";
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";

@@ -61,9 +61,9 @@ LONGEST_FOR_PEOPLE = 10_000_000
 
 
 class MultipartRoute(LateRoute):
-    """A route for multipart forms: any other content is a 415 before it is parsed.
+    """A route for multipart forms: other content gets a 415 before it is parsed.
 
-    A parser of URL-encoded forms handles separators one by one, and a body has room for millions.
+    A parser of URL-encoded forms handles separators one by one, and a body has room for millions of them.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -95,7 +95,7 @@ class ExportRequest(BaseModel):
 
 
 class ImportForm(BaseModel):
-    """The form of an import. Every second field is an older name. `model_extra` has unknown fields."""
+    """The form of an import. Every second field is an older name. Unknown fields are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -114,7 +114,7 @@ class ImportForm(BaseModel):
     project_id: str | None = None
 
     def options(self, embedding_header: str | None) -> ImportOptions:
-        """The options of the import. Raises `InvalidRequest` if the secrets are no JSON object of texts."""
+        """The options of the import. Raises `InvalidRequest` if the secrets are not a JSON object of texts."""
         return ImportOptions(
             append_copy_suffix=self.append_copy_suffix,
             override_existing_tools=self.override_existing_tools,
@@ -141,7 +141,7 @@ async def export_agent(
     scrub_messages: bool = False,
     use_legacy_format: bool = False,
 ) -> Response:
-    """The agent as a file. The file contains no values of secrets."""
+    """Returns the agent as a file. The file contains no values of secrets."""
     if use_legacy_format:
         raise InvalidRequest(
             "use_legacy_format: Legacy format is not supported, neither by Letta's newer servers",
@@ -166,7 +166,7 @@ async def export_agent_with_skills(
     project_id: ProjectDep,
     body: ExportRequest | None = None,
 ) -> Response:
-    """The agent as a file, with skills that the client adds."""
+    """Returns the agent as a file, with skills that the client adds."""
     wanted = body or ExportRequest()
     [details] = await editor.details([await editor.get(project_id, agent_id)])
     sleepers = [await editor.get(project_id, sleeper) for sleeper in (details.group.agent_ids if details.group else ())]
@@ -176,7 +176,7 @@ async def export_agent_with_skills(
     exported = [ExportedAgent(details, history)]
     for of_sleeper in await editor.details(sleepers):
         said = await message_store.context(project_id, ThreadId(of_sleeper.agent.id))
-        # Of what else it may manage the file says nothing: that belongs to another agent.
+        # The file does not contain a group that the sleep-time agent itself manages: that belongs to another agent.
         exported.append(ExportedAgent(msgspec.structs.replace(of_sleeper, group=None), said))
     servers = await mcp_servers.of_tools(project_id, [tool for one in exported for tool in one.details.tools])
     content = await asyncio.to_thread(_written_file, exported, servers, wanted, clock.now())
@@ -199,10 +199,10 @@ async def import_agents(
     project_id: ProjectDep,
     x_override_embedding_model: Annotated[str | None, Header()] = None,
 ) -> dict[str, list[str]]:
-    """Creates the agents of a file with their tools, memory and messages, or nothing at all."""
+    """Creates the agents of a file with their tools, memory and messages: all of them, or nothing."""
     await base_tools.fill(project_id)
     options, document = form.options(x_override_embedding_model), await form.file.read()
-    # A file may be megabytes, and other requests are waiting.
+    # A file may be megabytes, and other requests wait for the event loop.
     file = await asyncio.to_thread(read_agent_file, document)
     packages = await _packages(package_environments, file)
     servers = await _servers_here(mcp_servers, project_id, file)
@@ -224,8 +224,7 @@ async def import_agents(
 
 
 async def _packages(package_environments: PackageEnvironments, file: AgentFile) -> dict[str, FilePackages]:
-    """The packages of the file's tools, by the tools' ids. A tool whose packages are not available is imported without
-    them."""
+    """The packages of the file's tools, by the tools' ids. A tool is imported without packages that are unavailable."""
     found: dict[str, FilePackages] = {}
     for tool in file.tools:
         try:
@@ -236,7 +235,7 @@ async def _packages(package_environments: PackageEnvironments, file: AgentFile) 
 
 
 async def _servers_here(mcp_servers: McpServers, project_id: ProjectId, file: AgentFile) -> ServersHere:
-    """The project's MCP servers, with the tools of those that the file names."""
+    """The project's MCP servers, with the tools of the servers that the file names."""
     if not file.mcp_servers and all(tool.tool_type != MCP_TYPE for tool in file.tools):
         return ServersHere()
     servers = await mcp_servers.store.list(project_id)
@@ -305,7 +304,7 @@ async def _history(
     details: AgentDetails,
     conversation_id: str | None,
 ) -> list[Message]:
-    """The messages in the agent's context, or in that of one of its conversations, the instructions first."""
+    """The messages in the context of the agent or of one of its conversations, the instructions first."""
     agent = details.agent
     if conversation_id is None or conversation_id == "default":
         return await message_store.context(project_id, ThreadId(agent.id))

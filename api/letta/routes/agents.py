@@ -70,7 +70,7 @@ ToolStoreDep = Annotated[ToolStore, served(ToolStore)]
 
 
 class AgentLinks(NamedTuple):
-    """What a request needs that attaches something to an agent, or detaches it."""
+    """The services of a request that attaches an object to an agent, or detaches it."""
 
     editor: AgentEditor
     answers: AgentAnswers
@@ -106,7 +106,7 @@ async def _agent_filter(
     show_hidden_agents: bool = False,
 ) -> AgentFilter:
     return AgentFilter(
-        ids=() if identifier_keys else None,  # there are no identities, so no agent is of one
+        ids=() if identifier_keys else None,  # there are no identities, so no agent has one
         name=name,
         query_text=query_text,
         tags=tags or (),
@@ -135,7 +135,7 @@ async def create_agent(
     caller: CallerDep,
     include: Texts = None,
 ) -> dict[str, Any]:
-    """Makes an agent, the memory blocks that come with it, and its sleep-time agent if it is to have one."""
+    """Creates an agent, its new memory blocks, and its sleep-time agent if the request asks for one."""
     body = with_served_model(body, offered, response)
     body = body.model_copy(update={"model": offered.needed(body.handle())})
     first = body.initial_message_sequence or ()
@@ -174,7 +174,7 @@ async def list_agents(
 async def count_agents(
     editor: AgentEditorDep, project_id: ProjectDep, wanted: Annotated[AgentFilter, Depends(_agent_filter)]
 ) -> int:
-    """How many agents the project has."""
+    """The number of the project's agents."""
     return await editor.count(project_id, wanted)
 
 
@@ -203,7 +203,7 @@ async def update_agent(
     caller: CallerDep,
     include: Texts = None,
 ) -> dict[str, Any]:
-    """Changes an agent. A run in progress goes on as it began until its next step."""
+    """Changes an agent. A run in progress sees the changes from its next step."""
     body = with_served_model(body, offered, response)
     change = partial(body.apply, sees_secrets=may_see_secrets(caller))
     sleeper = await sleepers.maker(caller.project_id) if body.enable_sleeptime else None
@@ -215,8 +215,7 @@ async def update_agent(
 async def delete_agent(
     agent_id: AgentIdPath, editor: AgentEditorDep, cancels: CancelServiceDep, project_id: ProjectDep
 ) -> dict[str, str]:
-    """Cancels an agent's runs that are active, and deletes the agent with its histories and runs, and its sleep-time
-    agent."""
+    """Cancels an agent's active runs, and deletes the agent with its histories, its runs and its sleep-time agent."""
     await cancels.cancel_before_deletion(project_id, agent_id)
     await editor.delete(project_id, agent_id)
     return {"message": f"Agent id={agent_id} successfully deleted"}
@@ -224,7 +223,7 @@ async def delete_agent(
 
 @router.get("/{agent_id}/core-memory")
 async def retrieve_memory(agent_id: AgentIdPath, links: AgentLinksDep) -> dict[str, Any]:
-    """The agent's memory blocks, as its state shows them."""
+    """The agent's memory blocks, in the form of its state."""
     return (await links.shown(links.editor.get(links.project_id, agent_id)))["memory"]
 
 
@@ -232,7 +231,7 @@ async def retrieve_memory(agent_id: AgentIdPath, links: AgentLinksDep) -> dict[s
 async def list_secrets(
     agent_id: AgentIdPath, editor: AgentEditorDep, agent_answers: AgentAnswersDep, caller: CallerDep
 ) -> list[dict[str, Any]]:
-    """The agent's secrets, as its state shows them with `include=agent.secrets`."""
+    """The agent's secrets, in the form of its state with `include=agent.secrets`."""
     agent = await editor.get(caller.project_id, agent_id)
     return (await agent_answers.one(agent, [SECRETS], caller))["secrets"]
 
@@ -245,7 +244,7 @@ async def retrieve_context(
     message_store: MessageStoreDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
-    """What the agent's context holds, with estimated sizes."""
+    """The contents of the agent's context, with estimated sizes."""
     [details] = await editor.details([await editor.get(project_id, agent_id)])
     passages = await passage_store.count_of_agent(project_id, agent_id)
     history = await message_store.context(project_id, ThreadId(agent_id))
@@ -261,7 +260,7 @@ async def recompile_agent(
     project_id: ProjectDep,
     dry_run: bool = False,
 ) -> str:
-    """Renders the agent's instructions anew, as the model gets them. Stores them unless it is a dry run."""
+    """Renders the agent's instructions anew, as the model gets them. Stores them, except in a dry run."""
     agent = await editor.get(project_id, agent_id)
     if not dry_run:
         agent = await editor.update(project_id, agent_id, _as_it_is, clock.now())
@@ -287,7 +286,7 @@ class ApprovalSetting(BaseModel):
 async def list_tools_of_agent(
     agent_id: AgentIdPath, editor: AgentEditorDep, tool_store: ToolStoreDep, caller: CallerDep, page: NewestFirst
 ) -> list[dict[str, Any]]:
-    """The agent's tools; without their source for a key of single agents."""
+    """The agent's tools. A key of single agents does not see their source."""
     await editor.get(caller.project_id, agent_id)
     found = await tool_store.list(caller.project_id, ToolFilter(agent_id=agent_id), page)
     shown = [wire_tool(tool) for tool in found]
@@ -316,8 +315,8 @@ async def run_tool(
     headers: SubmissionHeadersDep,
     request: ToolRunRequest | None = None,
 ) -> Response:
-    """Calls one of the agent's tools as the agent would, without asking its model or anybody for approval, and answers
-    with the result when it is there. The run goes on when the client leaves."""
+    """Calls one of the agent's tools as the agent would, but without its model and without an approval. Answers with
+    the result when the call has ended. The run goes on when the client leaves."""
     request, tool = request or ToolRunRequest(), await tool_runs.find(project_id, agent_id, tool_name)
     refuse_tool_of_clients(tool)
     keys = keys_of(headers, f"{TOOL_RUN} {tool.name}", clock.now(), body=request.model_dump_json)
@@ -388,7 +387,7 @@ async def update_block_of_agent(
     clock: ClockDep,
     caller: CallerDep,
 ) -> dict[str, Any]:
-    """Changes the agent's block of this label, for every agent that has it."""
+    """Changes the agent's block of this label, for every agent that has this block."""
 
     def change(block: Block) -> Block:
         if block.read_only and caller.scopes.agents:

@@ -114,7 +114,7 @@ async def list_conversations(
     archive_status: ArchiveStatus = "unarchived",
     order_by: ConversationOrder = "created_at",
 ) -> list[dict[str, Any]]:
-    """The conversations of an agent, or of all."""
+    """The conversations of one agent, or of all agents."""
     wanted = ConversationFilter(agent_id, summary_search, archive_status)
     found = await conversation_store.list(project_id, wanted, page, order_by)
     return [wire_conversation(details) for details in await conversation_store.details(found)]
@@ -154,7 +154,7 @@ async def delete_conversation(
     cancels: CancelServiceDep,
     project_id: ProjectDep,
 ) -> dict[str, str]:
-    """Cancels a conversation's runs that are active, and deletes it with its runs and messages."""
+    """Cancels a conversation's active runs, and deletes the conversation with its runs and messages."""
     found = await conversation_store.get(project_id, conversation_id)
     await cancels.cancel_before_deletion(project_id, found.agent_id, ThreadId(found.id))
     await conversation_store.delete(project_id, conversation_id)
@@ -169,7 +169,7 @@ async def _answer(conversation_store: ConversationStore, conversation: Conversat
 messages_router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"], route_class=LateRoute)
 
 FAR_ENOUGH = 20
-"""The route looks among this many newest runs for one whose stream can be resumed; the others are compactions."""
+"""The route searches this many newest runs for one that answers messages; the others are compactions."""
 
 
 @messages_router.post("/messages", response_model=None)
@@ -181,13 +181,13 @@ async def send_messages(
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
-    """Sends messages and streams the answer. While a run is active, a second request is refused, or handled as its
-    `if_busy` says.
+    """Sends messages and streams the answer. While a run is active, a second request is refused, or handled according
+    to its `if_busy`.
 
-    The same otids give the same run's stream again.
+    A request with the otids of an earlier one gets the stream of the earlier run again.
     """
     thread = await threads.find(project_id, conversation_id, request.agent_id)
-    # A client may address an agent's default history as a conversation. That refuses a second run as well.
+    # A client may address an agent's default history as a conversation. This, too, refuses a second run.
     return await answer_service.send(thread, request, SendOptions(headers, if_busy="reject"))
 
 
@@ -201,8 +201,8 @@ async def list_messages(
     types: MessageTypes,
     agent_id: OptionalAgentIdQuery = None,
 ) -> list[dict[str, Any]]:
-    """The history, newest first unless `order` is `asc`. An agent's default history is listed as the agent lists it:
-    oldest first, and `desc` takes the newest that fit."""
+    """The history, newest first unless `order` is `asc`. An agent's default history is listed as in the agent's own
+    list: oldest first, and `desc` selects the newest messages that fit."""
     thread = await threads.find(project_id, conversation_id, agent_id)
     of = MessageFilter(project_id, thread_id=thread.id)
     return await message_answers.page(of, page, types, turned=thread.conversation is not None)
@@ -220,7 +220,7 @@ async def resume_stream(
     last_event_id: LastEventIdDep = None,
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
-    """The stream of the conversation's newest run, or of the named one, from any frame on."""
+    """The stream of the conversation's newest run, or of the named run, from any frame on."""
     request = request or ConversationStreamRequest()
     thread = await threads.find(project_id, conversation_id, request.agent_id)
     run = await _run_to_resume(run_store, run_listing, project_id, thread, request)
@@ -240,10 +240,10 @@ async def stream_conversation(
     notes: bool = False,
     last_event_id: LastEventIdDep = None,
 ) -> Response:
-    """Everything that happens in the conversation, over all its runs: what was, after the frame with the id `after`,
-    and then what comes. `after=now` leaves out what was. `follow=false` ends the stream when no run is running or
-    queued. `notes=true` leaves out the frames of the runs: the notes say when each has begun and ended. The header
-    `Last-Event-ID` works like `after`, and goes before it."""
+    """Streams everything that happens in the conversation, over all its runs: the past after the frame with the id
+    `after`, and then new events as they occur. `after=now` omits the past. `follow=false` ends the stream when no run
+    is running or queued. `notes=true` omits the frames of the runs: the notes show when each has begun and ended. The
+    header `Last-Event-ID` works like `after`, and takes precedence over it."""
     found = await threads.find(project_id, conversation_id, agent_id)
     cursor = thread_cursor_of(after, last_event_id)
     thread = Thread(project_id, found.agent.id, found.id)
@@ -260,7 +260,7 @@ async def cancel_runs(
     agent_id: OptionalAgentIdQuery = None,
     request: CancelRequestIn | None = None,
 ) -> dict[str, str]:
-    """Cancels the conversation's runs that are active or wait for approval. The answer says what became of each."""
+    """Cancels the conversation's runs that are active or wait for approval. Answers with the outcome for each."""
     thread = await threads.find(project_id, conversation_id, agent_id)
     request = request or CancelRequestIn()
     return await cancels.cancel_runs(
@@ -305,7 +305,7 @@ OptionalMessageIdQuery = Annotated[MessageId | None, Query(pattern=f"^message-{U
 
 
 class RecompileRequest(BaseModel):
-    """The body of a recompilation; all of it may be left out."""
+    """The body of a recompilation; all of it may be omitted."""
 
     agent_id: NamedAgent = None
 
@@ -318,7 +318,7 @@ async def compact_agent(
     caller: CallerDep,
     request: CompactRequest | None = None,
 ) -> Response:
-    """Replaces the agent's messages by a summary. Waits for the active run, if there is one."""
+    """Replaces the agent's messages with a summary. Waits for the active run, if there is one."""
     thread = AgentThread(await editor.get(caller.project_id, agent_id))
     return await _compacted(compacting, thread, request or CompactRequest(), caller, refuse_if_busy=False)
 
@@ -332,7 +332,7 @@ async def compact_conversation(
     caller: CallerDep,
     request: CompactRequest | None = None,
 ) -> Response:
-    """Replaces the conversation's messages by a summary. Refused while one of its runs is active."""
+    """Replaces the conversation's messages with a summary. Refused while one of its runs is active."""
     request = request or CompactRequest()
     thread = await threads.find(caller.project_id, conversation_id, request.agent_id)
     if thread.conversation is not None and await message_store.is_empty(caller.project_id, thread.id):
@@ -368,7 +368,7 @@ async def fork_conversation(
     message_id: OptionalMessageIdQuery = None,
     hidden: bool = False,
 ) -> dict[str, Any]:
-    """Begins a conversation with copies of the messages in another one's context; up to `message_id`, if that is
+    """Begins a conversation with copies of the messages in another conversation's context, up to `message_id` if it is
     given."""
     thread = await threads.find(project_id, conversation_id, agent_id)
     history = await message_store.context(project_id, thread.id)
@@ -402,9 +402,9 @@ async def recompile_conversation(
     request: RecompileRequest | None = None,
     dry_run: bool = False,
 ) -> str:
-    """The instructions as the model gets them. They become the history's system message, unless it is a dry run.
+    """The instructions as the model gets them. They become the history's system message, except in a dry run.
 
-    Every call gives them to the model anew, whatever the system message says.
+    Every model call renders the instructions anew, whatever the system message contains.
     """
     named = None if request is None else request.agent_id
     thread = await threads.find(project_id, conversation_id, named)

@@ -56,7 +56,7 @@ async def list_groups(
 
 @router.get("/count")
 async def count_groups(groups: GroupEditorDep, project_id: ProjectDep) -> int:
-    """How many groups the project has."""
+    """The number of the project's groups."""
     return await groups.count(project_id)
 
 
@@ -64,7 +64,7 @@ async def count_groups(groups: GroupEditorDep, project_id: ProjectDep) -> int:
 async def create_group(
     body: GroupCreate, groups: GroupEditorDep, clock: ClockDep, ids: IdMakerDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Makes a group of agents that there are. Blocks are shared as far as the agents have them in common."""
+    """Creates a group of existing agents. The group shares only those blocks that the agents have in common."""
     return wire_group(await groups.create(body.group(project_id, ids, clock.now())))
 
 
@@ -98,7 +98,7 @@ async def list_group_messages(
     page: TenNewestMessages,
     types: MessageTypes,
 ) -> list[dict[str, Any]]:
-    """The messages of the agent that manages the group, listed oldest first."""
+    """The messages of the agent that manages the group, oldest first."""
     group = await groups.get(project_id, group_id)
     return await message_answers.page(MessageFilter(project_id, agent_id=group.manager_agent_id), page, types)
 
@@ -146,8 +146,8 @@ async def list_groups_of_agent(
     page: HundredNewestFirst,
     manager_type: ManagerType | None = None,
 ) -> list[dict[str, Any]]:
-    """The groups that have the agent, as the one that manages them or as one that works in the background. A key of
-    single agents is shown none: they name other agents."""
+    """The groups of the agent, in which it is the manager or works in the background. A key of single agents sees no
+    groups, because they name other agents."""
     await editor.get(caller.project_id, agent_id)
     if manager_type not in (None, SLEEPTIME) or not may_see_instructions(caller):
         return []

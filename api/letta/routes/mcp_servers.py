@@ -56,8 +56,8 @@ router = APIRouter(prefix="/v1/mcp-servers", tags=["mcp-servers"], route_class=L
 async def create_mcp_server(
     body: McpServerCreate, servers: McpServersDep, project_id: ProjectDep, response: Response
 ) -> dict[str, Any]:
-    """Makes a server and takes its tools over. A server that cannot be reached is made, too: `problem` says why it has
-    no tools yet."""
+    """Creates a server and imports its tools. A server that cannot be reached is created, too: its `problem` has the
+    reason why it has no tools yet."""
     return wire_server(_with_warning(await servers.create(project_id, body.change()), response))
 
 
@@ -71,8 +71,8 @@ async def list_mcp_servers(servers: McpServersDep, project_id: ProjectDep) -> li
 async def connect_mcp_server(
     mcp_server_id: McpServerIdPath, sign_ins: SignInsDep, project_id: ProjectDep, streams: StreamsDep, request: Request
 ) -> Response:
-    """Tries the server, and has a person sign in if the server requires it. A stream has the page to open, and then the
-    outcome."""
+    """Connects to the server, and has a person sign in if the server requires it. The stream has the URL of the page to
+    open, and then the outcome."""
     server = await sign_ins.servers.store.get(project_id, mcp_server_id)
     return _connecting(sign_ins, streams, request, server, is_stored=True)
 
@@ -95,7 +95,7 @@ async def update_mcp_server(
 
 @router.delete("/{mcp_server_id}", status_code=204)
 async def delete_mcp_server(mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep) -> None:
-    """Deletes a server with its tools, and takes them from all agents."""
+    """Deletes a server with its tools, and detaches them from all agents."""
     await servers.store.delete(project_id, mcp_server_id)
 
 
@@ -106,7 +106,7 @@ async def refresh_mcp_server(
     project_id: ProjectDep,
     agent_id: OptionalAgentIdQuery = None,
 ) -> dict[str, Any]:
-    """Takes over what the server lists now: adds, changes and deletes tools, and says which."""
+    """Imports the tools that the server lists now. Answers with the tools that were added, changed and deleted."""
     return wire_changes(await servers.refresh(project_id, mcp_server_id))
 
 
@@ -114,7 +114,7 @@ async def refresh_mcp_server(
 async def list_mcp_server_tools(
     mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
-    """The server's tools that the project has taken over."""
+    """The server's tools that the project has imported."""
     return [wire_tool(tool) for tool in await servers.store.tools(project_id, mcp_server_id)]
 
 
@@ -135,7 +135,7 @@ async def run_mcp_server_tool(
     is_repeated: RepeatedDep,
     body: McpToolRun | None = None,
 ) -> dict[str, Any]:
-    """Calls a tool at once, without an agent and without asking anybody for approval."""
+    """Calls a tool immediately, without an agent and without an approval."""
     tool = await servers.tool(project_id, mcp_server_id, tool_id)
     return wire_result(await servers.call(tool, (body or McpToolRun()).args, is_repeated=is_repeated))
 
@@ -147,7 +147,7 @@ agent_router = APIRouter(prefix="/v1/agents/{agent_id}/mcp-servers", tags=["agen
 async def list_mcp_servers_of_agent(
     agent_id: AgentIdPath, servers: McpServersDep, caller: CallerDep
 ) -> list[dict[str, Any]]:
-    """The servers that run some of the agent's tools. A key of single agents is shown none."""
+    """The servers that run some of the agent's tools. A key of single agents sees no servers."""
     found = await servers.of_agent(caller.project_id, agent_id)
     return [wire_server(server) for server in found] if may_see_instructions(caller) else []
 
@@ -165,14 +165,14 @@ async def list_named_mcp_servers(servers: McpServersDep, project_id: ProjectDep)
 async def put_named_mcp_server(
     body: NamedServer, servers: McpServersDep, project_id: ProjectDep, response: Response
 ) -> list[dict[str, Any]]:
-    """Makes a server, or changes the one of its name, and takes its tools over. Answers with all servers."""
+    """Creates a server, or changes the server of this name, and imports its tools. Answers with all servers."""
     _with_warning(await servers.put(project_id, body.change()), response)
     return await _all_named(servers, project_id)
 
 
 @named_router.post("/test")
 async def test_named_mcp_server(body: NamedServer, servers: McpServersDep, project_id: ProjectDep) -> dict[str, Any]:
-    """What a server lists that is not stored."""
+    """The tools that an unstored server lists."""
     found = await servers.try_out(project_id, body.change())
     return {"status": "success", "tools": [wire_remote_tool(tool) for tool in found]}
 
@@ -181,8 +181,8 @@ async def test_named_mcp_server(body: NamedServer, servers: McpServersDep, proje
 async def connect_named_mcp_server(
     body: NamedServer, sign_ins: SignInsDep, project_id: ProjectDep, streams: StreamsDep, request: Request
 ) -> Response:
-    """As `GET /v1/mcp-servers/connect/{mcp_server_id}`, of a server that is not stored. It is stored, under its name,
-    when a person has signed in at it."""
+    """As `GET /v1/mcp-servers/connect/{mcp_server_id}`, for an unstored server. The server is stored, under its name,
+    when a person has signed in there."""
     server = sign_ins.unstored(project_id, body.change())
     return _connecting(sign_ins, streams, request, server, is_stored=False)
 
@@ -200,7 +200,7 @@ async def update_named_mcp_server(
 async def delete_named_mcp_server(
     mcp_server_name: str, servers: McpServersDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
-    """Deletes a server with its tools. Answers with those that are left."""
+    """Deletes a server with its tools. Answers with the remaining servers."""
     server = await servers.find(project_id, mcp_server_name)
     await servers.store.delete(project_id, server.id)
     return await _all_named(servers, project_id)
@@ -210,7 +210,7 @@ async def delete_named_mcp_server(
 async def list_named_mcp_server_tools(
     mcp_server_name: str, servers: McpServersDep, project_id: ProjectDep
 ) -> list[dict[str, Any]]:
-    """What the server lists now, whether the project has taken it over or not."""
+    """The tools that the server lists now, whether or not the project has imported them."""
     server = await servers.find(project_id, mcp_server_name)
     return [wire_remote_tool(tool) for tool in await servers.listed(server)]
 
@@ -233,7 +233,7 @@ async def execute_named_mcp_tool(
     project_id: ProjectDep,
     is_repeated: RepeatedDep,
 ) -> dict[str, Any]:
-    """Calls a tool of the server at once, by its name there or in the project."""
+    """Calls a tool of the server immediately, by its name there or in the project."""
     server = await servers.find(project_id, mcp_server_name)
     own = await servers.store.tools(project_id, server.id)
     tool = next((tool for tool in own if mcp_tool_name in _names_of(tool)), None)
@@ -246,7 +246,7 @@ async def execute_named_mcp_tool(
 async def add_named_mcp_tool(
     mcp_server_name: str, mcp_tool_name: str, servers: McpServersDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """Takes one tool of the server over."""
+    """Imports one tool of the server."""
     return wire_tool(await servers.add_tool(project_id, mcp_server_name, mcp_tool_name))
 
 
@@ -290,8 +290,8 @@ oauth_router = APIRouter(prefix="/v1/tools/mcp/oauth", tags=["mcp-servers"], rou
 async def finish_mcp_sign_in(
     sign_ins: SignInsDep, request: Request, state: str = "", code: str = "", error: str = "", iss: str | None = None
 ) -> Response:
-    """Where an authorization server sends the browser of a person who has signed in. It needs no key: `state` is known
-    to nobody else."""
+    """Finishes a sign-in: an authorization server redirects the person's browser here. It needs no key, because only
+    this browser knows `state`."""
     is_page = "text/html" in request.headers.get("accept", "")
     try:
         finished = await sign_ins.finish(BrowserReturn(state=state, code=code, error=error, issuer=iss))

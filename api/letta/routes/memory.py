@@ -133,7 +133,7 @@ async def list_agents_of_archive(
     page: NewestFirst,
     include: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The agents that the archive is attached to."""
+    """The agents to which the archive is attached."""
     await archive_store.get(project_id, archive_id)
     agents = await editor.list(project_id, AgentFilter(archive_id=archive_id), page)
     return await agent_answers.all(agents, include)
@@ -297,7 +297,7 @@ async def list_tags(
     return await tag_store.list(project_id, page, name or query_text)
 
 
-# Archival memory of agents: their passages, and the archives that they have.
+# Archival memory of agents: their passages and archives.
 
 
 archival_router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["agents"], route_class=LateRoute)
@@ -330,7 +330,7 @@ async def create_memory(
     environment: EnvironmentDep,
     project_id: ProjectDep,
 ) -> list[dict[str, Any]]:
-    """Stores a passage in the agent's archive, which is made with the first one."""
+    """Stores a passage in the agent's archive. The first passage creates the archive."""
     passage = await archival_memory.insert(
         project_id, agent_id, body.text, body.tags or (), created_at=aware(body.created_at)
     )
@@ -371,7 +371,7 @@ async def search_memories(
 async def delete_memory(
     agent_id: AgentIdPath, memory_id: str, passage_store: PassageStoreDep, project_id: ProjectDep
 ) -> dict[str, str]:
-    """Deletes a passage of the agent's."""
+    """Deletes one of the agent's passages."""
     await passage_store.delete_from_agent(project_id, agent_id, PassageId(memory_id))
     return {"message": f"Memory id={memory_id} successfully deleted"}
 

@@ -115,8 +115,9 @@ async def capture_messages(
     sleeptime: SleeptimeRunsDep,
     caller: CallerDep,
 ) -> dict[str, Any]:
-    """Stores a turn that a program had with a model by itself, as the newest of the agent's default history. The agent
-    has no run of it; its next run knows of it. The answer names the runs of sleep-time agents that the turn starts."""
+    """Stores a turn that a program had with a model without Holdfast, as the newest of the agent's default history. It
+    makes no run of the agent, and the agent's next run sees it. The answer names the runs of sleep-time agents that the
+    turn starts."""
     limits = input_limits
     limits.refuse_long_messages([message.texts() for message in request.users_messages()], "request_messages")
     limits.refuse_long_messages([request.answer()], "response_dict.content")
@@ -125,7 +126,7 @@ async def capture_messages(
     await group_turns.capture(project_id, agent_id, captured, submitted_by=caller.key_id, now=now)
     started: list[RunId] = []
     if captured:
-        with suppress(Unavailable):  # the turn is stored, and a worker starts them as well
+        with suppress(Unavailable):  # the turn is stored, so a worker starts the runs later
             started = await sleeptime.of_turn(project_id, agent_id, captured[-1].id)
     return {"success": True, "messages_created": len(captured), "run_ids": started}
 
@@ -141,8 +142,8 @@ async def generate(
     project_id: ProjectDep,
     headers: SubmissionHeadersDep,
 ) -> Response:
-    """Asks the agent's model, or another one, a question without the agent's instructions, memory, tools and history.
-    Answers when the model has. No history stores the question or the answer. The run goes on when the client
+    """Asks the agent's model, or another model, a question without the agent's instructions, memory, tools and history.
+    Answers when the model has answered. No history stores the question or the answer. The run goes on when the client
     disconnects."""
     agent = await editor.without_links(project_id, agent_id)
     keys = keys_of(headers, GENERATE, clock.now(), body=request.model_dump_json)
@@ -168,7 +169,7 @@ async def list_messages(
 ) -> list[dict[str, Any]]:
     """The agent's messages, oldest first: of all its histories, or of one.
 
-    `desc` (the default) takes the newest ones of them.
+    `desc` (the default) selects the newest messages that fit.
     """
     if conversation_id is None:
         await editor.get(project_id, agent_id)
@@ -187,8 +188,8 @@ async def cancel_messages(
     project_id: ProjectDep,
     request: CancelRequestIn | None = None,
 ) -> dict[str, str]:
-    """Cancels the named runs of the agent, or all that are active or wait for approval. The answer has the outcome for
-    each."""
+    """Cancels the named runs of the agent, or all its runs that are active or wait for approval. Answers with the
+    outcome for each."""
     await editor.get(project_id, agent_id)
     request = request or CancelRequestIn()
     return await cancels.cancel_runs(project_id, agent_id, request.cancel(), run_ids=request.run_ids or ())
@@ -203,7 +204,7 @@ async def reset_messages(
     cancels: CancelServiceDep,
     caller: CallerDep,
 ) -> dict[str, Any]:
-    """Empties the agent's context, except for its system message. Cancels what waits for approval in it first."""
+    """Empties the agent's context, except for its system message. First cancels its runs that wait for approval."""
     agent = await editor.get(caller.project_id, agent_id)
     await cancels.cancel_before_reset(caller.project_id, agent.id)
     await message_store.reset(caller.project_id, ThreadId(agent.id))
@@ -220,7 +221,7 @@ async def list_messages_of_project(
 ) -> list[dict[str, Any]]:
     """The messages of all histories, of one conversation, or of all default histories; oldest first.
 
-    `desc` (the default) takes the newest ones of them.
+    `desc` (the default) selects the newest messages that fit.
     """
     thread_id = ThreadId(conversation_id) if conversation_id and conversation_id != DEFAULT else None
     of = MessageFilter(project_id, thread_id=thread_id, is_default=conversation_id == DEFAULT)
@@ -248,7 +249,7 @@ async def search_messages(
 async def retrieve_message(
     message_id: MessageIdPath, message_store: MessageStoreDep, caller: CallerDep
 ) -> list[dict[str, Any]]:
-    """The parts of one message, which are messages of their own on the wire."""
+    """The parts of one message, each of which is a message on the wire."""
     found = wire_messages(await message_store.find(caller.project_id, [message_id]), types_for(caller, None))
     # The calls and the approval requests of one stored answer may have different ids.
     parts = [part for part in found if part["id"] == message_id]

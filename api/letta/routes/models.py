@@ -30,9 +30,10 @@ async def list_models(
     provider_type: str | None = None,
     provider_category: Texts = None,
 ) -> list[dict[str, Any]]:
-    """The models of the configured providers, and the built-in ones if they are enabled; the default first.
+    """The models of the configured providers, and the built-in models if they are enabled; the default first.
 
-    The server asks gateways, Ollama, vLLM and LM Studio for theirs; a `Warning` header names those that did not answer.
+    The server asks gateways, Ollama, vLLM and LM Studio for their lists. A `Warning` header names those that did not
+    answer.
     """
     found = await server_models.found()
     if found.notes:

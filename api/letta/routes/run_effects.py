@@ -1,4 +1,5 @@
-"""Routes of a run's effects: the tools that it has started, their outcomes, and a person's word about a lost one."""
+"""Routes of a run's effects: the tool calls that it has started, their outcomes, and a person's finding about a lost
+call."""
 
 from typing import Annotated, Any
 
@@ -18,18 +19,18 @@ from shared.sql.history.messages import MessageStore
 from shared.sql.runs.effects import EffectStore
 from shared.sql.runs.run_store import RunStore
 
-# The effects of a run on the wire: its tool calls, and what was found out about those whose outcome was unknown.
+# The effects of a run on the wire: its tool calls, and the findings about calls with an unknown outcome.
 
 
 class SettleRequest(BaseModel):
-    """What a person has found out about a tool call whose outcome is unknown."""
+    """A person's finding about a tool call whose outcome is unknown."""
 
-    # A misspelled result must not be lost in silence.
+    # A misspelled result must not be lost silently.
     model_config = ConfigDict(extra="forbid")
 
     outcome: Outcome
-    result: Annotated[str | None, Field(max_length=100_000, description="What the call has come to.")] = None
-    settled_by: Annotated[str, Field(min_length=1, max_length=200, description="Who says so, for the record.")] = "api"
+    result: Annotated[str | None, Field(max_length=100_000, description="The result of the call.")] = None
+    settled_by: Annotated[str, Field(min_length=1, max_length=200, description="The name for the record.")] = "api"
 
     @model_validator(mode="after")
     def _fits_the_outcome(self) -> "SettleRequest":
@@ -39,7 +40,7 @@ class SettleRequest(BaseModel):
 
 
 def wire_effect(effect: Effect) -> dict[str, Any]:
-    """One tool call, and how far it has come."""
+    """One tool call, and its state."""
     found = effect.settlement
     return {
         "call_id": effect.call_id,
@@ -83,8 +84,8 @@ async def list_effects(
     project_id: ProjectDep,
     response: Response,
 ) -> list[dict[str, Any]]:
-    """The run's tool calls, each with its key and its outcome. Of a pruned run the starts are gone, and a `Warning`
-    header says so."""
+    """The run's tool calls, each with its key and its outcome. For a pruned run the start times are deleted, and a
+    `Warning` header says so."""
     run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
     return [wire_effect(effect) for effect in await _effects(run, effect_store, message_store)]
@@ -101,8 +102,8 @@ async def settle_effect(
     clock: ClockDep,
     project_id: ProjectDep,
 ) -> dict[str, Any]:
-    """Stores what a person has found out about a call whose outcome is unknown. It changes nothing of the conversation:
-    the model has been told that the outcome is unknown."""
+    """Stores a person's finding about a call whose outcome is unknown. The conversation does not change: there the
+    model has read that the outcome is unknown."""
     run = await run_store.get(project_id, run_id)
     effects = await _effects(run, effect_store, message_store)
     of_call = [effect for effect in effects if effect.call_id == call_id]

@@ -135,13 +135,13 @@ def _does_instead(run: Run) -> str:
 
 
 async def _answers(approval_store: ApprovalStore, found: Sequence[Run], caller: Caller) -> list[dict[str, Any]]:
-    """The wire's runs; parked ones have the calls that they wait for."""
+    """The wire's runs; parked runs have the calls for which they wait."""
     waiting = await approval_store.waiting_of_runs(found)
     return [_seen_by(caller, run, wire_run(run, waiting.get(run.id))) for run in found]
 
 
 def _seen_by(caller: Caller, run: Run, shown: dict[str, Any]) -> dict[str, Any]:
-    """A receiver's address may have a token in it: it is for keys of the project, and for the key that has named it."""
+    """Removes the callback's URL and error, which may contain a token, except for keys of the project and the run's."""
     may_see = may_see_instructions(caller) or run.options.submitted_by == caller.key_id
     return shown if may_see else {**shown, "callback_url": None, "callback_error": None}
 
@@ -154,7 +154,7 @@ async def list_runs(
     page: NewestRuns,
     wanted: Annotated[RunFilter, Depends(_run_filter)],
 ) -> list[dict[str, Any]]:
-    """The project's runs. A page begins behind the run `after`, in the order asked for. `conversation_id=default`, with
+    """The project's runs. A page begins after the run `after`, in the requested order. `conversation_id=default`, with
     `agent_id`, means that agent's own history. `created_after` and `created_before` are times, both excluded."""
     return await _answers(approval_store, await run_listing.page(caller.project_id, wanted, page), caller)
 
@@ -203,8 +203,8 @@ async def list_run_messages(
     caller: CallerDep,
     page: OldestMessages,
 ) -> list[dict[str, Any]]:
-    """The messages that the run added, its input included: those of the types that its submission asked for. Of a run
-    that waits for its turn, the input."""
+    """The messages that the run added, including its input, of the types that its submission requested. For a queued
+    run: its input."""
     run = await run_store.get(caller.project_id, run_id)
     shown = await message_answers.of_run(run, page, caller)
     return shown if page.ascending else shown[::-1]
@@ -219,7 +219,7 @@ async def list_run_steps(
     page: HundredNewestFirst,
     response: Response,
 ) -> list[dict[str, Any]]:
-    """The run's steps. Of a pruned run there are none, and a `Warning` header says so."""
+    """The run's steps. A pruned run has none, and a `Warning` header says so."""
     run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
     return [wire_step(step) for step in await step_store.list(project_id, page, StepFilter(run_id=run_id))]
@@ -242,8 +242,8 @@ async def retrieve_run_metrics(
     project_id: ProjectDep,
     response: Response,
 ) -> dict[str, Any]:
-    """How long the run took, part by part, and which tools it called. Of a pruned run the times of its steps are gone,
-    and a `Warning` header says so."""
+    """The durations of the run and of its parts, and its tool calls. For a pruned run the times of its steps are
+    deleted, and a `Warning` header says so."""
     run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
     messages = await message_store.list_of_run(run)
@@ -264,8 +264,8 @@ async def retrieve_run_trace(
     response: Response,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> list[dict[str, Any]]:
-    """The run as spans, in the order in which they began: itself, its steps, its calls of models and tools. Of a pruned
-    run only the first ones are left, and a `Warning` header says so."""
+    """The run as spans, in the order in which they began: the run itself, its steps, its calls of models and tools. A
+    pruned run has only the spans of the run itself, and a `Warning` header says so."""
     run = await run_store.get(project_id, run_id)
     warn_if_pruned(response, run)
     steps = await step_store.of_run(run)
@@ -283,7 +283,7 @@ async def stream_run(
     status_events: Annotated[bool, Header(alias="X-Holdfast-Status-Events")] = False,
 ) -> Response:
     """The run's stream from any frame on: live, or years later. The header `Last-Event-ID` works like
-    `starting_after`, and goes before it."""
+    `starting_after`, and takes precedence over it."""
     request = request or StreamRequest()
     run = await run_store.get(project_id, run_id)
     stream = answer_service.resume(run, request, last_event_id, status_events=status_events)
@@ -301,7 +301,7 @@ async def stream_run_for_browsers(
     starting_after: StartingAfterDep = None,
     last_event_id: LastEventIdDep = None,
 ) -> Response:
-    """The stream for an EventSource, which can only GET, and resumes by itself. 204 tells it that there is no more."""
+    """The stream for an EventSource, which can only GET, and resumes by itself. A 204 tells it that nothing follows."""
     run = await run_store.get(project_id, run_id)
     if last_event_id is not None and streaming.is_over(run, last_event_id):
         return Response(status_code=204)
@@ -320,7 +320,7 @@ async def make_stream_token(
     caller: CallerDep,
     request: StreamTokenRequest | None = None,
 ) -> dict[str, Any]:
-    """A token with which a web page may read this run's stream, and nothing else, for a while."""
+    """A token with which a web page may read this run's stream, and nothing else, for a limited time."""
     await run_store.get(caller.project_id, run_id)
     expires_at = end_of_token(clock.now(), (request or StreamTokenRequest()).valid_for_s)
     token = await access.tokens.make(caller, run_id, expires_at)
@@ -350,7 +350,7 @@ async def inject_into_run(
 ) -> dict[str, Any]:
     """Injects messages into a running run: its next step sees them, in order, exactly once.
 
-    A repetition with the same otids or Idempotency-Key injects nothing; `is_new` says so.
+    A repeated request (equal otids or Idempotency-Key) injects nothing, and its answer has `is_new` false.
     """
     run = await run_store.get(project_id, run_id)
     if not run.answers_messages:
@@ -401,8 +401,8 @@ async def list_steps(
     page: NewestFirst,
     wanted: Annotated[StepFilter, Depends(_step_filter)],
 ) -> list[dict[str, Any]]:
-    """The project's steps; those of one agent or one run if it is named. One of `tags` is enough. Of a pruned run there
-    are none, and a `Warning` header says so."""
+    """The project's steps, or those of one named agent or run. A step matches with one of `tags`. A pruned run has no
+    steps, and a `Warning` header says so."""
     found = await step_store.list(project_id, page, wanted)
     if wanted.run_id is not None and not found:
         with suppress(NotFound):  # a filter without a match gives an empty list
@@ -437,14 +437,14 @@ async def list_step_messages(
 async def retrieve_step_metrics(
     step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep
 ) -> dict[str, Any]:
-    """How long the step took, its model and its tools. What nobody measured is null."""
+    """The durations of the step, its model call and its tools. Unmeasured times are null."""
     return wire_step_metrics(await step_store.get(project_id, step_id), project_id)
 
 
 @steps_router.get("/{step_id}/trace")
 async def retrieve_step_trace(step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep) -> None:
-    """What was sent to the provider and what it answered: null, because neither is kept. The messages of the step are
-    what the model said."""
+    """The request to the provider and its answer: null, because the server stores neither. The model's output is in the
+    step's messages."""
     await step_store.get(project_id, step_id)
 
 
@@ -452,7 +452,7 @@ async def retrieve_step_trace(step_id: StepIdPath, step_store: StepStoreDep, pro
 async def give_feedback(
     step_id: StepIdPath, step_store: StepStoreDep, project_id: ProjectDep, request: FeedbackRequest
 ) -> dict[str, Any]:
-    """Stores what a person thinks of the step; the step. What is left out stays as it is."""
+    """Stores a person's feedback on the step, and answers with the step. Omitted fields stay."""
     step = await step_store.get(project_id, step_id)
     given = request.model_fields_set
     feedback = request.feedback if "feedback" in given else step.feedback
@@ -473,8 +473,8 @@ events_router = APIRouter(prefix="/v1", tags=["runs"], route_class=LateRoute)
 async def stream_project(
     run_changes: RunChangesDep, clock: ClockDep, project_id: ProjectDep, follow: bool = True
 ) -> Response:
-    """The project's runs that have not ended, and then each change of a run's status. It has the ids of runs, and no
-    texts. `follow=false` ends the stream with the present."""
+    """Streams the project's runs that have not ended, and then each change of a run's status. The frames have the ids
+    of runs, and no texts. `follow=false` ends the stream with the present state."""
     return run_changes.stream(RunScope(project_id), RunChangeFrames(clock), follow=follow)
 
 
@@ -487,6 +487,6 @@ async def stream_agent(
     project_id: ProjectDep,
     follow: bool = True,
 ) -> Response:
-    """The same of one agent, over all its conversations."""
+    """The same stream for one agent, over all its conversations."""
     await editor.get(project_id, agent_id)
     return run_changes.stream(RunScope(project_id, agent_id), RunChangeFrames(clock), follow=follow)

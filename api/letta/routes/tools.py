@@ -80,7 +80,7 @@ def _types(texts: list[str] | None, parameter: str) -> list[str] | None:
 
 
 def _each(texts: list[str] | None) -> list[str] | None:
-    """Values that may also come as one comma-separated value. None if there is none."""
+    """The values of a parameter, which may also be one comma-separated value. None without values."""
     return [part for text in texts or () for part in (piece.strip() for piece in text.split(",")) if part] or None
 
 
@@ -125,7 +125,7 @@ def _warn_of_limits(settings: SettingsDep, wanted: LimitsIn | None, response: Re
 
 
 async def _refuse_without_node(operations: OperationsDep, tool: Tool) -> None:
-    """Raises `InvalidRequest` if workers are live and none of them can run the tool. Without any, a later one may."""
+    """Raises `InvalidRequest` if workers are live and none can run the tool. Without live workers, a later one may."""
     if tool.source_type == TYPESCRIPT and await operations.tool_presence.runs_javascript() is False:
         raise InvalidRequest(
             f"the tool {tool.name!r} is written in TypeScript, and no worker has Node.js: install it beside a worker, "
@@ -155,7 +155,7 @@ async def count_tools(
 
 @router.post("/add-base-tools")
 async def add_base_tools(base_tools: BaseToolSeederDep, project_id: ProjectDep) -> list[dict[str, Any]]:
-    """Adds the missing base tools to the project. Answers with all of them."""
+    """Adds the missing base tools to the project. Answers with all base tools."""
     return [wire_tool(tool) for tool in await base_tools.add(project_id)]
 
 

@@ -1,4 +1,4 @@
-"""Empty lists of objects that Letta's servers have and Holdfast does not. A program that only reads them works. A
+"""Empty lists of objects that Letta's servers have and Holdfast lacks. A program that only reads these lists works. A
 program that creates such an object gets an error."""
 
 from typing import Annotated, Any
@@ -43,21 +43,21 @@ async def no_items_of_agent(agent_id: AgentIdPath, editor: AgentEditorDep, proje
 
 @router.get("/agents/{agent_id}/files")
 async def no_files(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, Any]:
-    """The agent has none. Letta's SDKs page this list in their own way."""
+    """The agent has no files. Letta's SDKs page this list in their own way."""
     await editor.get(project_id, agent_id)
     return {"files": [], "next_cursor": None, "has_more": False}
 
 
 @router.get("/agents/{agent_id}/repositories")
 async def no_repositories(agent_id: AgentIdPath, editor: AgentEditorDep, project_id: ProjectDep) -> dict[str, Any]:
-    """The agent has none. Letta Code looks there for the files of its memory, with every message."""
+    """The agent has no repositories. Letta Code looks there for the files of its memory, with every message."""
     await editor.get(project_id, agent_id)
     return {"repositories": []}
 
 
 @router.get("/shared-agents")
 async def no_shared_agents(_project_id: ProjectDep) -> dict[str, Any]:
-    """Other people's agents: none. Without this list Letta Code retries immediately and endlessly."""
+    """The list of agents that other people share: empty. Without it Letta Code retries immediately and endlessly."""
     return {"agents": [], "nextCursor": None}
 
 

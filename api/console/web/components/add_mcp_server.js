@@ -1,4 +1,4 @@
-// Registers an MCP server: where it is, and what it is asked by.
+// Registers an MCP server: its address, and its secrets.
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";
@@ -48,7 +48,7 @@ export function AddMcpServer({ onAdded, onClose }) {
           </select>
         </label>
         ${form.type === "stdio" ? html`<${OfCommand} form=${form} into=${into} />` : html`<${OfAddress} form=${form} into=${into} />`}
-        <p class="quiet-text">Secrets are stored encrypted, sent to the server and shown to nobody.</p>
+        <p class="quiet-text">Secrets are stored encrypted, sent only to the server, and never shown.</p>
         <${Failure} error=${error} />
         <div class="buttons">
           <button type="submit" class="main-button" disabled=${isSending}>
@@ -95,7 +95,7 @@ function OfCommand({ form, into }) {
   `;
 }
 
-/** The body of the request. Throws an error that names what is wrong. @param {Form} form */
+/** The body of the request. Throws an error that names the wrong field. @param {Form} form */
 function bodyOf(form) {
   /** @type {Record<string, unknown>} */
   const config = { mcp_server_type: form.type };

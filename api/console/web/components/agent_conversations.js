@@ -1,4 +1,4 @@
-// The conversations of an agent: to open one, or to begin another.
+// The conversations of an agent, to open one or to begin a new one.
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";

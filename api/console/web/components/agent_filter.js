@@ -1,4 +1,4 @@
-// A field that narrows a page down to one agent, by its name or its id.
+// A field that filters a page by one agent, given its name or its id.
 
 import { html, useRef, useState } from "../html.js";
 import { agentName } from "../lib/agent_names.js";
@@ -6,10 +6,10 @@ import { agentIdOf } from "../lib/find_by_id.js";
 import { refine } from "../lib/routing.js";
 import { Failure } from "./basics.js";
 
-/** @param {{agentId: string}} props `agentId`: the one that the page's address names; "" for all agents */
+/** @param {{agentId: string}} props `agentId`: the agent that the page's address names; "" for all agents */
 export function AgentFilter({ agentId }) {
   const [error, setError] = useState(/** @type {Error | null} */ (null));
-  // What is typed stays until it has become an agent, or it could not be corrected.
+  // The typed text stays until it has found an agent, so that a person can correct it.
   const [typed, setTyped] = useState(/** @type {string | null} */ (null));
   const newest = useRef("");
   const find = async (/** @type {string} */ text) => {

@@ -1,5 +1,5 @@
-// What the model is told: the whole system prompt as it is compiled now, the memory blocks in it, and how much of the
-// window all of it takes.
+// The model's instructions: the whole system prompt as compiled now, its memory blocks, and the share of the window that
+// all of it uses.
 
 import { html } from "../html.js";
 import { ApiError, request } from "../lib/api.js";
@@ -26,7 +26,7 @@ export function AgentPrompt({ agent }) {
     <${Failure} error=${error.value} retry=${reload} />
     ${found &&
     html`<section aria-labelledby="prompt-title">
-        <h2 id="prompt-title">System prompt, as the model is told it</h2>
+        <h2 id="prompt-title">System prompt, as the model gets it</h2>
         <pre class="prompt" tabindex="0" aria-labelledby="prompt-title">${found.prompt}</pre>
       </section>
       <${Sizes} context=${found.context} />`}
@@ -81,7 +81,7 @@ async function promptOf(agentId, signal) {
     const prompt = await request("POST", `/v1/agents/${agentId}/recompile`, { query: { dry_run: true }, signal });
     return { prompt, context };
   } catch (thrown) {
-    // A key that may only read gets the same text in its parts.
+    // A key that may only read gets the prompt in its parts.
     if (!(thrown instanceof ApiError) || thrown.status !== 403) throw thrown;
     const parts = [context.system_prompt, context.core_memory, context.external_memory_summary];
     return { prompt: parts.filter(Boolean).join("\n\n"), context };

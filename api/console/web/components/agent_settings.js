@@ -1,5 +1,5 @@
-// How an agent is set up: its model and the options of it, what it does with approvals and a full window, and the names
-// of its secrets. Their values are never shown.
+// An agent's settings: its model and the model's options, its policies for approvals and a full window, and the names of
+// its secrets. The secrets' values are never shown.
 
 import { html } from "../html.js";
 import { number } from "../lib/format.js";

@@ -1,4 +1,4 @@
-// Who thinks about an agent's turns in the background, or whose turns this agent thinks about.
+// The agents that think about this agent's turns in the background, or the agent about whose turns this one thinks.
 
 import { html } from "../html.js";
 import { request } from "../lib/api.js";
@@ -55,7 +55,7 @@ function Sleeper({ id, group, isOn }) {
 }
 
 /**
- * How often it thinks.
+ * The frequency of its thinking, as text.
  * @param {number | null} frequency
  */
 function often(frequency) {

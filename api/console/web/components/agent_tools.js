@@ -1,4 +1,4 @@
-// The tools of an agent: what each is for, what it takes, how it is run, and its source as it was written.
+// The tools of an agent, each with its purpose, its parameters, the way in which it runs, and its source as written.
 
 import { html } from "../html.js";
 import { Empty } from "./basics.js";

@@ -1,4 +1,4 @@
-// One tool call that waits for a person: what it would do, who asks, until when, and the ways to decide it.
+// One tool call that waits for a person: its arguments, its agent, its expiry, and the ways to decide it.
 
 import { html, useEffect, useRef, useState } from "../html.js";
 import { decide, onExpiry, outcomeOf, readableArguments } from "../lib/approvals.js";
@@ -17,12 +17,12 @@ import { JsonView } from "./json_view.js";
 const KINDS = { waiting: "asks", approved: "good", denied: "ended", returned: "good" };
 
 /**
- * `onDecided` gets the approval as the server shows it after the decision, with the `run` that goes on if there is one;
- * also when somebody else has decided.
+ * `onDecided` gets the server's approval after the decision, with the continuation `run` if there is one, also if another
+ * person has decided.
  * @param {{approval: Approval, onDecided?: (approval: Approval) => void}} props
  */
 export function ApprovalCard({ approval, onDecided }) {
-  // The decision is shown at once, also by a page that has not asked for the approval again yet.
+  // A page shows the decision at once, even before it has loaded the approval again.
   const [given, setGiven] = useState(/** @type {Decided | null} */ (null));
   const shown = approval.status === "waiting" && given !== null ? given.approval : approval;
   const note = (/** @type {Decided} */ decided) => {
@@ -172,7 +172,7 @@ function TextField({ name, label, value, onValue }) {
 }
 
 /**
- * How it was decided. When that was done here, the focus goes there: the buttons that had it are gone.
+ * The decision. If it was made here, it gets the focus, because the focused button is gone.
  * @param {{approval: Approval, isNew: boolean}} props
  */
 function Outcome({ approval, isNew }) {
@@ -184,7 +184,7 @@ function Outcome({ approval, isNew }) {
   return html`<div class="outcome" role="status" tabindex="-1" ref=${place}>
     <p>
       ${outcomeOf(approval)}${approval.decided_at && html`, <${Time} at=${approval.decided_at} />`}${" "}
-      ${approval.continued_by && html`<a href=${href(`/runs/${approval.continued_by}`)}>The run that goes on</a>`}
+      ${approval.continued_by && html`<a href=${href(`/runs/${approval.continued_by}`)}>The continuation</a>`}
     </p>
     ${reason && html`<blockquote>${reason}</blockquote>`}
     ${result !== undefined && html`<${JsonView} value=${result} label="Result" />`}

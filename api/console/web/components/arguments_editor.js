@@ -1,4 +1,4 @@
-// The arguments of a call as text to edit: what does not fit the tool is said at once, and the change is shown.
+// An editor for the arguments of a call: it shows at once what does not fit the tool, and it shows the change.
 
 import { html, useEffect, useRef, useState } from "../html.js";
 import { parametersOf } from "../lib/agent_tools.js";
@@ -59,7 +59,7 @@ export function Flaws({ flaws, parameters }) {
 }
 
 /**
- * The arguments in a text, or what is wrong with it.
+ * The arguments in a text, or the text's flaws.
  * @param {string} text
  * @param {Record<string, any>} parameters
  * @returns {{value: Record<string, any> | null, flaws: Flaw[]}}

@@ -1,4 +1,4 @@
-// Small things that every page shows: nothing, failures, times, ids.
+// Small parts that every page shows: empty lists, failures, times, ids.
 
 import { html, useEffect, useState } from "../html.js";
 import { agentName } from "../lib/agent_names.js";
@@ -7,7 +7,7 @@ import { duration, moment, NOTHING, shortId, time } from "../lib/format.js";
 /** @typedef {import("../html.js").ComponentChildren} Children */
 
 /**
- * There is nothing to show; the children say what to do next.
+ * The note for an empty list; the children explain what to do next.
  * @param {{title: string, children?: Children}} props
  */
 export function Empty({ title, children }) {
@@ -15,7 +15,7 @@ export function Empty({ title, children }) {
 }
 
 /**
- * What went wrong, and a way to try again.
+ * An error, and a way to try again.
  * @param {{error: Error | null | undefined, retry?: () => void}} props
  */
 export function Failure({ error, retry }) {
@@ -29,7 +29,7 @@ export function Failure({ error, retry }) {
 }
 
 /**
- * A moment of the API, in the reader's zone.
+ * A time of the API, in the reader's time zone.
  * @param {{at: string | null | undefined}} props
  */
 export function Time({ at }) {
@@ -39,7 +39,7 @@ export function Time({ at }) {
 }
 
 /**
- * A length of time, or how long ago something began that goes on.
+ * A duration, or the time since the beginning of something that goes on.
  * @param {{ms?: number | null, since?: string | null}} props
  */
 export function Duration({ ms, since }) {
@@ -55,7 +55,7 @@ export function Duration({ ms, since }) {
 }
 
 /**
- * An id, short, with a button that copies the whole.
+ * A shortened id, with a button that copies the whole id.
  * @param {{id: string | null | undefined, href?: string, whole?: boolean}} props
  */
 export function Id({ id, href, whole = false }) {

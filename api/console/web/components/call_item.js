@@ -1,4 +1,4 @@
-// A tool's call with its arguments and its result, and the question whether it may run.
+// A tool call with its arguments and its result, and its approval request if it waits.
 
 import { html } from "../html.js";
 import { openOrDecided } from "../lib/decisions.js";
@@ -57,7 +57,7 @@ function Printed({ lines, name }) {
   return html`<p class="part-name">${name}</p><${JsonView} value=${lines.join("\n")} label=${name} />`;
 }
 
-/** @param {{result: string | null | undefined, waits: boolean, isOver: boolean}} props `result`: null before there is one */
+/** @param {{result: string | null | undefined, waits: boolean, isOver: boolean}} props `result`: null before it arrives */
 function CallStatus({ result, waits, isOver }) {
   if (result !== null) return html`<span class=${`status status-${result === "success" ? "good" : "bad"}`}>${result}</span>`;
   if (waits) return html`<span class="status status-asks">needs approval</span>`;

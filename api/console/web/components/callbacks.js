@@ -1,5 +1,5 @@
-// Callbacks and events of webhooks that wait or failed: when each is tried again, what the receiver said, and a way to
-// try it now.
+// Callbacks and webhook events that wait or failed: the time of the next attempt, the receiver's answer, and a way to try
+// it now.
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";
@@ -14,7 +14,7 @@ import { Pager } from "./pager.js";
  */
 
 /**
- * What the two outboxes are called, and where they are.
+ * The names and paths of the two outboxes.
  * @typedef {{name: string, path: string, title: string, none: string, about: import("../html.js").ComponentChildren,
  *   idOf: (row: Callback) => string, placeOf: (row: Callback) => string}} Outbox
  */

@@ -26,17 +26,17 @@ export function CancelRun({ run, onCancelled }) {
 }
 
 /**
- * What became of a cancel by now; null where nobody asked for one. The server's answer to the request was true at its own
- * time: the run may have stopped since, and then the run says how.
+ * The present outcome of a cancel; null without a cancel. The server's answer may be outdated: if the run has stopped
+ * since, the run has the outcome.
  * @param {any} run
  * @param {boolean} canStop
- * @param {any} answered what the server answered to this page; null where another caller has asked
+ * @param {any} answered the server's answer to this page; null if another caller has cancelled
  */
 function receiptOf(run, canStop, answered) {
   const asked = run.metadata?.cancel;
   if (!asked) return answered;
   if (!canStop) return { ...answered, ...asked, status: run.status, stopped_at: run.completed_at };
-  // The answer may know more than the run as it was asked for before.
+  // The answer may be newer than this page's copy of the run.
   return answered?.stopped_at ? answered : { ...answered, ...asked, status: "cancelling", stopped_at: null };
 }
 
@@ -100,7 +100,7 @@ function Receipt({ receipt }) {
   `;
 }
 
-/** From the request to the stop. @param {any} receipt */
+/** The time from the request to the stop. @param {any} receipt */
 function tookOf(receipt) {
   const [from, to] = [moment(receipt.requested_at), moment(receipt.stopped_at)];
   return from === null || to === null ? NOTHING : duration(to.getTime() - from.getTime());

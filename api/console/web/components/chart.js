@@ -1,4 +1,4 @@
-// Figures over time as lines, and the same figures as a table for whoever does not see the lines.
+// Figures over time as lines, and as a table for people who do not see the lines.
 
 import { html, useEffect, useRef } from "../html.js";
 import uPlot from "../vendor/uPlot.js";
@@ -118,7 +118,7 @@ function optionsFor(element, lines, show) {
 }
 
 /**
- * The places of values without a neighbour: no line leads to them, so each is a dot.
+ * The places of values without a neighbour. No line leads to such a value, so it becomes a dot.
  * @param {uPlot} plot
  * @param {number} line
  */
@@ -134,7 +134,7 @@ function clock(seconds) {
 }
 
 /**
- * Calls back when the page turns dark or light, by the system's wish or by the switch. A canvas does not follow them.
+ * Calls back when the page turns dark or light, by the system's setting or by the switch, because a canvas does not follow.
  * @param {() => void} act
  */
 function onThemeChange(act) {

@@ -1,4 +1,4 @@
-// Agents of operators' own code: what the workers have of them, and the journal of a run.
+// Agents of operators' own code: their versions and workers, and the journal of a run.
 
 import { html } from "../html.js";
 import { request } from "../lib/api.js";
@@ -14,13 +14,13 @@ import { Failure, Time } from "./basics.js";
  */
 
 const EVERY_MS = 5000;
-/** The stream of a run shows what its code says, and not the calls that only the journal has. */
+/** A run's stream shows the output of its code, but not the calls, which only the journal has. */
 const WHILE_ACTIVE_MS = 2000;
 
-/** What the states of an entry mean to a person. @type {Record<string, string>} */
+/** The states of an entry in words. @type {Record<string, string>} */
 const STATES = { started: "in hand", done: "done", failed: "failed", unknown: "outcome unknown" };
 
-/** The agents of own code with their workers and versions; nothing where there are none. */
+/** The agents of own code with their workers and versions; nothing without such agents. */
 export function CodeAgents() {
   const { data } = usePolled(
     (signal) => /** @type {Promise<CodeAgent[]>} */ (request("GET", "/v1/code-agents", { signal })),
@@ -59,7 +59,7 @@ export function CodeAgents() {
 }
 
 /**
- * What the code of the run's turn has done; nothing for runs of other agents.
+ * The actions of the code in the run's turn; nothing for runs of other agents.
  * @param {{run: any, isActive: boolean, turns: number}} props `turns` as in `Shown`
  */
 export function Journal({ run, isActive, turns }) {

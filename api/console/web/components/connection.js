@@ -1,4 +1,4 @@
-// Whether the stream of a run is live, and from which number on it is shown.
+// The state of a run's stream, and the number from which it is shown.
 
 import { html, useRef } from "../html.js";
 import { number } from "../lib/format.js";

@@ -1,4 +1,4 @@
-// How long there is until a moment, counted down once a second.
+// The time until a moment, counted down once a second.
 
 import { html, useEffect, useState } from "../html.js";
 
@@ -12,7 +12,7 @@ export function Countdown({ until }) {
     const timer = setInterval(() => setNow(Date.now()), SECOND);
     return () => clearInterval(timer);
   }, [until]);
-  // It is no live region: a screen reader would say nothing else.
+  // It is not a live region: a screen reader would read nothing else.
   return html`<time dateTime=${until} title=${new Date(end).toLocaleString()} class="countdown">
     ${end <= now ? "time is over" : `in ${left(end - now)}`}
   </time>`;

@@ -1,4 +1,4 @@
-// A table of any length. Only the rows that can be seen are in the page. Arrows move, Enter opens.
+// A table of any length. The page has only the visible rows. Arrow keys move the choice, Enter opens it.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 
@@ -14,8 +14,8 @@ const SPARE = 12;
 /**
  * @template T
  * @param {{label: string, columns: Column<T>[], rows: T[], keyOf: (row: T) => string, onOpen?: (row: T) => void,
- *   onEnd?: () => void, onSight?: (first: number, last: number) => void}} props `onEnd`: the last rows are in sight;
- *   `onSight`: the rows from `first` to the one before `last` are
+ *   onEnd?: () => void, onSight?: (first: number, last: number) => void}} props `onEnd`: the last rows are visible;
+ *   `onSight`: the rows from `first` up to, without, `last` are visible
  */
 export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd, onSight }) {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -40,7 +40,7 @@ export function DataTable({ label, columns, rows, keyOf, onOpen, onEnd, onSight 
   useEffect(() => {
     onSight?.(first, last);
   }, [first, last]);
-  // The focus stays on the table, so readers of screens would hear nothing of the row that the arrows choose.
+  // The focus stays on the table, so a screen reader would not read the row that the arrow keys choose.
   useEffect(() => {
     const cells = box.current?.querySelectorAll("tr[aria-current] td") ?? [];
     setSaid(Array.from(cells, (cell) => /** @type {HTMLElement} */ (cell).innerText.trim()).filter(Boolean).join(", "));

@@ -1,4 +1,4 @@
-// One decision for many calls: chosen by their boxes, given one after the other, with the refusals said at each.
+// One decision for many calls: a person ticks the calls, the page decides one after the other, and each shows its refusal.
 
 import { html, useState } from "../html.js";
 import { decideAll } from "../lib/approvals.js";
@@ -66,7 +66,7 @@ function Sure({ kind, picked, give, onClose }) {
       </ul>
       ${kind === "deny" &&
       html`<label>
-        Reason (the model is told it)
+        Reason (the model reads it)
         <textarea
           rows="3" maxlength="10000" value=${reason}
           onInput=${(/** @type {any} */ event) => setReason(event.currentTarget.value)}
@@ -80,7 +80,7 @@ function Sure({ kind, picked, give, onClose }) {
   <//>`;
 }
 
-/** How often each tool is called. @param {Approval[]} approvals @returns {[string, number][]} */
+/** The number of calls of each tool. @param {Approval[]} approvals @returns {[string, number][]} */
 function countsOf(approvals) {
   /** @type {Map<string, number>} */
   const counts = new Map();

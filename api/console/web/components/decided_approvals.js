@@ -1,4 +1,4 @@
-// The calls that were decided, newest first: how, by whom and when, and with what changes.
+// The decided calls, newest first, each with the decision, the person, the time and the changes.
 
 import { html } from "../html.js";
 import { usePaged } from "../lib/paged.js";
@@ -21,7 +21,7 @@ export function DecidedApprovals({ agentId }) {
   if (list.error && list.rows === undefined) return html`<${Failure} error=${list.error} retry=${list.reload} />`;
   if (list.rows === undefined) return html`<p role="status">The decisions are being fetched.</p>`;
   if (list.rows.length === 0 && list.first !== null) {
-    return html`<${EmptyPage} ...${list} of="decided approvals" why="What was decided here is not kept any more." />`;
+    return html`<${EmptyPage} ...${list} of="decided approvals" why="The decisions on this page are no longer stored." />`;
   }
   if (list.rows.length === 0) return html`<${NothingDecided} agentId=${agentId} />`;
   return html`<ul class="cards">
@@ -33,7 +33,7 @@ export function DecidedApprovals({ agentId }) {
 /** @param {{agentId: string}} props */
 function NothingDecided({ agentId }) {
   return html`<${Empty} title=${agentId ? "Nothing of this agent has been decided yet" : "Nothing has been decided yet"}>
-    <p>Decisions stand here with who made them and when, once somebody has approved or denied a call.</p>
+    <p>This page lists decisions, each with its person and time, once a person has approved or denied a call.</p>
     <p><a href=${href("/approvals", { agent: agentId })}>Show the calls to decide</a></p>
     ${agentId && html`<p><a href="#/approvals?show=decided">Show those of all agents</a></p>`}
   <//>`;

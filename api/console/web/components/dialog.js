@@ -24,9 +24,9 @@ export function Dialog({ title, onClose, children }) {
 }
 
 /**
- * Asks before something is done that cannot be undone.
+ * Asks for confirmation of an action that cannot be undone.
  * @param {{title: string, action: string, onConfirm: () => void, onClose: () => void, children?: Children}} props
- *   `action`: the word on the button that does it
+ *   `action`: the word on the button of the action
  */
 export function Confirm({ title, action, onConfirm, onClose, children }) {
   return html`

@@ -1,4 +1,4 @@
-// Two texts, line by line: what was taken away and what was added. Signs and words say it, not colour alone.
+// Two texts, line by line, with the removed and the added lines. Signs and words mark them, not only colour.
 
 import { html } from "../html.js";
 import { lineDiff } from "../lib/line_diff.js";

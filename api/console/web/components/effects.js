@@ -1,4 +1,4 @@
-// The effects of a run: which tools were started, what came of them, and a person's word about a lost one.
+// The effects of a run: the started tool calls, their outcomes, and a person's finding about a lost call.
 
 import { html, useState } from "../html.js";
 import { actorName } from "../lib/actor.js";
@@ -7,7 +7,7 @@ import { usePolled } from "../lib/polling.js";
 import { Failure, Id, Time } from "./basics.js";
 import { Dialog } from "./dialog.js";
 
-/** While a call is open: no stream says when its tool is started. */
+/** The interval of requests while a call is open, because no stream shows when its tool starts. */
 const EVERY_MS = 2000;
 
 /** @type {Record<string, string>} */
@@ -20,7 +20,7 @@ const STATES = { not_started: "not started" };
 const OUTCOMES = { happened: "It happened", did_not_happen: "It did not happen" };
 
 /**
- * @param {{runs: any[], hasOpenCall: boolean, turns: number}} props `runs`: a run, and those that go on with it; `turns` as in
+ * @param {{runs: any[], hasOpenCall: boolean, turns: number}} props `runs`: a run and its continuations; `turns` as in
  *   `Shown`
  */
 export function Effects({ runs, hasOpenCall, turns }) {
@@ -54,7 +54,7 @@ async function effectsOf(run, signal) {
 }
 
 /**
- * Each call once: a run that waited for a person asked for calls that its continuation has made.
+ * Each call once: a run that waited for a person lists calls that its continuation made.
  * @param {any[][]} ofRuns
  * @returns {any[]}
  */
@@ -113,7 +113,7 @@ function SettleDialog({ effect, onClose, onSettled }) {
     }
   };
   return html`
-    <${Dialog} title=${`What became of ${effect.name}`} onClose=${onClose}>
+    <${Dialog} title=${`The outcome of ${effect.name}`} onClose=${onClose}>
       <form class="stack" onSubmit=${settle}>
         <label>Outcome
           <select value=${outcome} onChange=${(/** @type {any} */ event) => setOutcome(event.currentTarget.value)}>

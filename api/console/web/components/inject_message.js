@@ -1,4 +1,4 @@
-// Says something to a run while it works: its next step reads it.
+// Sends a message to a run while it works: its next step reads the message.
 
 import { html, useRef, useState } from "../html.js";
 import { request } from "../lib/api.js";
@@ -11,7 +11,7 @@ export function InjectMessage({ runId }) {
   const [said, setSaid] = useState("");
   const [error, setError] = useState(/** @type {Error | null} */ (null));
   const [isSending, setIsSending] = useState(false);
-  // A text keeps its name until the server has said that it has it: the answer to an earlier try may have been lost.
+  // A text keeps its otid until the server has confirmed it, because the answer to an earlier try may be lost.
   const named = useRef({ text: "", otid: "" });
   /** @param {Event} event */
   const inject = async (event) => {
@@ -25,7 +25,7 @@ export function InjectMessage({ runId }) {
       const body = { messages: [{ role: "user", content: text, otid: named.current.otid }] };
       await request("POST", `/v1/runs/${runId}/inject`, { body });
       named.current = { text: "", otid: "" };
-      // What was typed meanwhile is the next message.
+      // Text that was typed meanwhile is the next message.
       setText((now) => (now === text ? "" : now));
       setSaid("Injected: the run's next step reads it.");
     } catch (thrown) {

@@ -1,11 +1,11 @@
-// JSON as text, folded where it is long. It is only ever text.
+// JSON as text, folded if it is long, and never as markup.
 
 import { html, useMemo } from "../html.js";
 
 const LONG = 400;
 
 /**
- * @param {{value: unknown, label?: string, open?: boolean}} props a string that holds JSON is shown as what it holds
+ * @param {{value: unknown, label?: string, open?: boolean}} props a string that contains JSON is shown as that JSON
  */
 export function JsonView({ value, label = "JSON", open }) {
   const text = useMemo(() => asText(value), [value]);

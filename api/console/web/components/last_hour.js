@@ -1,4 +1,4 @@
-// The last hour, minute by minute: what was submitted, how it ended, and how long it waited.
+// The last hour, minute by minute: submitted runs, their ends, and their waits.
 
 import { html, useMemo } from "../html.js";
 import { duration, number } from "../lib/format.js";

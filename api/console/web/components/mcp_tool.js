@@ -1,4 +1,4 @@
-// A tool of an MCP server: who decides on its calls, which agents get it, and a place to try it.
+// A tool of an MCP server: whether its calls need approval, its agents, and a form to try it.
 
 import { html, useState } from "../html.js";
 import { request } from "../lib/api.js";
@@ -13,7 +13,7 @@ import { JsonView } from "./json_view.js";
 /** @param {{path: string, tool: McpTool, onChanged: () => void}} props `path`: of the server, in the API */
 export function McpToolCard({ path, tool, onChanged }) {
   const facts = [
-    tool.default_requires_approval ? "waits for a person" : "nobody is asked",
+    tool.default_requires_approval ? "waits for a person" : "needs no approval",
     tool.idempotent && "may be started again",
     ...tool.tags,
   ].filter(Boolean);
@@ -100,7 +100,7 @@ function TryOut({ path, tool }) {
   const name = `try-${tool.id}`;
   return html`
     <form class="decision-form" onSubmit=${run}>
-      <p class="quiet-text">The server does what the tool does, at once, and nobody is asked before.</p>
+      <p class="quiet-text">The server runs the tool at once, without an approval.</p>
       <label for=${name}>Arguments of ${tool.name} (JSON)</label>
       <textarea id=${name} class="code" rows=${Math.min(12, text.split("\n").length + 1)} spellcheck=${false}
         aria-invalid=${flaws.length > 0} aria-describedby=${`${name}-flaws`} value=${text}
@@ -119,7 +119,7 @@ function TryOut({ path, tool }) {
   `;
 }
 
-/** One act at a time, and why the last one failed. */
+/** Runs one action at a time, and keeps the error of the last one. */
 function useAct() {
   const [error, setError] = useState(/** @type {Error | null} */ (null));
   const [isBusy, setIsBusy] = useState(false);

@@ -1,9 +1,9 @@
-// The way to a list's next page and back.
+// The buttons to a list's next page and back.
 
 import { html } from "../html.js";
 import { Empty } from "./basics.js";
 
-/** @param {{page: number, next: (() => void) | null, back: (() => void) | null, of: string}} props `of`: of what */
+/** @param {{page: number, next: (() => void) | null, back: (() => void) | null, of: string}} props `of`: its rows */
 export function Pager({ page, next, back, of }) {
   if (next === null && back === null) return null;
   return html`<nav class="pager" aria-label=${`Pages of ${of}`}>
@@ -14,9 +14,9 @@ export function Pager({ page, next, back, of }) {
 }
 
 /**
- * A page behind the first one of which nothing is left, and the ways back to what there is.
+ * A later page that is empty by now, and the buttons back to the pages with rows.
  * @param {{page: number, next: (() => void) | null, back: (() => void) | null, first: (() => void) | null, of: string,
- *   why: string}} props `why`: what has become of what was here
+ *   why: string}} props `why`: the reason why its rows are gone
  */
 export function EmptyPage({ page, next, back, first, of, why }) {
   return html`<${Empty} title="Nothing is left on this page">

@@ -32,7 +32,7 @@ export function Workers({ workers }) {
 }
 
 function RedisIsAway() {
-  return html`<p class="quiet-text">Redis does not answer, so nobody knows which processes live.</p>`;
+  return html`<p class="quiet-text">Redis does not answer, so the live processes are unknown.</p>`;
 }
 
 /** @param {{worker: WorkerShown}} props */

@@ -1,4 +1,4 @@
-// The frames of a stream as they came. Ten thousand of them cost what the few cost that can be seen.
+// The frames of a stream in their order of arrival. Only the visible ones are drawn, so ten thousand cost no more.
 
 import { html, useRef, useState } from "../html.js";
 import { number } from "../lib/format.js";
@@ -9,8 +9,8 @@ const SPARE = 10;
 const LONG = 300;
 
 /**
- * @param {{events: import("../lib/run_stream.js").Frame[], count: number}} props `events` is one list that grows; `count`
- *   says that it has
+ * @param {{events: import("../lib/run_stream.js").Frame[], count: number}} props `events` is one list that grows; a new
+ *   `count` shows that it has grown
  */
 export function RawEvents({ events, count }) {
   const [isOpen, setIsOpen] = useState(false);

@@ -1,4 +1,4 @@
-// How a program reads on in this very stream.
+// The lines with which a program resumes this stream.
 
 import { html } from "../html.js";
 import { key } from "../lib/session.js";

@@ -16,7 +16,7 @@ export function SignIn() {
     <form class="sign-in panel" onSubmit=${submit}>
       <h1>This server asks for a key</h1>
       <p>
-        Paste an API key of your project. Whoever runs the server makes one with <code>holdfast keys create</code>. It
+        Paste an API key of your project. The server's operator makes one with <code>holdfast keys create</code>. It
         stays in this tab and is sent to this server alone.
       </p>
       ${keyRefusal.value !== "" && html`<p class="failure" role="alert">${keyRefusal.value}</p>`}

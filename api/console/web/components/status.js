@@ -1,4 +1,4 @@
-// What has become of a run, in a word and a colour. The word alone says it, too.
+// The status of a run, as a word and a colour. The word alone suffices.
 
 import { html } from "../html.js";
 
@@ -15,7 +15,7 @@ const KINDS = {
 /** @typedef {{status: string, stop_reason?: string | null, metadata?: Record<string, any> | null}} ShownRun */
 
 /**
- * The wire shows a run that waits for a person as completed, and it stays so when another run goes on with it.
+ * The wire shows a run that waits for a person as completed, also after another run has continued it.
  * @param {ShownRun} run
  */
 export function statusOf({ status, stop_reason: stopReason, metadata }) {

@@ -1,4 +1,4 @@
-// A place to talk to an agent: what was said, what it answers now, and a box for what to say next.
+// A talk with an agent: the past messages, the present answer, and a box for the next message.
 
 import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 import { request } from "../lib/api.js";
@@ -12,7 +12,7 @@ import { Transcript } from "./transcript.js";
 /** @typedef {import("../lib/talk_entries.js").Entry} Entry */
 /** @typedef {ReturnType<typeof useTalk>} TalkState */
 
-/** Nearer to the end than a line is at the end. */
+/** A box closer to its end than one line counts as at its end. */
 const END_PX = 16;
 const QUEUED = "The run has not begun yet.";
 
@@ -43,8 +43,8 @@ export function Talk({ agentId, conversationId }) {
 }
 
 /**
- * Tells readers of screens what happens: that the agent works, and its answer once it is whole, not word by word. What was
- * there when the page opened is not news.
+ * Announces to screen readers that the agent works, and its answer once it is whole, not word by word. Entries from before
+ * the page was opened are not announced.
  * @param {{entries: Entry[]}} props
  */
 function Announced({ entries }) {
@@ -70,7 +70,7 @@ function Older({ older }) {
   if (show === null) return null;
   return html`<${Failure} error=${error} />
     <button type="button" onClick=${show}>
-      ${isLoading ? "Fetching what was said before…" : "Show what was said before"}
+      ${isLoading ? "Fetching earlier messages…" : "Show earlier messages"}
     </button>`;
 }
 
@@ -218,7 +218,7 @@ function Stop({ runIds }) {
 
 /**
  * A box that stays at its end while it grows, or gets less room, unless its reader has scrolled away from there. `toEnd`
- * brings it back.
+ * scrolls it back.
  */
 function useStickyEnd() {
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
@@ -229,14 +229,14 @@ function useStickyEnd() {
     if (element === null) return;
     const { scrollTop: top, scrollHeight: height, clientHeight } = element;
     const last = before.current;
-    // What grows moves the end away from where the box is, and what shrinks moves the box: its reader did neither.
+    // A growing content moves the end away from the box, and a shrinking one moves the box: the reader did neither.
     const wasScrolledUp = element === last.element && top < last.top && height >= last.height;
     if (height - top - clientHeight < END_PX) isAtEnd.current = true;
     else if (wasScrolledUp) isAtEnd.current = false;
     before.current = { element, top, height };
   };
   const follow = () => {
-    // A browser tells of scrolling with the next frame, and the box may have grown since.
+    // A browser reports scrolling with the next drawn frame, and the box may have grown since.
     look();
     if (box.current && isAtEnd.current) box.current.scrollTop = box.current.scrollHeight;
   };

@@ -1,4 +1,4 @@
-// A run as a person reads it. What models and tools wrote is text here, and never anything else.
+// A run as a person reads it. The output of models and tools is always shown as text, never as markup.
 
 import { Component, html, useState } from "../html.js";
 import { number } from "../lib/format.js";
@@ -7,7 +7,7 @@ import { CallItem } from "./call_item.js";
 
 /** @typedef {import("../lib/frames.js").Item} Item */
 
-/** Items that are in the page at first; the ones before them are a button away. */
+/** The items in the page at first; a button shows earlier ones. */
 const AT_ONCE = 400;
 
 /** @type {Partial<Record<import("../lib/frames.js").Kind, string>>} */
@@ -16,9 +16,9 @@ const SPEAKERS = { text: "Agent", input: "Injected", summary: "Summary of old me
 /**
  * @param {{transcript: import("../lib/frames.js").Transcript, agentId?: string,
  *   seenUpTo?: import("../lib/run_stream.js").Position | null, isOver?: boolean,
- *   onDecide?: (decided: any) => void}} props `onDecide`: calls that wait can be decided here, and it gets what came of it.
- *   `seenUpTo`: a line is drawn behind it. `isOver`: the run has ended, whatever its log says last: that of a run which is
- *   cancelled while it waits for a person ends with the question
+ *   onDecide?: (decided: any) => void}} props `onDecide`: waiting calls can be decided here, and it gets the outcome.
+ *   `seenUpTo`: a line is drawn after it. `isOver`: the run has ended, whatever its log's last event: the log of a run that
+ *   was cancelled while it waited for a person ends with the approval request
  */
 export function Transcript({ transcript, agentId, seenUpTo = null, isOver = false, onDecide }) {
   const [count, setCount] = useState(AT_ONCE);

@@ -6,8 +6,8 @@ import { number } from "../lib/format.js";
 import { usePolled } from "../lib/polling.js";
 
 /**
- * @param {{usage: Record<string, any> | null, runId: string, turns: number}} props `usage`: what the stream said; `turns` as
- *   in `Shown`: there are new figures when a step has ended
+ * @param {{usage: Record<string, any> | null, runId: string, turns: number}} props `usage`: the stream's figures; `turns` as
+ *   in `Shown`: figures are new after each step
  */
 export function Usage({ usage, runId, turns }) {
   const asked = usePolled((signal) => request("GET", `/v1/runs/${runId}/usage`, { signal }), 0, [runId], turns);

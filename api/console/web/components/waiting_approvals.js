@@ -1,4 +1,4 @@
-// The calls that wait, oldest first: each to be decided where it stands, or many at once.
+// The waiting calls, oldest first: a person decides each in its place, or many at once.
 
 import { html, useEffect, useMemo, useState } from "../html.js";
 import { usePaged } from "../lib/paged.js";
@@ -18,7 +18,7 @@ const idOf = (approval) => approval.id;
 /** @param {{agentId: string}} props */
 export function WaitingApprovals({ agentId }) {
   const list = usePaged("/v1/approvals", { agent_id: agentId }, { size: PAGE, when: { agentId: agentId || null }, idOf });
-  // What was decided here stays in its place: it must not vanish under the hands of whoever decides the next one.
+  // A call that was decided here stays in its place, so that the list does not move under a person's hands.
   const [decided, setDecided] = useState(/** @type {Record<string, Approval>} */ ({}));
   const [chosen, setChosen] = useState(/** @type {ReadonlySet<string>} */ (new Set()));
   const [refused, setRefused] = useState(/** @type {Record<string, string>} */ ({}));
@@ -33,9 +33,9 @@ export function WaitingApprovals({ agentId }) {
     setRefused((before) => ({ ...before, [id]: text }));
 
   if (list.error && list.rows === undefined) return html`<${Failure} error=${list.error} retry=${list.reload} />`;
-  if (list.rows === undefined) return html`<p role="status">What waits is being fetched.</p>`;
+  if (list.rows === undefined) return html`<p role="status">Fetching the waiting calls…</p>`;
   if (shown.length === 0 && list.first !== null) {
-    return html`<${EmptyPage} ...${list} of="waiting approvals" why="What waited here has been decided." />`;
+    return html`<${EmptyPage} ...${list} of="waiting approvals" why="The calls on this page have been decided." />`;
   }
   if (shown.length === 0) return html`<${NothingWaits} agentId=${agentId} />`;
   const waiting = shown.filter((approval) => approval.status === "waiting");
@@ -75,7 +75,7 @@ function NothingWaits({ agentId }) {
 }
 
 /**
- * What waits and what was decided here, in the order in which it was asked.
+ * The waiting calls and those that were decided here, in the order of their requests.
  * @param {Approval[]} rows
  * @param {Record<string, Approval>} decided
  */

@@ -1,10 +1,10 @@
-// Where the time of a run went, as bars under each other.
+// The parts of a run's time, as bars under each other.
 
 import { html, useEffect, useState } from "../html.js";
 import { duration } from "../lib/format.js";
 import { spansOf } from "../lib/waterfall.js";
 
-/** Spans that are drawn: the longest ones of a run that has more. */
+/** The most spans to draw: the longest ones. */
 const MOST = 200;
 
 /**
@@ -23,7 +23,7 @@ export function Waterfall({ timeline, startedAt, endedAt }) {
   if (all.length === 0) return null;
   const isOpen = all.some((span) => span.to === null);
   const from = Math.min(...all.map((span) => span.from));
-  // The log of a run that was cancelled while it waited for a person ends with the question.
+  // The log of a run that was cancelled while it waited for a person ends with the approval request.
   const to = Math.max(timeline.last ?? from, isOpen ? (endedAt ?? now) : 0, from + 1);
   const spans = all.length <= MOST ? all : longest(all, now);
   return html`

@@ -1,4 +1,4 @@
-// The names of agents, each asked for once while the page is open. A name is for people; what counts is the id.
+// The names of agents, each requested once while the page is open. A name is for people; programs use the id.
 
 import { signal } from "../html.js";
 import { ApiError, request } from "./api.js";
@@ -8,7 +8,7 @@ const names = signal(/** @type {Readonly<Record<string, string>>} */ ({}));
 const asked = new Set();
 
 /**
- * The agent's name; "" until it is known, and for an agent that is gone.
+ * The agent's name; "" until it is known, and for an agent that was deleted.
  * @param {string} agentId
  */
 export function agentName(agentId) {
@@ -17,7 +17,7 @@ export function agentName(agentId) {
     request("GET", `/v1/agents/${agentId}`).then(
       (agent) => (names.value = { ...names.value, [agentId]: agent.name }),
       (thrown) => {
-        // An agent that is gone, or that this key may not see, is not asked for again: a page draws its cards often.
+        // A deleted agent, or one that this key may not see, is not requested again: a page draws its cards often.
         const isFinal = thrown instanceof ApiError && (thrown.status === 403 || thrown.status === 404);
         if (!isFinal) asked.delete(agentId);
       },

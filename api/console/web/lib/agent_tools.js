@@ -1,4 +1,4 @@
-// The tools of agents as the API shows them, each agent's fetched once and kept for a minute.
+// The tools of agents in the API's form. Those of an agent are fetched once and kept for a minute.
 
 import { request } from "./api.js";
 
@@ -19,14 +19,14 @@ export function toolsOf(agentId) {
   if (known && Date.now() - known.at < KEPT_MS) return known.tools;
   const tools = request("GET", `/v1/agents/${agentId}/tools`, { query: { limit: 1000 } });
   kept.set(agentId, { at: Date.now(), tools });
-  // What failed is asked for again the next time.
+  // A failed request is repeated the next time.
   tools.catch(() => kept.delete(agentId));
   return tools;
 }
 
 /**
- * The parameters of one of the agent's tools as a JSON Schema; null for a tool that the agent does not have, as those
- * that a client brings and runs itself.
+ * The parameters of one of the agent's tools as a JSON Schema; null for a tool that the agent lacks, such as a client's
+ * own tool.
  * @param {string} agentId
  * @param {string} toolName
  * @returns {Promise<Record<string, any> | null>}

@@ -1,18 +1,18 @@
-// Asks the API, as any other caller: JSON requests, and streams of runs that go on where they were.
+// Calls the API like any other client: JSON requests, and streams of runs that resume where they were.
 
 import { key, noteRefusal } from "./session.js";
 import { framesOf } from "./server_sent_events.js";
 
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
-/** @typedef {"connecting" | "live" | "waiting" | "ended"} StreamState waiting: the server is away, it is asked again */
+/** @typedef {"connecting" | "live" | "waiting" | "ended"} StreamState waiting: the server is away and will be tried again */
 
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 5000;
 
-/** What the server answered, or that it did not. */
+/** An error that the server answered, or a missing answer. */
 export class ApiError extends Error {
   /**
-   * @param {number} status 0 where there was no answer
+   * @param {number} status 0 without an answer
    * @param {string} message
    * @param {number | null} retryAfter seconds
    */
@@ -29,7 +29,7 @@ export class ApiError extends Error {
  * @param {string} method
  * @param {string} path begins with /v1/
  * @param {{query?: Record<string, unknown>, body?: unknown, signal?: AbortSignal}} [options] a list in the query is sent
- *   as one parameter per value; undefined, null and "" are left out
+ *   as one parameter per value; undefined, null and "" are omitted
  * @returns {Promise<any>}
  */
 export async function request(method, path, { query, body, signal } = {}) {
@@ -40,15 +40,15 @@ export async function request(method, path, { query, body, signal } = {}) {
 
 /**
  * @typedef {{signal?: AbortSignal, onFrame: (frame: Frame) => void,
- *   onState?: (state: StreamState, error: ApiError | null) => void}} Reader `onFrame` gets the mark of the end, too: its
+ *   onState?: (state: StreamState, error: ApiError | null) => void}} Reader `onFrame` also gets the mark of the end, whose
  *   data is null
  */
 
 /**
- * Shows a run's stream to the end of the run, however often the connection is lost on the way.
+ * Reads a run's stream to the end of the run, however often the connection is lost.
  * @param {string} runId
- * @param {Reader & {startingAfter?: number}} reader `startingAfter`: the number of the last frame that is known already
- * @returns {Promise<void>} throws `ApiError` for what no repetition mends: the run is unknown, the key is not valid
+ * @param {Reader & {startingAfter?: number}} reader `startingAfter`: the number of the last known frame
+ * @returns {Promise<void>} throws `ApiError` if no retry can help: the run is unknown, the key is not valid
  */
 export function streamRun(runId, { startingAfter = 0, ...reader }) {
   const path = `/v1/runs/${encodeURIComponent(runId)}/stream`;
@@ -60,11 +60,11 @@ export function streamRun(runId, { startingAfter = 0, ...reader }) {
 }
 
 /**
- * Shows what happens, as a path ending `/events` tells it: a conversation after a cursor, or the runs of an agent or of the
- * project. It is taken up again however often the connection is lost.
+ * Reads the stream of a path ending in `/events`: a conversation after a cursor, or the runs of an agent or of the
+ * project. It resumes however often the connection is lost.
  * @param {string} path
  * @param {Reader & {after?: string}} reader `after`: a cursor, or `now`
- * @returns {Promise<void>} returns when there is nothing left to tell of; throws as `streamRun` does
+ * @returns {Promise<void>} returns at the end of the stream; throws as `streamRun` does
  */
 export function streamEvents(path, { after = "", ...reader }) {
   const open = (/** @type {string} */ last) => send("GET", path + asQuery({ after: last }), undefined, reader.signal);
@@ -104,8 +104,8 @@ async function streamed(open, after, { signal, onFrame, onState = () => undefine
 }
 
 /**
- * Sends messages to be answered in the background. Gives the id of the run that answers. Throws `ApiError`.
- * @param {string} path of an agent's or a conversation's messages
+ * Sends messages for an answer in the background. Returns the id of the answering run. Throws `ApiError`.
+ * @param {string} path the path of an agent's or a conversation's messages
  * @param {Record<string, unknown>} body
  * @returns {Promise<string>}
  */
@@ -151,7 +151,7 @@ function whatWasSaid(text, answer) {
     const said = message ?? detail;
     if (typeof said === "string") return said;
   } catch {
-    // It is no JSON: a proxy has answered.
+    // The answer is not JSON, so a proxy has sent it.
   }
   return `The server answered ${answer.status} ${answer.statusText}`;
 }
@@ -163,7 +163,7 @@ function bodyOf(answer) {
 }
 
 /**
- * An error that a repetition may mend; throws every other.
+ * Returns an error after which a retry may succeed; throws all others.
  * @param {unknown} thrown
  * @param {AbortSignal | undefined} signal
  * @returns {ApiError}

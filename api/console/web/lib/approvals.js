@@ -1,4 +1,4 @@
-// Decisions on tool calls over the API: given one by one or many at once, and what became of each.
+// Decisions on tool calls over the API, one by one or many at once, and their outcomes.
 
 import { ApiError, request } from "./api.js";
 import { actorName } from "./actor.js";
@@ -21,12 +21,12 @@ import { actorName } from "./actor.js";
  * @typedef {{approval: Approval, conflict: string | null}} Decided
  */
 
-// Decisions under way at a time: a browser opens six connections to one server, and streams need some.
+// Concurrent decisions: a browser opens six connections to one server, and streams need some.
 const AT_ONCE = 4;
 
 /**
- * Decides one call, for the arguments and the tool that were shown alone. When somebody else was faster, or they are
- * others by now, the answer is the call as it is, and `conflict` says so. Raises `ApiError` for every other refusal.
+ * Decides one call, only for the arguments and the tool that were shown. If another person was faster, or these have
+ * changed, the result is the present call, with the reason in `conflict`. Throws `ApiError` for every other refusal.
  * @param {Approval} approval
  * @param {Decision} decision
  * @returns {Promise<Decided>}
@@ -43,7 +43,7 @@ export async function decide(approval, decision) {
 }
 
 /**
- * Gives the same decision on many calls. One that is refused does not keep the others from theirs.
+ * Makes one decision on many calls. A refusal for one call does not affect the other calls.
  * @param {Approval[]} approvals
  * @param {Decision} decision
  * @param {(approval: Approval, decided: Decided | null, error: Error | null) => void} onEach
@@ -68,7 +68,7 @@ export function readableArguments(approval) {
   return JSON.stringify(approval.arguments_object, null, 2);
 }
 
-/** What a decision came to, in a sentence. @param {Approval} approval */
+/** The outcome of a decision, in a sentence. @param {Approval} approval */
 export function outcomeOf(approval) {
   const by = approval.decided_by ? ` by ${approval.decided_by}` : "";
   if (approval.status === "returned") return `Answered with a result${by}`;
@@ -83,7 +83,7 @@ const EXPIRY = {
   cancel: "then the run is cancelled",
 };
 
-/** What happens when nobody decides in time. @param {Approval} approval */
+/** The effect of the expiry, in words. @param {Approval} approval */
 export function onExpiry(approval) {
   return EXPIRY[approval.on_expiry] ?? approval.on_expiry;
 }

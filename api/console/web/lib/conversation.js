@@ -1,5 +1,5 @@
-// Folds the stream of a conversation into its turns: what was asked, and what was answered over all runs of the turn. It
-// asks nobody and draws nothing.
+// Folds the stream of a conversation into its turns: the messages, and the answer over all runs of the turn. It makes no
+// requests and draws nothing.
 
 import { addFrame, emptyTranscript } from "./frames.js";
 
@@ -9,17 +9,17 @@ import { addFrame, emptyTranscript } from "./frames.js";
  *
  * @typedef {{number: number, runIds: string[], at: string | null, asked: Asked[],
  *   transcript: import("./frames.js").Transcript, isWaiting: boolean}} Turn `isWaiting`: for a person; `runIds`: the run
- *   that answers, and those that go on with it after approvals
+ *   that answers, and its continuations after approvals
  *
  * @typedef {{turns: Turn[], otids: ReadonlySet<string>, present: {queued: string[]} | null}} Conversation `otids`: of all
- *   that was said; `present`: what waited when the stream had come to the present, null before
+ *   messages; `present`: the queued runs when the stream had caught up with the present, null before
  */
 
 /** @type {Conversation} */
 export const EMPTY = { turns: [], otids: new Set(), present: null };
 
 /**
- * The conversation with one more frame. The transcript of its last turn is spent. Frames come in the order of their cursors.
+ * The conversation with one more frame. The transcript of its last turn must not be used again. Frames come in cursor order.
  * @param {Conversation} conversation
  * @param {Frame} frame
  * @returns {Conversation}
@@ -54,7 +54,7 @@ const NOTES = {
   run_ended: (turn, { data, seq }) => {
     const { status, stop_reason: stopReason } = data.event_data;
     const items = turn.transcript.items.map((item) => (item.pieces.length === 0 ? item : { ...item, pieces: [] }));
-    // No frame can make parts of it void any more, and a tab that is open for days keeps many turns.
+    // No frame can void parts of an ended turn any more, and a tab that is open for days keeps many turns.
     const transcript = { ...turn.transcript, items, stopReason, hasEnded: true, lastSeq: seq };
     return { ...turn, transcript, isWaiting: status === "awaiting_approval" };
   },
@@ -66,7 +66,7 @@ const NOTES = {
       const isOpen = item.call?.result === undefined && item.leg === turn.transcript.leg;
       return item.call && decision && isOpen ? { ...item, call: { ...item.call, decision } } : item;
     });
-    // If a run goes on with it, that run is the transcript's end.
+    // If another run continues it, that run is the transcript's end.
     const stopReason = isStopped ? "cancelled" : null;
     return { ...turn, transcript: { ...turn.transcript, items, stopReason }, isWaiting: false };
   },
@@ -78,7 +78,7 @@ function withFrame(turn, frame) {
 }
 
 /**
- * The otids of what users have said.
+ * The otids of users' messages.
  * @param {any} data
  * @returns {string[]}
  */

@@ -1,4 +1,4 @@
-// What became of the calls for which a run has waited, as the stream of its conversation tells it.
+// The decisions on the calls for which a run has waited, in the form of its conversation's stream.
 
 import { useMemo } from "../html.js";
 import { request } from "./api.js";
@@ -14,7 +14,7 @@ const MOST = 1000;
 const placeOf = (leg, callId) => `${leg} ${callId}`;
 
 /**
- * The transcript of a run, and of those that go on with it, with the decisions about its calls as they are made.
+ * The transcript of a run and of its continuations, with the decisions on its calls as they are made.
  * @param {Transcript} transcript
  * @param {any[]} runs
  * @returns {Transcript}
@@ -57,9 +57,9 @@ async function decidedOf(run, signal) {
 }
 
 /**
- * A decision as the stream of the conversation shows it.
+ * A decision in the form of the conversation's stream.
  * @param {Approval} approval
- * @param {any} run that has asked
+ * @param {any} run the run of the call
  * @returns {Record<string, any>}
  */
 function decisionOf({ decision, decided_by: by, decided_at: at }, run) {
@@ -73,7 +73,7 @@ function decisionOf({ decision, decided_by: by, decided_at: at }, run) {
   };
 }
 
-/** What ended the wait, if no person did. @param {string | null} by @param {string | null} at @param {any} run */
+/** The end of the wait, if no person decided. @param {string | null} by @param {string | null} at @param {any} run */
 function unlessDecided(by, at, run) {
   if (by === "expiry") return "expired";
   if (run.status !== "cancelled" || at !== run.completed_at) return undefined;
@@ -81,7 +81,7 @@ function unlessDecided(by, at, run) {
 }
 
 /**
- * A call for which a run waits, or what was decided about it; null if the run has not waited for it.
+ * A call for which a run waits, or the decision on it; null if the run has not waited for it.
  * @param {string} callId
  * @param {string} runId
  * @param {string} agentId
@@ -113,7 +113,7 @@ function withDecisions(transcript, decisions) {
   return { ...transcript, items };
 }
 
-/** Items are drawn again when they are others. @type {WeakMap<object, WeakMap<object, import("./frames.js").Item>>} */
+/** Cached: a new object would be drawn again. @type {WeakMap<object, WeakMap<object, import("./frames.js").Item>>} */
 const known = new WeakMap();
 
 /**

@@ -1,6 +1,6 @@
-// By which API a run was made.
+// The API through which a run was submitted.
 
-/** By the names of dialects. Letta's own is not named. */
+/** By the names of dialects. Letta's own dialect has no entry. */
 const DIALECTS = {
   mcp: "MCP",
   "openai.chat": "OpenAI's Chat Completions",

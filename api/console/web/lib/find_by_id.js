@@ -1,9 +1,9 @@
-// Where an id leads, whatever it names.
+// Finds the page for an id of any kind.
 
 import { ApiError, request } from "./api.js";
 
 /**
- * The address of what has this id. Throws `ApiError` for an id that names nothing here.
+ * The address of the object with this id. Throws `ApiError` for an unknown id.
  * @param {string} text
  * @returns {Promise<string>}
  */
@@ -18,8 +18,8 @@ export async function addressOf(text) {
 }
 
 /**
- * The id of the agent with this id or name; "" for an empty text. Throws `ApiError` for a name that no agent has, or
- * several have.
+ * The id of the agent with this id or name; "" for an empty text. Throws `ApiError` for a name of no agent, or of
+ * several agents.
  * @param {string} text
  * @returns {Promise<string>}
  */

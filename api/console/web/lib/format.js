@@ -1,10 +1,10 @@
-// Figures and moments as people read them.
+// Figures and times as people read them.
 
 const NUMBER = new Intl.NumberFormat("en");
 const DAY_MS = 86_400_000;
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
-/** What is shown where there is no figure. */
+/** The text for a missing figure. */
 export const NOTHING = "–";
 
 /**
@@ -46,7 +46,7 @@ export function bytes(value) {
 }
 
 /**
- * A moment of the API.
+ * A time of the API.
  * @param {string | null | undefined} text
  * @returns {Date | null}
  */
@@ -59,7 +59,7 @@ export function moment(text) {
 /**
  * @param {Date | null} when
  * @param {Date} [now]
- * @returns {string} the time in the reader's zone, with its day when it is not today
+ * @returns {string} the time in the reader's time zone, with the day if it is not today
  */
 export function time(when, now = new Date()) {
   if (when === null) return NOTHING;

@@ -1,26 +1,26 @@
-// Folds the frames of a run's stream into what a person reads: texts, reasoning, calls with their results, and what
-// happened on the way. It asks nobody and draws nothing.
+// Folds the frames of a run's stream into items for a person: texts, reasoning, calls with their results, and events on
+// the way. It makes no requests and draws nothing.
 
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
 /**
- * A call of a tool. `result` is undefined until it has come; `decision`: what a person has decided, where that is known.
+ * A call of a tool. `result` is undefined until it arrives; `decision`: a person's decision, if it is known.
  * @typedef {{id: string, name: string, arguments: string, needsApproval: boolean, resultSeq?: number, result?: unknown,
  *   decision?: Record<string, any>, status?: string, stdout?: string[] | null, stderr?: string[] | null}} Call
  */
 /**
  * @typedef {"text" | "reasoning" | "call" | "input" | "summary" | "compaction" | "gap" | "restarted" | "continued" |
- *   "status" | "error" | "leg"} Kind leg: the run goes on as another one, after an approval
+ *   "status" | "error" | "leg"} Kind leg: another run continues the run, after an approval
  * @typedef {{kind: Kind, key: string, leg: number, seq: number, lastSeq: number, messageId: string | null, at: string | null,
  *   text: string, isVoid: boolean, pieces: Piece[], call?: Call, data?: Record<string, any>}} Item `isVoid`: it was shown,
- *   and the worker that wrote it was lost before it was stored
- * @typedef {{seq: number, before: number}} Piece what a frame added to the item's text, or to its call's arguments:
- *   `before` is the length that it had before
+ *   but its worker was lost before it was stored
+ * @typedef {{seq: number, before: number}} Piece a frame's addition to the item's text, or to its call's arguments:
+ *   `before` is the length before the addition
  */
 /**
  * @typedef {{items: Item[], positions: Map<string, number>, runId: string | null, leg: number, lastSeq: number,
  *   usage: Record<string, any> | null, stopReason: string | null, error: Record<string, any> | null,
- *   hasEnded: boolean}} Transcript `leg`: how many runs were continued before the one that is shown now; the other fields
- *   but `items` are of that one
+ *   hasEnded: boolean}} Transcript `leg`: the number of continued runs before the present run, to which the other fields
+ *   except `items` belong
  */
 
 /** @returns {Transcript} */
@@ -39,8 +39,9 @@ export function emptyTranscript() {
 }
 
 /**
- * The transcript with one more frame. The one given is spent: its list goes on in the one returned, so that ten thousand
- * frames cost ten thousand steps. An item that changes is a new object. The frames of a run's continuation follow its own.
+ * The transcript with one more frame. It reuses the list of the given one, which must not be used again, so that ten
+ * thousand frames cost ten thousand steps. An item that changes is a new object. The frames of a continuation follow
+ * those of its run.
  * @param {Transcript} transcript
  * @param {Frame} frame
  * @returns {Transcript}
@@ -51,7 +52,7 @@ export function addFrame(transcript, { seq, data }) {
   if (data === null) return { ...next, hasEnded: true };
   next.runId = data.run_id ?? next.runId;
   const add = ADDERS[data.message_type];
-  // A type that this page does not know is among the raw events.
+  // Frames of unknown types are only among the raw events.
   return add === undefined ? next : add(next, data, seq);
 }
 
@@ -109,7 +110,7 @@ function item(into, kind, data, seq) {
 }
 
 /**
- * Puts an item in the place of the one with its key, or at the end.
+ * Replaces the item with the same key, or appends the item.
  * @param {Transcript} into
  * @param {Item} one
  */
@@ -144,13 +145,13 @@ function withText(into, kind, data, seq, text) {
   const key = `${kind}:${data.id}:${data.otid}`;
   const known = found(into, key);
   const grown = known ?? { ...item(into, kind, data, seq), key };
-  // As with the list of items, the pieces of an item go on in the item that takes its place.
+  // Like the list of items, the list of pieces is reused by the item that replaces this one.
   grown.pieces.push({ seq, before: grown.text.length });
   return put(into, { ...grown, text: grown.text + text, lastSeq: seq });
 }
 
 /**
- * Pieces of a call, or whole ones.
+ * Pieces of a call, or whole calls.
  * @param {Transcript} into
  * @param {any} data
  * @param {number} seq
@@ -186,7 +187,7 @@ function withCalls(into, data, seq) {
  */
 function withResults(into, data, seq) {
   for (const one of data.tool_returns ?? [data]) {
-    // The call of a run that goes on after an approval is in the log of the run before.
+    // The call of a continuation after an approval is in the previous run's log.
     const begun = openCall(into, one.tool_call_id) ?? callItem(into, one.tool_call_id, data, seq);
     /** @type {Call} */
     const call = begun.call ?? { id: one.tool_call_id, name: data.name ?? "", arguments: "", needsApproval: false };
@@ -211,7 +212,7 @@ function callItem(into, callId, data, seq) {
 }
 
 /**
- * The call of that id that waits for its result. Models give one id twice, and a step that comes again may, too.
+ * The call with this id that waits for its result. Models may use an id twice, and so may a repeated step.
  * @param {Transcript} into
  * @param {string} callId
  */
@@ -245,11 +246,11 @@ function withEvent(into, data, seq) {
 }
 
 /**
- * Makes void what frames of this leg behind the number `follows` have shown, and what is of the messages `lost`.
+ * Voids the items that frames of this leg after the number `follows` have shown, and items of the messages `lost`.
  * @param {Transcript} into
  * @param {number} follows
  * @param {ReadonlySet<string | null>} lost
- * @returns {number} how many items it concerned
+ * @returns {number} the number of these items
  */
 function voidBehind(into, follows, lost) {
   let count = 0;
@@ -269,7 +270,7 @@ function voidBehind(into, follows, lost) {
 }
 
 /**
- * What is left of an item whose first frames were stored and whose last ones were not; `left` is what is void of it.
+ * Splits an item of which only the first frames were stored: `kept` is the valid part, `left` the void part.
  * @param {Item} one
  * @param {number} follows
  * @returns {{kept: Item, left: Item}}
@@ -288,7 +289,7 @@ function partedBehind(one, follows) {
 }
 
 /**
- * What was said to a run while it worked, or the note with which a summary takes the place of old messages.
+ * A message to a run while it worked, or the note with which a summary replaces old messages.
  * @param {Transcript} into
  * @param {any} data
  * @param {number} seq
@@ -313,7 +314,7 @@ function unpacked(text) {
 }
 
 /**
- * The text of a content that is a text, or a list of parts.
+ * The text of a content, which is a text or a list of parts.
  * @param {unknown} content
  * @returns {string}
  */

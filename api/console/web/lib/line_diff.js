@@ -1,4 +1,4 @@
-// The lines that two texts share, in order, and those that one of them has alone. Long texts are compared coarsely.
+// The lines that two texts share, in order, and the lines that only one text has. Long texts are compared coarsely.
 
 /** @typedef {{kind: "same" | "removed" | "added", text: string}} DiffLine */
 
@@ -6,7 +6,7 @@
 const MOST_LINES = 1000;
 
 /**
- * The lines of `before` turned into those of `after`.
+ * The lines of both texts, as the changes from `before` to `after`.
  * @param {string} before
  * @param {string} after
  * @returns {DiffLine[]}
@@ -62,7 +62,7 @@ function compared(old, next) {
 }
 
 /**
- * How many lines the ends of both share, from each pair of places on.
+ * For each pair of places: the number of lines that the two texts share from there to their ends.
  * @param {string[]} old
  * @param {string[]} next
  */

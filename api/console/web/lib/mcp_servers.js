@@ -1,4 +1,4 @@
-// MCP servers as the API shows them, and what a form says of one.
+// MCP servers in the API's form, and the texts and forms about them.
 
 /**
  * @typedef {{id: string, server_name: string, mcp_server_type: "streamable_http" | "sse" | "stdio", server_url?: string,
@@ -17,7 +17,7 @@ export const TYPES = {
   stdio: "A command that the API and the workers start",
 };
 
-/** Where a server is: its URL, or its command line. @param {McpServer} server */
+/** A server's address: its URL, or its command line. @param {McpServer} server */
 export function placeOf(server) {
   if (server.mcp_server_type !== "stdio") return server.server_url ?? "";
   return [server.command, ...(server.args ?? [])].join(" ");
@@ -29,7 +29,7 @@ export function pageOf(server) {
 }
 
 /**
- * What a reading of the list has changed, as a sentence.
+ * The changes of a refresh, as a sentence.
  * @param {Changes} changes
  */
 export function toldChanges(changes) {
@@ -44,10 +44,10 @@ export function toldChanges(changes) {
 }
 
 /**
- * The pairs in a text with one a line, as `Name: value`. Throws an error that names the line that is none.
+ * The pairs in a text, one per line, such as `Name: value`. Throws an error that names an invalid line.
  * @param {string} text
- * @param {string} between what stands between a name and its value
- * @param {string} of what the lines are, for the error
+ * @param {string} between the separator of a name and its value
+ * @param {string} of the name of the lines, for the error
  * @returns {Record<string, string>}
  */
 export function pairsIn(text, between, of) {
@@ -66,7 +66,7 @@ export function linesIn(text) {
 }
 
 /**
- * Arguments to begin with: what the schema requires, by its own defaults, or empty.
+ * Initial arguments: the required ones, with the schema's defaults, or empty.
  * @param {Record<string, any>} schema
  * @returns {Record<string, unknown>}
  */

@@ -1,5 +1,5 @@
-// The messages that are on their way from a talk, as state of a page. What the server has not answered yet is kept in the
-// tab's session storage under its otid, so a page that is loaded again sends it again, and the server makes one run of both.
+// The messages on their way from a talk, as state of a page. The tab's session storage keeps each under its otid until the
+// server has answered, so a reloaded page sends it again, and the server makes one run of both.
 
 import { useEffect, useState } from "../html.js";
 import { submit } from "./api.js";
@@ -12,7 +12,7 @@ const KEPT_AS = "holdfast.sent.";
 /**
  * @param {string} agentId
  * @param {string | null} conversationId null: the agent's own history
- * @param {ReadonlySet<string>} said the otids of what the history has, or the conversation's stream has shown
+ * @param {ReadonlySet<string>} said the otids of messages in the history or in the conversation's stream
  */
 export function useOutbox(agentId, conversationId, said) {
   const keptAs = KEPT_AS + (conversationId ?? agentId);

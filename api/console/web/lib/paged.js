@@ -1,5 +1,5 @@
 // A list of the API, one page at a time, kept fresh. The cursor is the id of a page's last row, so the millionth page
-// costs what the first one does.
+// costs as much as the first.
 
 import { useState } from "../html.js";
 import { request } from "./api.js";
@@ -14,14 +14,14 @@ import { usePolled } from "./polling.js";
  *   `usePolled`; `idOf`: a row's cursor
  * @returns {{rows: Row[] | undefined, error: Error | null, reload: () => void, page: number,
  *   next: (() => void) | null, back: (() => void) | null, first: (() => void) | null}} `rows` is undefined until the
- *   first answer; `next` and `back` are null where there is no such page, and `first` is on the first page
+ *   first answer; `next` and `back` are null without such a page, and `first` is null on the first page
  */
 export function usePaged(path, query, { size, when, idOf }) {
   const asked = JSON.stringify([path, query]);
   const [place, setPlace] = useState({ asked, cursors: /** @type {string[]} */ ([]) });
   const cursors = place.asked === asked ? place.cursors : [];
   const after = cursors.at(-1);
-  // One row more than is shown says whether there is a next page.
+  // One row more than is shown reveals whether there is a next page.
   const load = async (/** @type {AbortSignal} */ signal) => ({
     asked: `${asked} ${after}`,
     found: await request("GET", path, { query: { ...query, limit: size + 1, after }, signal }),

@@ -1,4 +1,4 @@
-// Asks again and again, or as often as something changes, for as long as somebody looks.
+// Repeats a request in an interval, or after each change, while a person sees the page.
 
 import { useEffect, useRef, useSignal } from "../html.js";
 import { ApiError } from "./api.js";
@@ -7,24 +7,24 @@ import { followRuns } from "./run_changes.js";
 /** @typedef {import("./run_changes.js").RunChange} RunChange */
 /**
  * @typedef {{agentId: string | null, concerns?: (change: RunChange) => boolean}} Runs those of an agent, or of the project;
- *   `concerns`: those of them that matter
+ *   `concerns`: whether a change matters
  */
 
 const LONGEST_PAUSE_MS = 5000;
-/** Between a change and the next request at least, in which further changes gather. */
+/** The shortest time between a change and the next request, in which further changes gather. */
 const GATHER_MS = 150;
 
 /**
- * What `load` gives, kept fresh. A tab that nobody sees asks nothing; two requests are never under way at once.
+ * The result of `load`, kept fresh. A hidden tab makes no requests, and two requests are never under way at once.
  * @template T
  * @param {(signal: AbortSignal) => Promise<T>} load
- * @param {number | Runs} when ms between the end of one request and the next, 0: ask once; or the runs of which each change
- *   asks again
- * @param {unknown[]} deps a change begins anew
- * @param {unknown} [mark] of what the page has heard elsewhere: another one asks again without beginning anew
+ * @param {number | Runs} when ms between the end of one request and the next, 0: one request; or the runs whose changes
+ *   each cause a request
+ * @param {unknown[]} deps a change of these begins anew
+ * @param {unknown} [mark] stands for the page's other news: a new mark causes a request without beginning anew
  * @returns {{data: import("../html.js").Signal<T | undefined>, error: import("../html.js").Signal<Error | null>,
- *   reload: () => void, askSoon: () => void}} `data` stays what it was while `error` says why there is nothing newer;
- *   `askSoon` asks again without beginning anew
+ *   reload: () => void, askSoon: () => void}} `data` stays while `error` has the reason why there is nothing newer;
+ *   `askSoon` repeats the request without beginning anew
  */
 export function usePolled(load, when, deps, mark) {
   const data = useSignal(/** @type {T | undefined} */ (undefined));
@@ -64,7 +64,7 @@ export function usePolled(load, when, deps, mark) {
         pause = everyMs;
       } catch (thrown) {
         fail(thrown);
-        // A server that is away or says that it is asked too often is asked less and less often.
+        // Requests to a server that is away, or refuses too many requests, become less and less frequent.
         const told = thrown instanceof ApiError ? (thrown.retryAfter ?? 0) * 1000 : 0;
         pause = Math.max(told, Math.min(Math.max(pause, GATHER_MS) * 2, LONGEST_PAUSE_MS));
         isStale ||= wasTold;
@@ -82,7 +82,7 @@ export function usePolled(load, when, deps, mark) {
       if (change === null || concerns === undefined || concerns(change)) noteChange();
     };
     const onSeen = () => {
-      // What is asked once is known, unless the tab was hidden then or the request failed.
+      // The answer of a single request is known, unless the tab was hidden then or the request failed.
       if (when !== 0 || !isKnown) ask();
     };
     soon.current = noteChange;

@@ -1,4 +1,4 @@
-// Which page is shown: the part of the URL behind `#`, which no server sees. Filters are in it, so a link keeps them.
+// The page in the URL: the part behind `#`, which no server sees. It has the filters, so a link keeps them.
 
 import { computed, signal } from "../html.js";
 
@@ -8,13 +8,13 @@ addEventListener("hashchange", () => (hash.value = location.hash));
 /** The path behind `#`, without its query: "/runs/run-1". */
 export const path = computed(() => hash.value.slice(1).split("?")[0] || "/runs");
 
-/** @type {import("../html.js").ReadonlySignal<Record<string, string>>} what stands behind the path's question mark */
+/** @type {import("../html.js").ReadonlySignal<Record<string, string>>} the parameters behind the path's question mark */
 export const query = computed(() => Object.fromEntries(new URLSearchParams(hash.value.split("?")[1] ?? "")));
 
 /**
  * The address of a page.
  * @param {string} to "/runs"
- * @param {Record<string, string | number | null | undefined>} [filters] empty ones are left out
+ * @param {Record<string, string | number | null | undefined>} [filters] empty filters are omitted
  */
 export function href(to, filters = {}) {
   const found = new URLSearchParams();
@@ -35,7 +35,7 @@ export function go(to, filters) {
 }
 
 /**
- * Changes the filters of the page that is shown, without a new entry in the browser's history.
+ * Changes the filters of the present page, without a new entry in the browser's history.
  * @param {Record<string, string | number | null | undefined>} filters
  */
 export function refine(filters) {

@@ -1,4 +1,4 @@
-// A run, and the runs that go on with it after approvals, as they change.
+// A run and its continuations after approvals, as they change.
 
 import { useRef, useSignal } from "../html.js";
 import { statusOf } from "../components/status.js";
@@ -6,9 +6,9 @@ import { ApiError, request } from "./api.js";
 import { usePolled } from "./polling.js";
 
 /**
- * @param {string} id of the first one
+ * @param {string} id the id of the first run
  * @returns {{runs: any[], error: Error | null, reload: () => void, askSoon: () => void}} the run first; empty until the first
- *   answer. `askSoon` is for what the runs' streams tell: their changes say nothing of steps and figures
+ *   answer. `askSoon` is for news in the runs' streams: run changes do not include steps and figures
  */
 export function useRunChain(id) {
   const known = useRef(/** @type {any[]} */ ([]));
@@ -44,7 +44,7 @@ export function isOver(run) {
 }
 
 /**
- * A run as it is now, and those that go on with it.
+ * The present run, and its continuations.
  * @param {string} id
  * @param {AbortSignal} signal
  * @returns {Promise<any[]>}

@@ -1,5 +1,5 @@
-// The changes of runs, as dashboards are told them. A browser opens six connections to one server for all its tabs
-// together, so all parts of a page share one: that of the whole project if any of them needs it, otherwise one per agent.
+// The stream of run changes for dashboards. A browser opens six connections to one server for all its tabs together, so
+// all parts of a page share one: that of the whole project if any part needs it, otherwise one per agent.
 
 import { ApiError, streamEvents } from "./api.js";
 import { key } from "./session.js";
@@ -11,8 +11,8 @@ const PROJECT = "/v1/events";
  * @typedef {{run_id: string, event_data: {agent_id: string, conversation_id: string | null, status: string}}} RunChange
  *
  * @typedef {{agentId: string | null, onChange: (change: RunChange | null) => void, onLoss: (error: Error) => void}} Listener
- *   `agentId`: null for all agents of the project. `onChange` gets null whenever a connection has begun: nobody knows what
- *   has changed before
+ *   `agentId`: null for all agents of the project. `onChange` gets null whenever a connection has begun: earlier
+ *   changes are unknown
  */
 
 /** @type {Set<Listener>} */
@@ -25,8 +25,8 @@ const connections = new Map();
 let refusedKey = null;
 
 /**
- * Tells of each change, until the signal ends it. A key of single agents may not follow the project: it is told of the
- * agents that other listeners name.
+ * Reports each change, until the signal ends it. A key of single agents may not follow the project: its listener gets the
+ * changes of the agents that other listeners name.
  * @param {Listener} listener
  * @param {AbortSignal} signal
  */
@@ -42,7 +42,7 @@ export function followRuns(listener, signal) {
 
 let isAsked = false;
 
-/** Parts of a page come and go together. */
+/** Connects once for all parts of a page that appear or disappear together. */
 function connectSoon() {
   if (isAsked) return;
   isAsked = true;
@@ -94,7 +94,7 @@ class Connection {
   /** @param {any} data */
   tell(data) {
     const isMark = data?.event_type === "caught_up";
-    // What has not ended is listed first.
+    // The runs that have not ended are listed first.
     if (isMark) this.isCaughtUp = true;
     if (!this.isCaughtUp) return;
     for (const listener of listeners) {
@@ -109,7 +109,7 @@ class Connection {
     for (const listener of listeners) if (this.concerns(listener)) listener.onLoss(error);
   }
 
-  /** @param {unknown} thrown what no repetition mends */
+  /** @param {unknown} thrown an error that no retry can help */
   fail(thrown) {
     if (this.ending.signal.aborted) return;
     this.end();

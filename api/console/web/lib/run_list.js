@@ -1,5 +1,5 @@
 // The rows of the Runs page: one unbroken piece of the list from the newest run down, as far as the reader has scrolled.
-// The newest page and the page in sight are asked for again when a run has changed.
+// The newest page and the visible page are requested again when a run has changed.
 
 import { useEffect, useRef, useSignal } from "../html.js";
 import { request } from "./api.js";
@@ -9,15 +9,15 @@ const PAGE = 100;
 
 /**
  * @typedef {{rows: any[], isWhole: boolean}} Piece the list from its newest run down; `isWhole`: to its end
- * @typedef {Piece & {asked: string, wanted: number}} Listed `asked`: the filters whose runs these are; `wanted`: as many
- *   rows are kept, more the further the reader has scrolled, and not more because new runs come
+ * @typedef {Piece & {asked: string, wanted: number}} Listed `asked`: the filters of these runs; `wanted`: the number
+ *   of kept rows, which grows as the reader scrolls, but not with new runs
  */
 
 /**
  * @param {Record<string, string>} filters parameters of `GET /v1/runs`
  * @returns {{rows: any[] | undefined, error: Error | null, hasMore: boolean, loadMore: () => void, reload: () => void,
- *   look: (first: number, last: number) => void}} newest first; undefined until the first answer. `look` is told which
- *   rows are in sight
+ *   look: (first: number, last: number) => void}} newest first; undefined until the first answer. `look` gets the
+ *   visible rows
  */
 export function useRunList(filters) {
   const asked = JSON.stringify(filters);
@@ -44,12 +44,12 @@ export function useRunList(filters) {
     const page = await pageAfter(before.id, signal);
     if (!signal.aborted) keep(withPage(current(), before.id, page, page.length < PAGE), current()?.wanted ?? PAGE);
   };
-  // A key of single agents may follow those, and not the project.
+  // A key of single agents may follow these agents, but not the project.
   const polled = usePolled(refresh, { agentId: filters.agent_id || null }, [asked]);
   useEffect(() => {
     failure.value = null;
     inSight.current = { first: 0, last: 0 };
-    // What was asked for other filters must not come to this list.
+    // Answers for other filters must not get into this list.
     return () => {
       loading.current?.abort();
       loading.current = null;
@@ -94,8 +94,8 @@ export function useRunList(filters) {
 }
 
 /**
- * The newest runs, down to one that is known already: more than a page may have come since the last answer. As many at
- * most as are kept.
+ * The newest runs, down to a known run, because more than a page of runs may be new since the last answer. At most as many
+ * as are kept.
  * @param {Listed | null} known
  * @param {(after: string | undefined) => Promise<any[]>} pageAfter
  * @returns {Promise<Piece>}
@@ -114,8 +114,8 @@ async function newestRuns(known, pageAfter) {
 }
 
 /**
- * The list, now that the server has said what follows the row `after` (null: what is newest). Between its first row and
- * its last a page has all that fits the filters by now: a known row that it lacks there does not fit any more.
+ * The list with the page of rows after the row `after` (null: the newest rows). Between its first and its last row a page
+ * has all rows that fit the filters by now: a known row that it lacks there no longer fits.
  * @param {Piece | null} known
  * @param {string | null} after
  * @param {any[]} page
@@ -125,13 +125,13 @@ async function newestRuns(known, pageAfter) {
 export function withPage(known, after, page, isEnd) {
   const rows = known?.rows ?? [];
   const place = after === null ? 0 : rows.findIndex((run) => run.id === after) + 1;
-  // The row has left the list while the server was asked what follows it.
+  // The row has left the list during the request.
   if (after !== null && place === 0) return { rows, isWhole: known?.isWhole ?? false };
   const ids = new Set(page.map((run) => run.id));
   const meets = rows.findLastIndex((run) => ids.has(run.id));
   const before = rows.slice(0, place);
   if (isEnd) return { rows: [...before, ...page], isWhole: true };
-  // Nobody knows what is between the page and rows that it does not meet, so they are asked for anew.
+  // If the page does not overlap known rows, the rows in between are unknown, so the known ones are requested again.
   if (meets < place) return { rows: [...before, ...page], isWhole: false };
   return { rows: [...before, ...page, ...rows.slice(meets + 1)], isWhole: known?.isWhole ?? false };
 }

@@ -1,5 +1,5 @@
-// A run's stream as state of a page: followed to its end, folded as it comes, shown once per drawn frame. A tab that
-// nobody sees reads no stream: when it is seen again, it goes on behind the last number.
+// A run's stream as state of a page: followed to its end, folded as it arrives, shown once per drawn frame. A hidden tab
+// reads no stream. When it is visible again, it resumes after the last number.
 
 import { useEffect, useRef, useSignal } from "../html.js";
 import { streamRun } from "./api.js";
@@ -12,20 +12,20 @@ import { addToTimeline, emptyTimeline } from "./waterfall.js";
 /**
  * @typedef {{transcript: import("./frames.js").Transcript, timeline: import("./waterfall.js").Timeline, events: Frame[],
  *   state: StreamState, error: Error | null, interruptions: number, position: Position | null, turns: number}} Shown
- *   `events`: as they came; `interruptions`: how often the connection was lost; `position`: how far this tab had come when it
- *   was loaded anew, null where it had not seen the run; `turns`: how often something else came than more of the same
- *   message, so that what is not in the stream may have changed, too
- * @typedef {{leg: number, seq: number}} Position a number in a run's log; `leg` is 1 in that of its first continuation
+ *   `events`: in order of arrival; `interruptions`: the number of lost connections; `position`: the last number that this
+ *   tab had read when it was reloaded, null if it had not seen the run; `turns`: the number of changes to another message
+ *   or kind of frame, after which data outside of the stream may have changed, too
+ * @typedef {{leg: number, seq: number}} Position a number in a run's log; `leg` is 1 for its first continuation
  */
 
-/** How far a tab has come in a run. */
+/** The position that a tab has reached in a run. */
 const SEEN = "holdfast.seen.";
 
 /**
- * Follows a run, and those that go on with it after approvals. A tab that is loaded again replays the logs and knows how far
- * it had come.
- * @param {string[]} runIds a run and its continuations, as far as they are known; the list may grow
- * @param {number} startingAfter of the first one
+ * Follows a run and its continuations after approvals. A reloaded tab replays the logs and knows the position that it had
+ * reached.
+ * @param {string[]} runIds a run and its known continuations; the list may grow
+ * @param {number} startingAfter the number in the first run
  * @returns {import("../html.js").Signal<Shown>}
  */
 export function useRunStream(runIds, startingAfter = 0) {
@@ -55,10 +55,10 @@ export function useRunStream(runIds, startingAfter = 0) {
   return shown;
 }
 
-/** Reads streams one after the other, and shows what has come once per drawn frame. */
+/** Reads streams one after the other, and shows new frames once per drawn frame. */
 class Follower {
   /**
-   * @param {string} first the run by whose id the tab remembers how far it has come
+   * @param {string} first the run under whose id the tab stores its position
    * @param {AbortSignal} signal
    * @param {(shown: Shown) => void} show
    */
@@ -70,20 +70,20 @@ class Follower {
     this.state = nothing(first);
     /** @type {Frame[]} */
     this.waiting = [];
-    /** Of the last frame: what it is, and of which message. */
+    /** The kind and the message of the last frame. */
     this.message = "";
     this.drawSoon = oncePerFrame(() => this.draw(), signal);
   }
 
   /**
-   * Returns at the end of the run's stream, or when nothing more will come of it.
+   * Returns at the end of the run's stream, or when the stream has failed for good.
    * @param {string} runId
    * @param {number} startingAfter
    */
   async follow(runId, startingAfter) {
     let last = startingAfter;
     const onFrame = (/** @type {Frame} */ frame) => {
-      // Signs of life repeat the last number.
+      // Pings repeat the last number.
       if (frame.seq <= last && frame.data?.message_type === "ping") return;
       last = Math.max(last, frame.seq);
       this.waiting.push(frame);

@@ -14,7 +14,7 @@ export function queueWaitOf(run) {
 
 /**
  * @param {any} run
- * @param {number | null} [shownAt] Unix ms of the first piece in its stream: the run says it when a step is stored
+ * @param {number | null} [shownAt] Unix ms of the first piece in its stream: the run has it once a step is stored
  */
 export function firstTokenOf(run, shownAt = null) {
   const began = moment(run.created_at)?.getTime();
@@ -34,7 +34,7 @@ export function tokensOf(run) {
 }
 
 /**
- * Unix ms of the moment when a worker took it.
+ * Unix ms of the run's claim by a worker.
  * @param {any} run
  */
 export function startedAtOf(run) {
@@ -42,7 +42,7 @@ export function startedAtOf(run) {
 }
 
 /**
- * Unix ms of the moment when it ended.
+ * Unix ms of the run's end.
  * @param {any} run
  */
 export function endedAtOf(run) {

@@ -1,5 +1,5 @@
-// Checks arguments against the part of JSON Schema that tools use, so that a person who edits them is told at once
-// which field is wrong. The server checks again, and has the last word: a keyword that is not known here passes.
+// Checks arguments against the part of JSON Schema that tools use, so that a person who edits them sees at once which
+// field is wrong. An unknown keyword passes here: the server checks again, and decides.
 
 /** @typedef {Record<string, any>} Schema */
 /** @typedef {{field: string, text: string}} Flaw */
@@ -8,7 +8,7 @@ const MOST_FLAWS = 20;
 const DEEPEST = 40;
 
 /**
- * What does not fit, at most 20 flaws, each with the path of its field (empty: the whole value).
+ * The flaws, at most 20, each with the path of its field (empty: the whole value).
  * @param {unknown} value
  * @param {Schema} schema
  * @returns {Flaw[]}
@@ -78,7 +78,7 @@ function checkOneFits(value, choices, field, state) {
     return found;
   });
   if (tried.length === 0 || tried.some((found) => found.length === 0)) return;
-  // The choice that comes closest says most: one that fits but for a field inside, not one of another type.
+  // The closest choice has the most useful flaws: one with a wrong field inside, not one of another type.
   const inside = tried.find((found) => found.every((flaw) => flaw.field !== field));
   const texts = tried.flat().map((flaw) => flaw.text);
   state.found.push(...(inside ?? [{ field, text: [...new Set(texts)].join(", or ") }]));
@@ -157,7 +157,7 @@ function checkFields(value, schema, field, state) {
 }
 
 /**
- * The schema behind a reference inside the document; null for what cannot be followed here.
+ * The schema behind a reference inside the document; null for references that cannot be followed here.
  * @param {any} schema
  * @param {Schema} root
  * @returns {Schema | null}
@@ -207,7 +207,7 @@ function isObject(value) {
 }
 
 /**
- * Whether two JSON values are equal; the order of fields says nothing.
+ * Whether two JSON values are equal; the order of fields does not matter.
  * @param {unknown} one
  * @param {unknown} other
  * @returns {boolean}

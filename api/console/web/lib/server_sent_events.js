@@ -1,8 +1,8 @@
-// Server-sent events out of a response's body. `EventSource` cannot send a header, and a key never goes into a URL.
+// Server-sent events from a response's body. `EventSource` cannot send a header, and a key must never be in a URL.
 
 /**
  * @typedef {{seq: number, cursor: string, event: string, data: any}} Frame data is null at the end of the stream. `cursor`:
- *   after which the stream goes on, "" where a frame has none; `seq`: the number in the run's log, with which a cursor ends
+ *   the place after which the stream resumes, "" without one; `seq`: the number in the run's log, with which a cursor ends
  */
 
 /**
@@ -32,7 +32,7 @@ export async function* framesOf(body) {
 }
 
 /**
- * One event; null for a comment, which is a sign of life and no frame.
+ * One event; null for a comment, which is only a keep-alive.
  * @param {string} text
  * @returns {Frame | null}
  */

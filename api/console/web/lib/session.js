@@ -1,21 +1,21 @@
-// The API key of whoever looks. It is kept in memory and in the tab's session storage, never in a URL, a cookie or
-// storage that outlives the tab.
+// The API key of the person at the page. It is kept in memory and in the tab's session storage, never in a URL, a cookie
+// or storage that outlives the tab.
 
 import { signal } from "../html.js";
 
 const KEY = "holdfast.key";
 
-/** The key that requests are sent with; "" where none was given. */
+/** The key of all requests; "" without a key. */
 export const key = signal(sessionStorage.getItem(KEY) ?? "");
 
 /** The server has refused a request without a valid key: the panel that asks for one is open. */
 export const needsKey = signal(false);
 
-/** What the server said when it refused the key; "" before. */
+/** The server's reason for refusing the key; "" before. */
 export const keyRefusal = signal("");
 
 /**
- * Sends every later request with this key.
+ * Uses this key for every later request.
  * @param {string} given
  */
 export function signIn(given) {
@@ -34,8 +34,8 @@ export function signOut() {
 }
 
 /**
- * The server has answered 401.
- * @param {string} said what it said
+ * Records that the server has answered 401.
+ * @param {string} said the server's reason
  */
 export function noteRefusal(said) {
   keyRefusal.value = key.value === "" ? "" : said;

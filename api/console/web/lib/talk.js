@@ -1,5 +1,5 @@
-// A talk with an agent as state of a page: the history, the conversation's stream, what waits for its turn, and what is on
-// its way. The server knows all of it but the last, so every page on a conversation shows the same.
+// A talk with an agent as state of a page: the history, the conversation's stream, the queued runs, and the messages on
+// their way. The server has all of it except the last, so all pages on a conversation show the same.
 
 import { useEffect, useMemo, useRef, useSignal, useState } from "../html.js";
 import { request, streamEvents } from "./api.js";
@@ -11,14 +11,14 @@ import { oncePerFrame, whileSeen } from "./visibility.js";
 
 /** @typedef {import("./talk_entries.js").Run} Run */
 /**
- * @typedef {{from: string, messages: any[], ended: Run[]}} Past `from`: the cursor behind which the stream is read;
- *   `messages`: the newest, oldest first; `ended`: runs, for how they ended
+ * @typedef {{from: string, messages: any[], ended: Run[]}} Past `from`: the cursor after which the stream is read;
+ *   `messages`: the newest ones, oldest first; `ended`: the runs whose ends are shown
  *
  * @typedef {{conversation: import("./conversation.js").Conversation, state: import("./api.js").StreamState,
  *   error: Error | null}} Shown
  */
 
-/** Turns that are read as they were streamed; what was before is read from the history, which is much shorter. */
+/** The number of turns that are read from the stream; earlier ones are read from the history, which is much shorter. */
 const STREAMED = 2;
 const MESSAGES = 50;
 const ENDED = 20;
@@ -43,7 +43,7 @@ export function useTalk(agentId, conversationId) {
   const outbox = useOutbox(agentId, conversationId, said);
   const atWork = turnAtWork(conversation);
   const queued = useQueue(thread, atWork !== undefined || outbox.sent.length > 0, conversation.present);
-  // Until the stream has come to the present, the history shows the same and more.
+  // Until the stream has caught up with the present, the history shows at least as much.
   const turns = conversation.present ? shownTurns(conversation.turns, messages) : [];
   const runIds = turns.flatMap((turn) => turn.runIds).join();
   const pastOnes = useMemo(
@@ -64,7 +64,7 @@ export function useTalk(agentId, conversationId) {
 }
 
 /**
- * The newest turns of a conversation behind a cursor, as they come.
+ * The newest turns of a conversation after a cursor, as they arrive.
  * @param {string} path
  * @param {Past | undefined} past undefined: not yet
  * @returns {import("../html.js").Signal<Shown>}
@@ -100,9 +100,9 @@ function useConversation(path, past) {
 }
 
 /**
- * The runs of a history that wait for their turn, oldest first: the conversation's stream shows a run when it begins.
+ * The queued runs of a history, oldest first: the conversation's stream shows a run only when it begins.
  * @param {{agent_id: string, conversation_id: string}} thread
- * @param {boolean} isBusy something is at work or on its way, so that others may wait
+ * @param {boolean} isBusy a run is at work or a message on its way, so that runs may be queued
  * @param {import("./conversation.js").Conversation["present"]} present
  * @returns {Run[]}
  */
@@ -126,17 +126,17 @@ function useQueue(thread, isBusy, present) {
 const NONE = [];
 
 /**
- * What was said before the oldest message that is shown: a page of it at a time.
+ * The messages before the oldest shown message, a page at a time.
  * @param {any[] | undefined} newest undefined until it is known
  * @param {(before: string) => Promise<any[]>} pageBefore
- * @returns {{messages: any[], show: (() => void) | null, isLoading: boolean, error: Error | null}} `show` is null where
- *   there is no more
+ * @returns {{messages: any[], show: (() => void) | null, isLoading: boolean, error: Error | null}} `show` is null without
+ *   earlier messages
  */
 function useOlder(newest, pageBefore) {
   const [messages, setMessages] = useState(/** @type {any[]} */ ([]));
   const [isLoading, setIsLoading] = useState(false);
   const [error, setError] = useState(/** @type {Error | null} */ (null));
-  // A second click comes before the page is drawn with the first.
+  // A second click may come before the page is drawn after the first.
   const asked = useRef(false);
   const isWhole = useRef(false);
   const oldest = (messages[0] ?? newest?.[0])?.id;
@@ -161,7 +161,7 @@ function useOlder(newest, pageBefore) {
 }
 
 /**
- * What was said so far. The stream is asked first where it is, so the history has all messages of the turns before.
+ * The past of the talk. The stream's present place is read first, so the history has all messages of the turns before it.
  * @param {string} events
  * @param {{agent_id: string, conversation_id: string}} thread
  * @param {AbortSignal} signal
@@ -194,7 +194,7 @@ async function presentTurn(events, signal) {
 }
 
 /**
- * A page of the history, oldest first: the newest, or what is before a message.
+ * A page of the history, oldest first: the newest page, or the page before a message.
  * @param {{agent_id: string, conversation_id: string}} thread
  * @param {string} [before]
  * @param {AbortSignal} [signal]

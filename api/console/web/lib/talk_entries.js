@@ -1,5 +1,5 @@
-// What a talk with an agent shows, each thing once: what is in the history, what the conversation's stream shows, what
-// waits for its turn, and what is on its way.
+// The entries of a talk with an agent, each once: from the history, from the conversation's stream, from the queued runs,
+// and from the messages on their way.
 
 import { addFrame, asText, emptyTranscript } from "./frames.js";
 
@@ -7,7 +7,7 @@ import { addFrame, asText, emptyTranscript } from "./frames.js";
 /**
  * @typedef {{id: string, status: string, stop_reason: string | null, metadata: any}} Run as the API lists it
  *
- * A message that was typed here. `runId` is null until the server has said which run answers it.
+ * A message that was typed here. `runId`, the run that answers it, is null until the server has sent it.
  * @typedef {{otid: string, text: string, ifBusy: string, runId: string | null, error: string | null}} Sent
  *
  * @typedef {{kind: "said", key: string, text: string, at: string | null, sent?: Sent}
@@ -17,7 +17,7 @@ import { addFrame, asText, emptyTranscript } from "./frames.js";
  */
 
 /**
- * What the history has of runs that are not streamed. It is drawn as it was until more is known.
+ * The history's entries of runs that are not streamed.
  * @param {any[]} messages the history as the API lists it, oldest first
  * @param {Run[]} ended runs whose ends are known
  * @param {ReadonlySet<string>} streamed
@@ -30,7 +30,7 @@ export function pastEntries(messages, ended, streamed) {
 }
 
 /**
- * The turns that are shown as they were streamed: the history has what some logs have lost.
+ * The turns that are shown from the stream; the history shows turns whose logs are incomplete.
  * @param {Turn[]} turns
  * @param {any[]} messages
  */
@@ -42,9 +42,9 @@ export function shownTurns(turns, messages) {
 }
 
 /**
- * @param {Turn[]} turns as they were streamed
+ * @param {Turn[]} turns from the stream
  * @param {Run[]} queued oldest first
- * @param {Sent[]} sent what neither the history nor a turn has
+ * @param {Sent[]} sent the messages that neither the history nor a turn has
  * @returns {Entry[]}
  */
 export function presentEntries(turns, queued, sent) {
@@ -58,7 +58,7 @@ export function presentEntries(turns, queued, sent) {
   ];
 }
 
-/** The messages of one run after the other. @param {any[]} messages @returns {any[][]} */
+/** The messages, grouped by run. @param {any[]} messages @returns {any[][]} */
 function groupsOf(messages) {
   /** @type {any[][]} */
   const groups = [];
@@ -97,12 +97,12 @@ function pastOf(group, run) {
 }
 
 /**
- * How a run ended, as its stream said it: the history has messages alone.
+ * The frames of a run's end, which the history lacks: it has only messages.
  * @param {Run | undefined} run
  * @returns {any[]}
  */
 function endOf(run) {
-  // An end as it should be needs no word, and one that waited for a person was decided.
+  // A regular end is not shown, and a run that waited for a person was decided.
   if (run === undefined || run.stop_reason === null) return [];
   if (run.stop_reason === "end_turn" || run.stop_reason === "requires_approval") return [];
   const failure = run.metadata?.error;
@@ -119,7 +119,7 @@ function saidOf(message, at) {
 function turnOf(turn) {
   const asked = turn.asked.filter((one) => one.role === "user").map((one) => saidOf(one, turn.at));
   const { hasEnded, items } = turn.transcript;
-  // As a compaction of a history that had nothing to compact.
+  // For example a compaction of a history that had nothing to compact.
   if (hasEnded && items.length === 0 && asked.length === 0) return [];
   return [...asked, { kind: "live", key: `live:${turn.number}`, turn }];
 }
@@ -136,6 +136,6 @@ function queuedOf(run, sent) {
 
 /** @param {Sent} one @returns {Entry} */
 function sentEntry(one) {
-  // The same key as in the turn: the entry stays what it is when the stream has it.
+  // The key equals that in the turn, so the entry stays when the stream has it.
   return { kind: "said", key: `said:${one.otid}`, text: one.text, at: null, sent: one };
 }

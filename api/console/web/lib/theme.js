@@ -1,4 +1,4 @@
-// Dark or light: as the system says, until the reader chooses.
+// Dark or light: the system's setting, until the reader chooses.
 
 import { effect, signal } from "../html.js";
 
@@ -6,7 +6,7 @@ const THEME = "holdfast.theme";
 
 /** @typedef {"system" | "light" | "dark"} Theme */
 
-/** What the reader chose. */
+/** The reader's choice. */
 export const theme = signal(/** @type {Theme} */ (localStorage.getItem(THEME) ?? "system"));
 
 effect(() => {

@@ -1,10 +1,10 @@
-// Whether somebody sees the tab. A browser opens six connections to one server for all its tabs together, so a tab that
-// nobody sees must not keep any.
+// Whether the tab is visible. A browser opens six connections to one server for all its tabs together, so a hidden tab
+// must not keep any.
 
 /**
- * Does `work` while the tab is seen: it is ended when the tab is hidden, and begins again when the tab is seen again.
- * Returns when `work` does, and throws what it throws, and why `signal` ended.
- * @param {(signal: AbortSignal) => Promise<void>} work ends with its signal
+ * Does `work` while the tab is visible: hiding the tab ends it, and showing the tab begins it again. Returns when `work`
+ * does, and throws the errors of `work` and the reason of `signal`.
+ * @param {(signal: AbortSignal) => Promise<void>} work must end with its signal
  * @param {AbortSignal} signal
  */
 export async function whileSeen(work, signal) {
@@ -24,11 +24,11 @@ export async function whileSeen(work, signal) {
   }
 }
 
-/** A tab that nobody sees draws nothing, and must not keep all that has come until then. */
+/** A hidden tab draws nothing, and must not keep everything that arrives meanwhile. */
 const HIDDEN_MS = 250;
 
 /**
- * Gives what asks for `draw`, which is called once per drawn frame, however much has come.
+ * Returns a function that requests `draw`, which is called once per drawn frame, however many requests there are.
  * @param {() => void} draw
  * @param {AbortSignal} signal
  * @returns {() => void}

@@ -1,4 +1,4 @@
-// Where the time of a run went, folded from its log: waiting, the model's first token, streaming, tools, people.
+// The parts of a run's time, folded from its log: waiting, the model's first token, streaming, tools, people.
 
 /** @typedef {import("./server_sent_events.js").Frame} Frame */
 /**
@@ -8,8 +8,8 @@
  */
 /**
  * @typedef {{spans: Span[], stepId: string | null, boundary: number | null, last: number | null,
- *   calls: Map<string, {name: string, at: number}>, isClaimed: boolean}} Timeline `boundary`: when what the model waits
- *   for was there; `last`: the moment of the last frame
+ *   calls: Map<string, {name: string, at: number}>, isClaimed: boolean}} Timeline `boundary`: the time when the model's
+ *   input was complete; `last`: the time of the last frame
  */
 
 const OF_MODELS = new Set(["assistant_message", "reasoning_message", "tool_call_message", "approval_request_message"]);
@@ -20,7 +20,7 @@ export function emptyTimeline() {
 }
 
 /**
- * The timeline with one more frame; the one given is spent. Frames of a run's continuation follow those of the run.
+ * The timeline with one more frame; the given one must not be used again. Frames of a continuation follow those of its run.
  * @param {Timeline} timeline
  * @param {Frame} frame
  * @returns {Timeline}
@@ -39,9 +39,9 @@ export function addToTimeline(timeline, { seq, data }) {
 }
 
 /**
- * The spans to draw. The log does not say when a worker took the run, so the first wait ends where the run says it did.
+ * The spans to draw. The log does not have the time of the claim, so the first wait ends at the run's own time.
  * @param {Timeline} timeline
- * @param {number | null} startedAt Unix ms, of the first run of the chain; null where it is not known
+ * @param {number | null} startedAt Unix ms, of the first run of the chain; null if unknown
  * @returns {Span[]}
  */
 export function spansOf(timeline, startedAt) {
@@ -58,8 +58,8 @@ export function spansOf(timeline, startedAt) {
 }
 
 /**
- * Unix ms of the first piece of an answer, be it void since: the run itself says it when a step is stored. Null where none
- * has come.
+ * Unix ms of the first piece of an answer, even if it is void by now: the run itself has it once a step is stored. Null
+ * before the first piece.
  * @param {Timeline} timeline of a log from its beginning
  */
 export function firstPieceAt(timeline) {

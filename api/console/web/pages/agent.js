@@ -1,4 +1,4 @@
-// One agent: a place to talk to it, and everything that makes it what it is.
+// One agent: a talk with it, and all its settings.
 
 import { html } from "../html.js";
 import { AgentConversations } from "../components/agent_conversations.js";

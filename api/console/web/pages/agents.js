@@ -1,4 +1,4 @@
-// The project's agents, newest first, with what each did last.
+// The project's agents, newest first, with the last run of each.
 
 import { html } from "../html.js";
 import { Copy, Empty, Failure, Id, Time } from "../components/basics.js";
@@ -89,7 +89,7 @@ function NoAgents() {
     <p>Make one with any Letta client, or with this line (with a key: <code>-H "Authorization: Bearer …"</code>):</p>
     <p><code>${command}</code> <${Copy} text=${command} what="the line" /></p>
     <p>
-      It stands here within five seconds. <code>builtin/echo</code> repeats what it is told, and needs no model's key.
+      It appears here within five seconds. <code>builtin/echo</code> repeats each message, and needs no model's key.
     </p>
   <//>`;
 }

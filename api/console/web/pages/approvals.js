@@ -1,4 +1,4 @@
-// The inbox: every tool call of the project that waits for a person, whoever's agent asks, and those that were decided.
+// The inbox: every tool call of the project that waits for a person, from all agents, and the decided calls.
 
 import { html } from "../html.js";
 import { AgentFilter } from "../components/agent_filter.js";

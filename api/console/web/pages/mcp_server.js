@@ -1,4 +1,4 @@
-// One MCP server: whether its list could be read, and its tools, each to be tried, given to agents, and guarded.
+// One MCP server: whether its list could be read, and its tools, which a person can try, attach to agents, and guard.
 
 import { html, useState } from "../html.js";
 import { Empty, Failure, Id, Time } from "../components/basics.js";

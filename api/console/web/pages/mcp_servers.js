@@ -1,4 +1,4 @@
-// The project's MCP servers: where each is, how many tools it brought, and whether its list could be read.
+// The project's MCP servers: the address of each, its number of tools, and whether its list could be read.
 
 import { html, useEffect, useState } from "../html.js";
 import { AddMcpServer } from "../components/add_mcp_server.js";
@@ -34,7 +34,7 @@ export function McpServersPage() {
 function NoServers() {
   return html`<${Empty} title="There are no MCP servers yet">
     <p>
-      An MCP server offers tools that somebody else wrote. Add one, and its tools can be given to agents: a worker has
+      An MCP server offers tools of other authors. Add one, and its tools can be given to agents: a worker has
       the server run each call.
     </p>
   <//>`;
@@ -67,7 +67,7 @@ function ServerTable({ servers }) {
   </div>`;
 }
 
-/** Whether the last reading of the list went well. @param {{server: McpServer}} props */
+/** Whether the last reading of the list succeeded. @param {{server: McpServer}} props */
 function Reading({ server }) {
   if (server.problem) {
     return html`<span class="status status-bad">not read</span> <span class="short-name" title=${server.problem}>${server.problem}</span>`;
@@ -75,14 +75,14 @@ function Reading({ server }) {
   return html`<span class="status status-good">read</span>`;
 }
 
-/** How many tools the project has of a server; asked for again when its list was read again. @param {{server: McpServer}} props */
+/** The project's number of tools of a server; new after each reading of its list. @param {{server: McpServer}} props */
 function ToolCount({ server }) {
   const [count, setCount] = useState(/** @type {number | null} */ (null));
   useEffect(() => {
     const ending = new AbortController();
     request("GET", `/v1/mcp-servers/${server.id}/tools`, { signal: ending.signal }).then(
       (tools) => setCount(tools.length),
-      // The server may have been deleted; the next list says so.
+      // The server may have been deleted; the next list will show that.
       () => undefined,
     );
     return () => ending.abort();

@@ -1,5 +1,5 @@
-// What the deployment does now and did in the last hour. It shows what `GET /v1/admin/operations` says, and counts
-// nothing itself.
+// The activity of the deployment, now and in the last hour. It shows the figures of `GET /v1/admin/operations`, and
+// counts nothing itself.
 
 import { html } from "../html.js";
 import { Callbacks } from "../components/callbacks.js";
@@ -29,7 +29,7 @@ import { usePolled } from "../lib/polling.js";
  *   ended_last_hour: Record<"completed" | "failed" | "cancelled", number> | null,
  *   queue_wait_ms: Percentiles, first_token_ms: Percentiles,
  *   callbacks: {waiting: number, failing: number} | null, last_hour: Minute[] | null,
- * }} Operations null: the service that knows it is away
+ * }} Operations null: the service with the value is away
  */
 
 const EVERY_MS = 2000;
@@ -55,7 +55,7 @@ function NeedsAdmin({ said }) {
   return html`<${Empty} title="This page needs a key with the scope “admin”">
     <p>The server said: ${said}</p>
     <p>
-      Make one with <code>holdfast keys create --name console --scope admin</code>, or ask whoever runs this deployment.
+      Make one with <code>holdfast keys create --name console --scope admin</code>, or ask this deployment's operator.
       The other pages work with the key that you have.
     </p>
   <//>`;
@@ -105,7 +105,7 @@ function memoryOf(redis) {
   return redis.max_memory_bytes ? `${used} of ${bytes(redis.max_memory_bytes)}` : `${used}, no limit`;
 }
 
-/** @param {{name: string, works: boolean | null, children?: any}} props `works` is null where nobody knows */
+/** @param {{name: string, works: boolean | null, children?: any}} props `works` is null if unknown */
 function Service({ name, works, children }) {
   const [look, said] = works === null ? ["ended", "unknown"] : works ? ["good", "works"] : ["bad", "away"];
   return html`<li class=${works ? "works" : "broken"}>

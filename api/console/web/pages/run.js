@@ -1,4 +1,4 @@
-// One run: what it said and did, live or replayed, where its time went, and the ways to steer it.
+// One run: its output, live or replayed, the parts of its time, and the ways to steer it.
 
 import { html, useEffect, useSignal } from "../html.js";
 import { AgentName, Failure, Id, Time, Duration } from "../components/basics.js";
@@ -25,13 +25,13 @@ import { useRunStream } from "../lib/run_stream.js";
 import { firstPieceAt } from "../lib/waterfall.js";
 import { durationOf, endedAtOf, firstTokenOf, queueWaitOf, startedAtOf, stepsOf } from "../lib/run_times.js";
 
-/** As many messages as a list gives at once: a run that was asked more shows the first ones. */
+/** The most messages of a list's page: of a longer input only the first ones are shown. */
 const INPUT_LIMIT = 1000;
 
 /** @type {Record<string, string>} */
 const INPUT_SPEAKERS = { user_message: "User", system_message: "System" };
 
-/** What runs are that answer no message. @type {Record<string, string>} */
+/** The kinds of runs that answer no message. @type {Record<string, string>} */
 const KINDS = { compaction: "a compaction", tool_run: "a call of a tool", generate: "a question to a model" };
 
 /** @param {import("../app.js").PageProps} props */
@@ -46,8 +46,8 @@ export function RunPage({ params, query }) {
 }
 
 /**
- * @param {{runs: any[], from: number, reload: () => void, askSoon: () => void}} props `runs`: the run, and those that go on
- *   with it
+ * @param {{runs: any[], from: number, reload: () => void, askSoon: () => void}} props `runs`: the run and its
+ *   continuations
  */
 function ShownRun({ runs, from, reload, askSoon }) {
   const run = runs[0];
@@ -96,7 +96,7 @@ const hasOpenCall = ({ items }) => items.some((item) => item.call !== undefined 
 /** @param {any} run */
 const kindOf = (run) => KINDS[run.metadata?.run_type] ?? "";
 
-/** @param {{run: any, firstTokenAt: number | null}} props `firstTokenAt`: Unix ms, as far as the stream shows it */
+/** @param {{run: any, firstTokenAt: number | null}} props `firstTokenAt`: Unix ms, if the stream has it */
 function Facts({ run, firstTokenAt }) {
   return html`
     <dl class="facts">
@@ -133,7 +133,7 @@ function Chain({ runs }) {
 
 /**
  * The runs that the run has started through other agents, as they change.
- * @param {{run: any, turns: number}} props `turns` as in `Shown`: the run's own stream says when it starts another one
+ * @param {{run: any, turns: number}} props `turns` as in `Shown`: the run's own stream shows when it starts another run
  */
 function Children({ run, turns }) {
   const open = useSignal(/** @type {ReadonlySet<string>} */ (new Set()));
@@ -172,7 +172,7 @@ function WhatHappened({ run }) {
     ${error && html`<div class="failure" role="alert"><p><strong>${error.error_type}</strong> ${error.message}</p>
       ${error.detail && html`<pre tabindex="0" aria-label="Detail">${error.detail}</pre>`}
       ${error.hint && html`<p>${error.hint}</p>`}</div>`}
-    ${waiting?.for === "approval" && html`<p class="note">The run waits for a person to decide what it asks for.</p>`}
+    ${waiting?.for === "approval" && html`<p class="note">The run waits for a person's decision on its calls.</p>`}
     ${waiting?.for === "runs" && html`<p class="note">The run waits for the answers of other agents. No worker is occupied by it.</p>`}
     ${waiting?.for === "budget" && html`<p class="note">The run waits for room in a budget, until <${Time} at=${waiting.until} /> at first.</p>`}
     ${prunedAt && html`<p class="note">Retention removed this run's log <${Time} at=${prunedAt} />: its messages are left.</p>`}
@@ -180,7 +180,7 @@ function WhatHappened({ run }) {
 }
 
 /**
- * What the run was asked, also while it waits for a worker.
+ * The input of the run, also while it waits for a worker.
  * @param {{run: any, transcript: import("../lib/frames.js").Transcript}} props
  */
 function Input({ run, transcript }) {
@@ -189,7 +189,7 @@ function Input({ run, transcript }) {
     0,
     [run.id],
   );
-  // A turn that failed without any output leaves nothing in the history, and a rollback takes it back.
+  // A turn that failed without output leaves nothing in the history, and a rollback removes its turn from there.
   const isForgotten = data.value?.length === 0 && !isActive(run) && run.metadata?.first_words;
   return html`
     ${isForgotten &&
@@ -197,7 +197,7 @@ function Input({ run, transcript }) {
       <p class="speaker">User <span class="quiet-text">the first words; the history has not kept the turn</span></p>
       <div class="said">${run.metadata.first_words}</div>
     </div>`}
-    ${error.value && html`<p>What the run was asked could not be fetched.</p>`}
+    ${error.value && html`<p>The run's input could not be fetched.</p>`}
     <${Failure} error=${error.value} retry=${reload} />
     ${inputsAmong(data.value ?? [], transcript).map(
       (one) => html`
@@ -211,8 +211,7 @@ function Input({ run, transcript }) {
 }
 
 /**
- * The messages that the run began with: those before its first answer, but for what was injected before that, which the
- * transcript shows.
+ * The messages with which the run began: all before its first answer, except injected ones, which the transcript shows.
  * @param {any[]} messages of the run, oldest first
  * @param {import("../lib/frames.js").Transcript} transcript
  * @returns {any[]}

@@ -66,7 +66,7 @@ export function RunsPage({ query }) {
 }
 
 /**
- * How that begins what the run was asked, or what it does where nobody has asked it anything.
+ * The beginning of the run's input, or the activity of a run without input.
  * @param {{run: any}} props
  */
 function FirstWords({ run }) {
@@ -82,7 +82,7 @@ function runDuration(run) {
   return html`<${Duration} ms=${durationOf(run)} since=${isOver ? null : run.created_at} />`;
 }
 
-/** @param {string | undefined} local what a field for a date and a time gives, in the reader's zone */
+/** @param {string | undefined} local the value of a field for a date and a time, in the reader's time zone */
 function asTime(local) {
   const found = local ? new Date(local) : null;
   return found === null || Number.isNaN(found.getTime()) ? "" : found.toISOString();
