@@ -1,5 +1,5 @@
 # One image for every process: `holdfast api`, `holdfast worker`, `holdfast migrate`.
-# Another base, such as this one by its digest: --build-arg PYTHON_IMAGE=python@sha256:…
+# To choose another base, such as this one by its digest: --build-arg PYTHON_IMAGE=python@sha256:…
 ARG PYTHON_IMAGE=python:3.13-slim-trixie
 
 FROM ${PYTHON_IMAGE} AS build
@@ -15,7 +15,7 @@ RUN /opt/holdfast/bin/pip install --no-cache-dir --disable-pip-version-check \
     -c constraints.txt '.[google,otel,packages,postgres]'
 
 FROM ${PYTHON_IMAGE}
-# bubblewrap is for tier 1 of the walls around tools. A container as it comes has tier 2, which does not need it.
+# bubblewrap is for tier 1 of the walls around tools. A container has tier 2 by default, which does not need it.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap \
     && rm -rf /var/lib/apt/lists/* \
@@ -26,7 +26,7 @@ ENV PATH=/opt/holdfast/bin:$PATH PYTHONUNBUFFERED=1 HOLDFAST_LOG_JSON=true HOLDF
 USER holdfast
 WORKDIR /home/holdfast
 EXPOSE 8283
-# Asks an API at the port of its command line, and a worker at HOLDFAST_WORKER_PORT, which is open inside the container only.
+# Tests an API at the port of its command line, and a worker at HOLDFAST_WORKER_PORT, which is open only in the container.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-I", "-m", "holdfast.health"]
 ENTRYPOINT ["holdfast"]
 CMD ["api", "--host", "0.0.0.0", "--port", "8283"]

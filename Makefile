@@ -2,19 +2,20 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# What runs, for `make dev`: the server and the client of README's program. The tools of developers, for all else.
+# Two installations: for `make dev` the server and the client of README's program; for all other commands the
+# developers' tools as well.
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
-# Most tests wait for processes and servers as long as they compute.
+# More processes than cores: most tests wait for other processes as long as they compute.
 TEST_PROCESSES ?= 5
 FAST_TESTS := tests/unit tests/contract
 LINTS := tests/architecture
 QUICK := not exhaustive and (not framework or framework_ci)
 CONSOLE_TYPES := $(VENV)/console-types
 ARGS ?=
-# What `make test-affected` compares the working tree with.
+# The revision with which `make test-affected` compares the working tree.
 BASE ?= HEAD
-# Where an environment forbids Python to keep compiled modules, each process compiles two thousand of them: that is more
+# If the environment forbids Python to keep compiled modules, each process compiles two thousand of them. That is more
 # than half of the processor time of its start, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# A developer's environment runs it as well.
+# A developer's environment can run `dev` as well.
 dev: $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS)) ## Run everything in one process on port 8283 (ARGS="--port 9000")
 	@exec $(BIN)/holdfast dev $(ARGS)
 
@@ -92,7 +93,7 @@ clean: ## Remove what these commands made; data of `make dev` stays in .holdfast
 	@rm -rf $(VENV) .venv-contract build dist *.egg-info .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The checker, and the types of the libraries that the console has without them. In .venv, which must be made first.
+# The type checker, and types for the console's untyped libraries. They are in .venv, which must exist first.
 $(CONSOLE_TYPES)/.installed: .ci/console-types.json | $(STAMP)
 	@mkdir -p $(CONSOLE_TYPES)
 	@cp .ci/console-types.json $(CONSOLE_TYPES)/package.json
@@ -119,7 +120,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(BIN)/python .ci/install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter behind it, so each is tried.
+# PYTHON=… chooses an interpreter. A name on the PATH may be a shim without an interpreter, so each name is tried.
 define VENV_THERE
 set -e; \
 if ! $(BIN)/python -c pass 2>/dev/null; then \

@@ -1,4 +1,4 @@
-"""A program that is written with the client for Python of docs/openapi.json: `.ci/clients` runs it. Nothing is sent."""
+"""A program written with the generated Python client of docs/openapi.json: `.ci/clients` runs it. It sends nothing."""
 
 from holdfast_client import AuthenticatedClient
 from holdfast_client.api.agents import agents_create

@@ -1,4 +1,4 @@
-// A program that is written with the types of docs/openapi.json: `.ci/clients` compiles it.
+// A program written with the generated types of docs/openapi.json: `.ci/clients` compiles it.
 import type { components, operations } from "./holdfast";
 
 type Frame = components["schemas"]["Frame"];

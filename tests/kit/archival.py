@@ -73,7 +73,7 @@ class Archival:
 async def archival_memory(
     database_url: str, *, environment: Mapping[str, str] | None = None
 ) -> AsyncGenerator[Archival]:
-    """Archival memory for the block. `environment`: what leads to models, in place of the model server's."""
+    """Archival memory for the block. `environment`: the variables of models, instead of the model server's."""
     async with open_database(database_url) as database, ModelServer() as server:
         clock, vectors = SettableClock(), VectorStore(database)
         client = EmbeddingClient(server.base_urls() if environment is None else environment)

@@ -1,4 +1,4 @@
-"""Marks `exhaustive` what `further_cases.toml` leaves out of `make test`."""
+"""Marks the cases `exhaustive` that `further_cases.toml` excludes from `make test`."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ LISTED = Path(__file__).with_name("further_cases.toml")
 
 
 def cases_in_make_test() -> Mapping[str, Mapping[str, int]]:
-    """How many cases `make test` runs of each listed test, by file below `tests` and by name."""
+    """The number of cases that `make test` runs of each listed test, by file below `tests` and by name."""
     return tomllib.loads(LISTED.read_text(encoding="utf-8"))
 
 

@@ -28,8 +28,8 @@ class SelfSigned(NamedTuple):
 
 
 class Issued(NamedTuple):
-    """The files of an authority's certificate, and of one that it has issued, with its key. For programs that take no
-    authority for a server."""
+    """The files of an authority's certificate, and of one that it has issued, with its key. For programs that do not
+    accept an authority's certificate for a server."""
 
     authority: str
     certificate: str

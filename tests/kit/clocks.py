@@ -58,7 +58,8 @@ class PlayedLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: FrozenClock) -> None:
         super().__init__()
         self._clock = clock
-        # A float of today's size cannot hold asyncio's nanosecond, and a timer that is due now would never run.
+        # A float as large as today's time cannot represent asyncio's nanosecond, so a timer that is due now would never
+        # run.
         self._clock_resolution = 0.0005
 
     def time(self) -> float:
@@ -78,8 +79,8 @@ def _next_round() -> Generator[None]:
 
 
 class AwakeTime:
-    """Seconds in which this process's event loop went on: a machine that stands still adds nothing to them, and one
-    that is busy little. For what must not take long although nobody can say how busy the machine is."""
+    """Seconds in which this process's event loop ran: a paused machine adds nothing to them, and a busy one little. For
+    limits on durations that must hold however busy the machine is."""
 
     def __init__(self) -> None:
         self._steps = 0

@@ -1,6 +1,6 @@
 """Runs commands of Holdfast as processes: in a new interpreter, or forked from a process that has imported everything.
 
-The imports of a process take a second of work, and three if nothing is compiled; the rest of its life in a test often
+The imports of a process take a second of work, and three if modules are not compiled; the rest of the process often
 takes less. So tests fork it from a server of `multiprocessing` that has imported everything and run nothing. Each child
 begins where `holdfast` begins.
 """

@@ -26,7 +26,8 @@ def environments(
     python: str = "",
     **rules: Any,
 ) -> PackageEnvironments:
-    """Those of one process. Two with the same folder are as two processes of a machine. `index`: None for off."""
+    """The environments of one process. Two with the same folder are like two processes of a machine. `index`: None for
+    off."""
     chosen = PackageRules(
         index="" if index is None else index.url,
         folder=folder,
@@ -51,7 +52,7 @@ def unfinished(folder: Path) -> list[str]:
 
 
 def lose(folder: Path) -> None:
-    """Takes the environments away, as on a machine that has none of them yet."""
+    """Removes the environments, as on a machine that has none of them yet."""
     for name in built(folder):
         remove_tree(folder / name)
     assert not built(folder)

@@ -13,7 +13,7 @@ import pytest
 from tests.kit.expected_times import ExpectedTimes, kept_times
 
 SELDOM_S = 30.0
-"""A test function whose cases are all exhaustive, and take longer than so many seconds, has no case in some parts."""
+"""If all cases of a test function are exhaustive and take longer than this, some parts have no case of it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def _part(value: str) -> tuple[int, int]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Comes after the marks, and after what `-m` and `-k` leave out."""
+    """Runs after the marks are set, and after `-m` and `-k` have removed tests."""
     part: tuple[int, int] | None = config.option.exhaustive
     if part is None:
         return
@@ -73,8 +73,8 @@ def in_part(
 
 
 def _of_function(name: str, cases: Iterable[int], number: int, parts: int, *, at_least_one: bool) -> set[int]:
-    """Neighbours often differ in one parameter only, so the cases are shuffled, always in the same way. Where the first
-    one goes depends on the function, as many functions have a single case."""
+    """Neighbours often differ in one parameter only, so the cases are shuffled, always in the same way. The part of the
+    first case depends on the function, because many functions have a single case."""
     chance = random.Random(name)
     shuffled = list(cases)
     chance.shuffle(shuffled)

@@ -1,4 +1,4 @@
-"""How long each test is expected to take, by the run that `.ci/test-times.json` keeps."""
+"""The expected time of each test, by the run that `.ci/test-times.json` records."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 REFERENCE = Path(__file__).parents[2] / ".ci/test-times.json"
 UNNAMED_S = 0.05
-"""Of a test function that the file does not name: it leaves out what takes less than 0.1 s."""
+"""The time of a test function that is not in the file, which leaves out tests of less than 0.1 s."""
 
 
 def kept_times() -> Mapping[str, float]:
@@ -28,8 +28,8 @@ class ExpectedTimes:
     def longest_first(self, nodeids: Sequence[str], part: Sequence[int]) -> list[int]:
         """The indexes in `part`, module by module: the one with the longest test comes first.
 
-        What is left at the end is then short, whoever has it, and can be shared out. Modules that the file does not
-        name come before all others: nobody knows how long they take.
+        So the remaining tests at the end are short, whichever process has them, and can be shared out. Modules that are
+        not in the file come first, because their times are unknown.
         """
 
         def place(module: list[int]) -> tuple[bool, float]:
@@ -41,6 +41,6 @@ class ExpectedTimes:
 
 
 def _name_in_report(nodeid: str) -> str:
-    """As JUnit's format has it, with the function's name behind: `tests.unit.test_a.test_b`."""
+    """The name as in JUnit's format, followed by the function's name: `tests.unit.test_a.test_b`."""
     path, *names = nodeid.partition("[")[0].split("::")
     return ".".join([path.removesuffix(".py").replace("/", "."), *names])

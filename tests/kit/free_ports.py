@@ -16,9 +16,9 @@ PROCESSES = 16
 
 
 def free_port() -> int:
-    """A port of loopback on which nobody listens.
+    """A port of loopback on which no process listens.
 
-    It is none that the kernel gives to outgoing connections: one of these could take it before it is listened on, or
+    It is not one that the kernel uses for outgoing connections: one of these could take it before it is listened on, or
     while a service is down whose port it is. For the same reason the test processes of a session take theirs from
     ranges of their own, one after the other.
     """

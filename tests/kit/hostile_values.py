@@ -20,7 +20,7 @@ SLOW_OR_SHARED = [
 
 
 def bounded(examples: int) -> settings:
-    """So many examples, and others each time but in CI."""
+    """This many examples, which differ each time except in CI."""
     return settings(
         max_examples=examples * int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "1")),
         deadline=None,

@@ -16,7 +16,7 @@ from shared.sql.engine import Database
 def issuer_of(
     database: Database, clock: Clock | None = None, random: Callable[[int], bytes] = token_bytes
 ) -> KeyIssuer:
-    """What makes keys in a database."""
+    """Makes keys in a database."""
     return KeyIssuer(keys=ApiKeyStore(database), clock=clock or SystemClock(), ids=IdMaker(), random=random)
 
 

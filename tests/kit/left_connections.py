@@ -12,7 +12,7 @@ from tests.kit.wait_until import after
 
 
 def watch_connections() -> None:
-    """From now on, closing an event loop fails when a connection of it is open. Both are closed all the same."""
+    """From now on, closing an event loop fails when a connection of it is open. Both are closed nevertheless."""
     patched = cast("Any", BaseSelectorEventLoop)
     close = patched.close
 

@@ -10,7 +10,7 @@ from worker.tools.node_choice import look_at
 
 
 def need_node() -> NodeProgram:
-    """Skips the test where there is none; fails it in CI."""
+    """Skips the test if there is none; fails it in CI."""
     path = shutil.which("node") or shutil.which("nodejs")
     if path is not None:
         return look_at(path)

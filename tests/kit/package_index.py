@@ -53,7 +53,7 @@ def source_archive(name: str, version: str, setup: str) -> tuple[str, bytes]:
 
 
 class PackageIndex:
-    """Serves `/simple/<package>/` and the files of each. `asked` counts the paths that were asked for."""
+    """Serves `/simple/<package>/` and the files of each. `asked` counts the requested paths."""
 
     def __init__(self) -> None:
         self._files: dict[str, dict[str, bytes]] = {}

@@ -26,7 +26,8 @@ class Served:
 
 @asynccontextmanager
 async def serving(answer: Serving, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Served]:
-    """A server that calls this for each request, behind its head. A connection stays open unless `answer` ends it."""
+    """A server that calls this function for each request, after its head. A connection stays open unless `answer` ends
+    it."""
     served = Served()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,6 +7,6 @@ PROCESS = "HOLDFAST_TEST_PROCESS"
 
 
 def process_number() -> int | None:
-    """None in a session of one process, and in a program that is no test."""
+    """None in a session of one process, and in a program that is not a test."""
     number = os.environ.get(PROCESS)
     return None if number is None else int(number)

@@ -30,7 +30,7 @@ class RawConnection:
     writer: asyncio.StreamWriter
 
     async def send(self, *pieces: bytes) -> None:
-        """Sends the pieces. A server that has closed the connection is the test's to find out by reading."""
+        """Sends the pieces. If the server has closed the connection, the test learns it by reading."""
         with suppress(ConnectionError):
             for piece in pieces:
                 self.writer.write(piece)
@@ -45,7 +45,7 @@ class RawConnection:
         return RawAnswer(int(head[0].split(" ")[1]), headers, body)
 
     async def is_closed(self) -> None:
-        """Returns when the server has closed the connection. Fails when it says anything more, or stays."""
+        """Returns when the server has closed the connection. Fails if it sends more, or keeps the connection open."""
         with suppress(ConnectionError):
             async with asyncio.timeout(WAIT_S):
                 assert await self.reader.read(1) == b""

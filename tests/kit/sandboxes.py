@@ -21,7 +21,7 @@ EVERY_SANDBOX = (*WALLED, "process")
 
 
 async def walls(name: str) -> ZygotePlan:
-    """The walls of this name on this machine. Skips the test where it has none."""
+    """The walls of this name on this machine. Skips the test if the machine lacks them."""
     try:
         plan = await SandboxChoice(name, "nobody", "", SCRATCH_MB).best_walls()
     except InvalidRequest as error:
@@ -34,7 +34,7 @@ async def walls(name: str) -> ZygotePlan:
 async def sandbox_of(
     name: str, *, grace_s: float = 2.0, limits: CallLimits = LIMITS, node: NodeProgram | None = None
 ) -> AsyncGenerator[ToolSandbox]:
-    """A sandbox for the block. `node`: what its calls in JavaScript become."""
+    """A sandbox for the block. `node`: the program for its calls in JavaScript."""
     made: ToolSandbox
     if name == "process":
         made = ProcessSandbox(limits, grace_s=grace_s, node=node)

@@ -179,7 +179,7 @@ class _Crew:
 
 
 def _received(connection: Connection) -> Message | None:
-    """What the process at the other end says; None when it has ended."""
+    """The next message of the process at the other end; None when it has ended."""
     try:
         return connection.recv()
     except (EOFError, ConnectionResetError):
@@ -197,8 +197,9 @@ def parts(seconds: Sequence[float], processes: int) -> list[list[int]]:
 
 
 def middle(paths: Sequence[object], seconds: Sequence[float]) -> int:
-    """Where to cut a part whose items are of these modules and take so long: where half of its time is over, or where a
-    module begins behind that. The last item is behind the cut: the process that has the part has others in hand."""
+    """The place to cut a part whose items are of these modules and take this long: where half of its time is over, or
+    where a module begins behind that. The last item is behind the cut: the process that has the part has others in
+    hand."""
     before = list(accumulate(seconds, initial=0.0))
     last = max(len(paths) - 1, 0)
     half = next((at for at in range(1, last) if 2 * before[at] >= before[-1]), last)
@@ -234,7 +235,7 @@ def _work(session: pytest.Session, number: int, connection: Connection, not_ours
 
 
 def _report_to(connection: Connection, session: pytest.Session) -> None:
-    """Whoever shows results does it in the session's process. What is caught of a test goes to a file of our own."""
+    """Plugins that show results do so in the session's process. A test's captured output goes to a file of our own."""
     manager, hook = session.config.pluginmanager, session.config.hook
     for implementation in hook.pytest_runtest_logreport.get_hookimpls():
         if implementation.plugin_name not in WORK_WITH_TESTS:

@@ -34,7 +34,7 @@ async def stream_server(
 
 
 class _Connections:
-    """The connections of a server that are open, and what serves them."""
+    """The open connections of a server, and the tasks that serve them."""
 
     def __init__(self, serve: Serving) -> None:
         self._serve = serve

@@ -25,20 +25,20 @@ ON_BOTH = frozenset({"test_submit.py", "test_streams.py", "test_wire.py", "test_
 """Stories that `make test` runs on both set-ups: one for each behaviour in which the set-ups could differ."""
 
 MIXED = frozenset({("sqlite", "server"), ("postgres", "embedded")})
-"""Pairs of a database and a Redis of different set-ups. Tests of the one or the other alone run on both of it; what
-needs the two runs in `make test` as the set-ups have them."""
+"""Pairs of a database and a Redis of different set-ups. Tests that need only one of the two run on both kinds; tests
+that need both run in `make test` as the set-ups combine them."""
 
 API_OF_THE_KIT = frozenset({"api_app", "api_client"})
 """A test that imports one of these calls the whole API."""
 
 
 def halved(count: int) -> list[Any]:
-    """The numbers below `count`, to be parameters: `make test-all` alone runs the second half."""
+    """The numbers below `count`, as parameters: only `make test-all` runs the second half."""
     return [pytest.param(n, marks=[] if 2 * n < count else pytest.mark.exhaustive) for n in range(count)]
 
 
 def pytest_configure() -> None:
-    """Looks for the services, of which the marks of many tests depend."""
+    """Looks for the services, on which the marks of many tests depend."""
     os.environ[FOUND] = "yes" if all(_answers(*service) for service in SERVICES.items()) else "no"
 
 
@@ -61,7 +61,7 @@ IN_ALL_ALONE = pytest.StashKey[dict[str, bool]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the lints, and the stories that are told twice; what `-m` leaves out is still among the items."""
+    """Marks the lints, and the stories that run twice; tests that `-m` leaves out are still among the items."""
     for item in items:
         if item.path.parent.name == "architecture":
             item.add_marker(pytest.mark.lint)
@@ -83,7 +83,7 @@ def _in_all_alone(items: Iterable[pytest.Function]) -> dict[str, bool]:
 
 
 def _is_told_twice(item: pytest.Function, params: Mapping[str, object]) -> bool:
-    """A story on embedded parts is told again on the services, and a request to the API over SQLite is sent again over
+    """A story on embedded parts also runs on the services, and a request to the API over SQLite is also sent over
     Postgres: with the services there, `make test` runs the latter. The stores' tests always run on both."""
     if item.path.parent.name == "contract":
         asks_the_api = not API_OF_THE_KIT.isdisjoint(vars(item.module))
@@ -94,7 +94,7 @@ def _is_told_twice(item: pytest.Function, params: Mapping[str, object]) -> bool:
 
 
 class FailureLines:
-    """Names each test that fails when it fails: a suite that is stopped has said what it found."""
+    """Names each test at once when it fails, so that a stopped suite has reported its findings."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal

@@ -57,7 +57,7 @@ def tool_call(source: str, *, environment: dict[str, str] | None = None, **argum
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is dead: only its number is left."""
+    """Whether a process is alive. A zombie is dead: only its number is left."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

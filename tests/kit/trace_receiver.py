@@ -21,7 +21,7 @@ from tests.kit.wait_until import wait_until
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it came. Ids are in hexadecimal digits, times in nanoseconds."""
+    """A received span. Ids are in hexadecimal digits, times in nanoseconds."""
 
     name: str
     kind: str
@@ -34,7 +34,7 @@ class ReceivedSpan:
     ended_at: int
     has_failed: bool
     said: str
-    """Of its status."""
+    """The message of its status."""
     attributes: dict[str, Any]
     resource: dict[str, Any]
 
@@ -45,7 +45,7 @@ class ReceivedSpan:
 
 @dataclass
 class TraceReceiver:
-    """Receives while its `async with` block is open. Answers 200 unless it is told otherwise; 0: never."""
+    """Receives while its `async with` block is open. Answers 200 unless a test sets another status; 0: never."""
 
     spans: list[ReceivedSpan] = field(default_factory=list[ReceivedSpan])
     requests: list[HttpRequest] = field(default_factory=list[HttpRequest])
@@ -83,7 +83,7 @@ class TraceReceiver:
         ]
 
     async def came(self, name: str, times: int = 1) -> ReceivedSpan:
-        """Waits until so many spans of this name have arrived. Returns the last of them."""
+        """Waits until this many spans of this name have arrived. Returns the last of them."""
         await wait_until(lambda: len(self.named(name)) >= times, description=f"span {name!r} number {times}")
         return self.named(name)[times - 1]
 

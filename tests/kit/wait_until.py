@@ -7,9 +7,9 @@ from typing import Any
 
 PATIENT_S = 0.1
 HANGS_S = 180.0
-"""A limit for hangs only. A machine may stand still for half a minute, and a busy one is slow."""
+"""A limit for hangs only. A machine may pause for half a minute, and a busy one is slow."""
 LONG_LEASE_S = 50.0
-"""A lease that is longer than any standstill of the machine: a test ends it (`end_leases`), or the end of its Redis."""
+"""A lease that is longer than any pause of the machine: a test ends it (`end_leases`), or the end of its Redis."""
 
 
 async def wait_until(

@@ -1,7 +1,6 @@
-"""A client of AG-UI in Python: it verifies a stream by the rules of `verifyEvents` and makes messages of it, as
-`@ag-ui/client` does. `tests/story/test_ag_ui_clients.py` compares it with that.
-
-It is stricter in what older releases refuse: no empty pieces, no null, no type and no outcome that they do not know.
+"""A client of AG-UI in Python: it verifies a stream by the rules of `verifyEvents` and builds messages from it, as
+`@ag-ui/client` does. `tests/story/test_ag_ui_clients.py` compares the two. It is stricter where older releases refuse
+something: no empty pieces, no null, no type and no outcome that they do not know.
 """
 
 import copy
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 LONGEST_FRAME = 10 * 1024 * 1024
-"""Characters after which clients give a frame up."""
+"""Characters after which clients reject a frame."""
 
 FIELDS: dict[str, tuple[set[str], set[str]]] = {
     "RUN_STARTED": ({"threadId", "runId"}, {"protocolVersion", "parentRunId", "input"}),
@@ -31,7 +30,7 @@ FIELDS: dict[str, tuple[set[str], set[str]]] = {
     "MESSAGES_SNAPSHOT": ({"messages"}, set()),
     "CUSTOM": ({"name", "value"}, set()),
 }
-"""The events that we send, with their fields: those that must be there, and those that may. Clients strip others, with
+"""The events that we send, with their required and their optional fields. Clients strip others, with
 a warning for each."""
 
 _OPENS = {
@@ -54,7 +53,7 @@ _CLOSES = {
 
 
 class ClientRefused(AssertionError):
-    """The client throws at this."""
+    """An error that the client throws."""
 
 
 class Frame:
@@ -88,7 +87,7 @@ class AgUiClient:
         self.pending: list[dict[str, Any]] = []
         """The interrupts that it knows of."""
         self.outcomes: list[dict[str, Any]] = []
-        """What each run came to, so far: RUN_FINISHED or RUN_ERROR."""
+        """The outcome of each run so far: RUN_FINISHED or RUN_ERROR."""
         self.custom: list[dict[str, Any]] = []
         self.cursor: str | None = None
         self.connects()
@@ -107,7 +106,7 @@ class AgUiClient:
 
     @property
     def text(self) -> str:
-        """All that the assistant has said."""
+        """The assistant's whole text."""
         return "".join(one.get("content", "") for one in self.messages if one["role"] == "assistant")
 
     def of_role(self, role: str) -> list[Any]:
@@ -116,7 +115,7 @@ class AgUiClient:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """The role and content of each message that has some."""
+        """The role and content of each message with content."""
         return [(one["role"], str(one["content"])) for one in self.messages if one.get("content")]
 
     @property
@@ -250,7 +249,7 @@ class AgUiClient:
 
 
 class OldestAgUiClient(AgUiClient):
-    """Release 0.0.47. It puts results at the end, hangs calls on the last message alone, opens no call again, keeps no
+    """Release 0.0.47. It puts results at the end, adds calls only to the last message, opens no call again, keeps no
     reasoning that a snapshot lacks, and does not verify reasoning."""
 
     def __init__(self, messages: Sequence[dict[str, Any]] = ()) -> None:

@@ -9,14 +9,14 @@ from tests.kit.ag_ui.client import AgUiClient
 
 
 class Page:
-    """One tab: a client with its messages, which sends them all with each request, as the public clients do."""
+    """One tab: a client that sends all its messages with each request, as the public clients do."""
 
     def __init__(self, http: httpx.AsyncClient, agent_id: str, thread: str, *, is_current: bool = True) -> None:
         self.http, self.agent_id, self.thread = http, agent_id, thread
         self.client = AgUiClient(is_current=is_current)
         self.status = 0
         self.answer: Any = None
-        """The body of an answer that is no stream."""
+        """The body of an answer that is not a stream."""
         self.received = b""
 
     async def say(self, text: str, *, message_id: str | None = None, **fields: Any) -> AgUiClient:

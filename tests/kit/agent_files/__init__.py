@@ -43,12 +43,12 @@ def calls(*call_ids: str, name: str = "note") -> dict[str, Any]:
 
 
 def packed(said: str, status: str = "OK") -> str:
-    """A tool's result as it is kept there."""
+    """A tool's result as the file stores it."""
     return json.dumps({"status": status, "message": said, "time": "2025-11-29 02:52:18 AM UTC+0000"}, indent=2)
 
 
 def result(call_id: str, said: str) -> dict[str, Any]:
-    """What a call came to."""
+    """The result of a call."""
     return {
         "tool_call_id": call_id,
         "status": "success",

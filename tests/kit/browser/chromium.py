@@ -15,7 +15,7 @@ PATIENCE_MS = 60_000
 
 
 def need_chromium() -> str:
-    """Its path. Skips the test where there is none; fails it in CI."""
+    """Its path. Skips the test if there is none; fails it in CI."""
     path = os.environ.get(CHROMIUM) or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         missing_service("Chromium", CHROMIUM, "no program of that name on the PATH; Debian's package is `chromium`")

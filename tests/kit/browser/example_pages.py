@@ -1,4 +1,4 @@
-"""The pages of `examples`, built and served as their README says, and somebody who uses one of them."""
+"""The pages of `examples`, built and served as their README describes, and a user of one of them."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def _answers(url: str) -> None:
 
 
 def scripted(title: str, *turns: dict[str, Any]) -> str:
-    """What somebody writes so that `builtin/scripted` plays these turns; the pages show the title alone."""
+    """The message with which `builtin/scripted` plays these turns; the pages show only the title."""
     return f"{title}\n```script\n{json.dumps({'turns': turns})}\n```"
 
 
@@ -84,18 +84,18 @@ class ChatTab:
         return self.page.get_by_role("button", name=name, exact=True)
 
     async def say(self, text: str) -> None:
-        """Sends a message, as somebody who types."""
+        """Sends a message by typing it."""
         await expect(self.status).to_have_text("Ready")
         await self.page.get_by_label("Message", exact=True).fill(text)
         await self.page.keyboard.press("Enter")
 
     async def shows(self, *texts: str) -> None:
-        """Waits until the page shows these texts and no others, and has nothing more to come."""
+        """Waits until the page shows exactly these texts, and no answer is in progress."""
         await expect(self.status).to_have_text("Ready")
         await expect(self.said).to_have_text(texts)
 
     async def counted_to(self, number: int) -> None:
-        """Waits until an answer has come so far."""
+        """Waits until an answer has reached this text."""
         await expect(self.said.last).to_contain_text(f" {number} ")
 
     async def beside(self) -> "ChatTab":
@@ -105,7 +105,7 @@ class ChatTab:
         return ChatTab(page)
 
     async def picture(self, name: str) -> None:
-        """Keeps a picture of the page where SCREENSHOTS says so."""
+        """Stores a picture of the page if SCREENSHOTS names a folder."""
         folder = os.environ.get(SCREENSHOTS)
         if folder:
             await self.page.set_viewport_size({"width": 860, "height": 600})

@@ -1,4 +1,4 @@
-"""The streams of runs, or of what happens, that a tab reads."""
+"""The streams of runs, or of their changes, that a tab reads."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class RunStreams:
 
     @property
     def last_began_after(self) -> int:
-        """The number behind which the stream begins that was asked for last."""
+        """The cursor of the stream that was requested last."""
         return json.loads(self.asked[-1].post_data or "{}")["starting_after"]
 
 

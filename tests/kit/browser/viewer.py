@@ -14,7 +14,7 @@ from tests.kit.browser.chromium import PATIENCE_MS
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 SCREENSHOTS = "HOLDFAST_TEST_SCREENSHOTS"
-"""Names the folder for pictures of the tested pages. Without it none are taken."""
+"""The variable with the folder for pictures of the tested pages. Without it no pictures are taken."""
 
 Colours = Literal["light", "dark"]
 
@@ -28,7 +28,7 @@ _TELL_WHETHER_SEEN = """(isSeen) => {
   Object.defineProperty(document, "hidden", { configurable: true, get: () => !isSeen });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
-"""A browser without a window takes every tab for one that is seen."""
+"""A browser without a window treats every tab as visible."""
 
 
 @dataclass
@@ -38,12 +38,12 @@ class Viewer:
     page: Page
     base_url: str
     errors: list[str] = field(default_factory=list[str])
-    """The errors that the page has logged, including violations of its policy, and the exceptions that it threw."""
+    """The errors that the page has logged, including violations of its policy, and its exceptions."""
     forgiven: list[str] = field(default_factory=list[str])
     """Patterns of errors that the test has caused itself."""
 
     async def open(self, place: str = "/runs") -> None:
-        """Shows a page of the console, as `/runs/<id>`."""
+        """Shows a page of the console, such as `/runs/<id>`."""
         await self.page.goto(f"{self.base_url}/console#{place}")
 
     async def hide(self) -> None:
@@ -51,12 +51,12 @@ class Viewer:
         await self.page.evaluate(_TELL_WHETHER_SEEN, False)
 
     async def show(self) -> None:
-        """Tells the page that it is seen again."""
+        """Tells the page that it is visible again."""
         await self.page.evaluate(_TELL_WHETHER_SEEN, True)
 
     def forgive(self, pattern: str) -> None:
-        """Forgives errors that the test has caused itself, as by a server that it killed: also those of which the
-        browser speaks only later."""
+        """Forgives errors that the test has caused itself, as by a server that it killed: including those that the
+        browser reports only later."""
         self.forgiven.append(pattern)
 
     def unforgiven(self) -> list[str]:
@@ -64,7 +64,7 @@ class Viewer:
         return [error for error in self.errors if not any(re.search(pattern, error) for pattern in self.forgiven)]
 
     async def violations(self) -> list[str]:
-        """What axe finds wrong with the page for whoever cannot see it or has no mouse."""
+        """The problems that axe finds for users who cannot see the page or have no mouse."""
         # A page's policy forbids additional scripts. It does not apply to an evaluated expression.
         await self.page.evaluate(AXE.read_text())
         return await self.page.evaluate(_FIND_VIOLATIONS)
@@ -85,7 +85,7 @@ class Viewer:
         assert wide[0] <= wide[1]
 
     async def picture(self, name: str) -> None:
-        """Keeps a picture of the page where SCREENSHOTS says so."""
+        """Stores a picture of the page if SCREENSHOTS names a folder."""
         folder = os.environ.get(SCREENSHOTS)
         if folder:
             await self.page.screenshot(path=Path(folder, f"console-{name}.png"), animations="disabled")
@@ -93,7 +93,7 @@ class Viewer:
 
 @asynccontextmanager
 async def viewer_of(browser: Browser, base_url: str, **context: Any) -> AsyncGenerator[Viewer]:
-    """A tab of a browser that knows nothing yet. The test fails for errors that the page has shown in it."""
+    """A tab of a browser without any stored data. The test fails for errors that the page has shown in it."""
     given: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "locale": "en-GB", **context}
     opened = await browser.new_context(**given)
     opened.set_default_timeout(PATIENCE_MS)

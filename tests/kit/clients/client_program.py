@@ -1,4 +1,4 @@
-"""A program that is written with a public client of the API, as a process that tells one story after the other.
+"""A program written with a public client of the API, as a process that executes one story after the other.
 
 It reads a line of JSON for each story, `[name, base URL, key, arguments]`, and writes a line for each thing that it
 notes meanwhile, `{"note": …}`, and one at the end, `{"result": …}` or `{"error": …}`.
@@ -20,31 +20,31 @@ from tests.kit.product import Product
 from tests.kit.wait_until import HANGS_S
 
 LINE = 64 << 20
-"""Bytes that a line may have."""
+"""The longest line, in bytes."""
 
 
 class Nowhere(NamedTuple):
-    """In place of a product, for stories that call none."""
+    """The address for stories that call no product."""
 
     base_url: str = "http://nowhere.invalid"
     key: str = ""
 
 
 class ClientProgram:
-    """A running program. `calls` says which product it calls."""
+    """A running program. `calls` sets the product that it calls."""
 
     def __init__(self, process: Process, path: str) -> None:
         self._process, self._path = process, path
         self._product: Product | Nowhere | None = None
         self.notes: list[Any] = []
-        """What the story has said so far that goes on, or has ended last."""
+        """The notes so far of the current story, or of the last one."""
 
     def calls(self, product: Product | Nowhere) -> None:
         """From now on, with the product's key."""
         self._product = product
 
     async def told(self, story: str, **arguments: Any) -> Any:
-        """The result of a story. Raises `AssertionError` with what the program raised, if it did."""
+        """The result of a story. Raises `AssertionError` with the program's exception if it raised one."""
         assert self._process.stdin is not None and self._process.stdout is not None and self._product is not None
         self.notes = []
         line = json.dumps([story, f"{self._product.base_url}{self._path}", self._product.key, arguments])
@@ -104,7 +104,7 @@ CLIENTS: Mapping[str, Callable[[], list[str | Path]]] = {
 
 @asynccontextmanager
 async def client_program(client: str) -> AsyncGenerator[ClientProgram]:
-    """The program of a client. It has ended when the block has."""
+    """The program of a client, for the block."""
     command = await asyncio.to_thread(CLIENTS[client])
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, limit=LINE, env={"PATH": os.environ["PATH"]}

@@ -1,7 +1,7 @@
 """Clients in environments of their own, which are made once for each list of versions and kept inside of .venv.
 
-They need other versions of what Holdfast needs, or another language. Where they cannot be installed, because the
-machine has no network, tests skip and say why; in CI they fail.
+They need other versions of Holdfast's dependencies, or another language. If they cannot be installed, because the
+machine has no network, tests are skipped with the reason; in CI they fail.
 """
 
 import fcntl

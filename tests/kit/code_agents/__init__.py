@@ -1,1 +1,1 @@
-"""Agents of an operator's own code, and a stage on which their processes say where they are."""
+"""Agents of an operator's own code, and a folder in which their processes report how far they are."""

@@ -1,4 +1,4 @@
-"""Agents that call the tools which are attached to them, and sleep. The test says in JSON what they call."""
+"""Agents that call the tools attached to them, and sleep. The test's message names the calls in JSON."""
 
 import asyncio
 import json

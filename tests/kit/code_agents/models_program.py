@@ -1,4 +1,4 @@
-"""Agents that ask the worker's models, by the clients that people use. The tests import it in a process of its own."""
+"""Agents that call the worker's models with public clients. The tests import this module in a process of its own."""
 
 import http.client
 import json

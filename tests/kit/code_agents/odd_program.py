@@ -1,4 +1,4 @@
-"""Agents that say what no reader can be shown, and end in ways that programs have by accident."""
+"""Agents that emit text which readers cannot be shown, and end as programs do by accident."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Where an agent says where it is, and stands still where its test wants it. Agents and tests share a folder."""
+"""Lets an agent report that it has reached a place, and wait there for its test. They share a folder."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ STAGE = Path(os.environ.get("HOLDFAST_AGENTS_STAGE", "/nonexistent"))
 
 
 def reach(moment: str) -> None:
-    """Notes that an agent is here."""
+    """Records that an agent has reached this place."""
     with (STAGE / "reached").open("a", encoding="utf-8") as file:
         file.write(f"{moment}\n")
 
 
 async def at(moment: str) -> None:
-    """An agent is here; it goes on when the test lets it."""
+    """Records that an agent has reached this place, and waits until the test releases it."""
     reach(moment)
     stop = STAGE / f"stop {moment}"
     await wait_until(lambda: not stop.exists(), description=moment)

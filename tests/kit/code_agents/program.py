@@ -1,4 +1,4 @@
-"""The module of agents that tests run. It is imported in a process of its own, and talks to the test by files."""
+"""The module of agents that tests run. A process of its own imports it, and communicates with the test by files."""
 
 import asyncio
 import os

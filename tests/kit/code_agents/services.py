@@ -1,4 +1,4 @@
-"""What bodies of code need for the tools that are attached to their agents."""
+"""The services that code bodies need for tools attached to their agents."""
 
 from typing import Any, cast
 

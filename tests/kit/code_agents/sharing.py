@@ -1,4 +1,4 @@
-"""Agents whose runs may share a process. A message says who a run is, and what it does."""
+"""Agents whose runs may share a process. A message names its run, and the run's actions."""
 
 import asyncio
 import os

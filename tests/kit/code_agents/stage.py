@@ -1,4 +1,4 @@
-"""Where agents in processes of their own say where they are, and stand still where a test wants it."""
+"""Places that agents in processes of their own reach, and where they wait for a test."""
 
 import os
 import sys
@@ -22,16 +22,16 @@ class FileStage:
 
     @property
     def reached(self) -> list[str]:
-        """Where the agents have come to, over all of their processes."""
+        """The places that the agents have reached, in all of their processes."""
         file = self.folder / "reached"
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def stop_at(self, moment: str) -> None:
-        """Whoever comes here stands still."""
+        """An agent that reaches this place waits there."""
         (self.folder / f"stop {moment}").touch()
 
     def go_on(self) -> None:
-        """Nobody stands still any more."""
+        """Releases all agents, and lets none wait any more."""
         for stop in self.folder.glob("stop *"):
             stop.unlink()
 
@@ -45,7 +45,7 @@ class FileStage:
         await wait_until(lambda: moment in self.reached, description=moment)
 
     async def begins(self, beginning: str) -> str:
-        """The first moment with this beginning, when an agent has come there."""
+        """The first place with this prefix, once an agent has reached it."""
         return await wait_until(
             lambda: next((one for one in self.reached if one.startswith(beginning)), None), description=beginning
         )

@@ -1,4 +1,4 @@
-"""Agents of a program, the stores of their runs, and workers that have them."""
+"""Agents of a program, the stores of their runs, and workers that offer them."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ from worker.runners.tool_runner import RunnerRow
 
 @dataclass(frozen=True)
 class World:
-    """Agents, and workers that have them."""
+    """Agents, and workers that offer them."""
 
     stores: Stores
     stage: FileStage

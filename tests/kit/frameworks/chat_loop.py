@@ -93,7 +93,7 @@ async def _answer(
 
 
 async def _result(run: Run, call: Calling, made: dict[str, Any]) -> str:
-    """What the model hears of a call."""
+    """The result of a call as the model gets it."""
     try:
         return await call(run, made["name"], made["id"], json.loads(made["arguments"]))
     except StepFailed as failed:

@@ -54,7 +54,7 @@ class Deployment:
         return answer.json()["id"]
 
     async def answer(self, agent_id: str, text: str = "go") -> str:
-        """Sends a message. Returns what the run has said, at its end."""
+        """Sends a message. Returns the run's text, at its end."""
         run = await self.product.ended(await self.submitted(agent_id, text))
         assert run["status"] == "completed", run
         said = [one for one in await self.product.history(agent_id) if one["message_type"] == "assistant_message"]
@@ -70,7 +70,7 @@ class Deployment:
 async def deployment_in(
     folder: Path, database: Database, database_url: str, redis: PrivateRedis
 ) -> AsyncGenerator[Deployment]:
-    """The deployment for the block. What its processes leave for a while lies in `temporary` of the folder."""
+    """The deployment for the block. The temporary files of its processes are in `temporary` of the folder."""
     stage, temporary = FileStage(folder / "stage"), folder / "temporary"
     for made in (stage.folder, temporary):
         made.mkdir()
@@ -95,7 +95,7 @@ async def deployment_in(
 
 
 def memory_has(pid: int, words: dict[str, bytes]) -> set[str]:
-    """The names of those words that stand somewhere in the memory of a process, which should stand still."""
+    """The names of the words that occur in the memory of a process, which should be idle."""
     return {name for part in _memory(pid) for name, word in words.items() if word in part}
 
 
@@ -111,7 +111,7 @@ def _memory(pid: int) -> Iterator[bytes]:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What a process has open: `/dev/null`, `pipe:[4711]`, `socket:[4712]` and so on."""
+    """The open files of a process: `/dev/null`, `pipe:[4711]`, `socket:[4712]` and so on."""
     folder = f"/proc/{pid}/fd"
     return sorted(os.readlink(f"{folder}/{number}") for number in os.listdir(folder))  # noqa: PTH115, PTH208 - no files
 
@@ -123,7 +123,7 @@ def variables(pid: int) -> set[str]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, and that it has not buried."""
+    """The child processes of a process that it has not reaped."""
     return [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
 
 
@@ -138,5 +138,5 @@ def command_line(pid: int) -> str:
 
 
 def processes() -> set[int]:
-    """All that there are, those that nobody has buried as well."""
+    """All processes, including those that were not reaped."""
     return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}

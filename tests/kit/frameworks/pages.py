@@ -1,4 +1,4 @@
-"""The program of a framework's page, run as its reader would run it."""
+"""The program of a framework's page, run as a reader would run it."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ class PageServer:
         return self._log.read_text(encoding="utf-8")
 
     async def client(self, program: str) -> None:
-        """Runs a program of the page, in its folder and with its server. Raises `AssertionError` with what it said if
-        it fails."""
+        """Runs a program of the page, in its folder and with its server. Raises `AssertionError` with its output if it
+        fails."""
         file = self._folder / "client.py"
         file.write_text(program.replace("http://127.0.0.1:8283", self.url), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
@@ -49,7 +49,7 @@ class PageServer:
 
 
 async def checked(program: str, python: Path, folder: Path) -> dict[str, Any]:
-    """What `holdfast agents check --json` says of a program."""
+    """The output of `holdfast agents check --json` for a program."""
     return json.loads(await said_by_check(program, python, folder, "--json"))
 
 

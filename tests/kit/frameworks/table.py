@@ -18,7 +18,7 @@ class Framework:
     asks_expert: Mapping[str, Any] = field(default_factory=lambda: {"input": "otters"})
     """The arguments with which a model calls the tool `ask_expert`."""
     says_of_error: str = "there is no page"
-    """What the model hears of `tools.fail`, as the framework says it."""
+    """The framework's text for the model when `tools.fail` fails."""
     lacks: frozenset[str] = frozenset()
     """Names of scenarios (`test_scenarios.py`) that the framework or its adapter cannot have."""
 

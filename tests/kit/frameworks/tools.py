@@ -1,4 +1,4 @@
-"""What the tools of every framework's program do. It is imported in the framework's environment: no other package.
+"""The code of the tools in every framework's program. It is imported in the framework's environment: no other package.
 
 A program registers these agents, each with the model `gpt-4o` of OpenAI's chat completions at `OPENAI_BASE_URL`:
 

@@ -1,4 +1,4 @@
-"""A version of a framework with its agents, and what a test sees of their runs."""
+"""A version of a framework with its agents, and a test's view of their runs."""
 
 import os
 import signal
@@ -98,7 +98,7 @@ class FrameworkWorld(World):
 
     @property
     def did(self) -> list[str]:
-        """What the tools have done, in all processes."""
+        """The effects of the tools, in all processes."""
         return [one for one in self.stage.reached if not one.startswith("pid ")]
 
     @property

@@ -81,13 +81,13 @@ def command(keeper: list[str]) -> list[str]:
 
 
 def first_uid(*, as_root: bool) -> int:
-    """The worker's user, as this machine numbers it, where the tests run as root."""
+    """The worker's user, by this machine's number, if the tests run as root."""
     return FIRST_UID + os.getpid() * USERS % (1 << 30) if as_root else FIRST_UID + os.getpid()
 
 
 @cache
 def why_impossible() -> str:
-    """Why this machine can have no jail; empty if it can."""
+    """The reason why this machine can have no jail; empty if it can."""
     if sys.platform != "linux" or shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     tried = subprocess.run(command(["-c", ""]), capture_output=True, check=False)
@@ -95,7 +95,7 @@ def why_impossible() -> str:
 
 
 def need_a_jail() -> None:
-    """Skips the test where there can be no jail; fails it in CI."""
+    """Skips the test if there can be no jail; fails it in CI."""
     if reason := why_impossible():
         message = f"no jail for hostile tools on this machine ({reason})"
         if os.environ.get("CI") == "true":
@@ -125,7 +125,7 @@ class Jail:
         return self._last_id, answer
 
     async def look(self) -> dict[str, Any]:
-        """What the worker sees of itself."""
+        """The worker's own view of itself."""
         return await self.answered(self.request("look")[1], ANSWER_S)
 
     async def answered(self, answer: Answer, seconds: float) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Jail:
         self._process.stdin.write(json.dumps({"do": "cancel", "call": call}).encode() + b"\n")
 
     def processes(self) -> list[Seen]:
-        """Everything that runs in the jail. What is dead and not yet buried does not run."""
+        """Everything that runs in the jail. Dead processes that were not reaped do not count."""
         found: list[Seen] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self._process.pid).children(recursive=True):

@@ -4,10 +4,10 @@ It stays when the worker dies, because the whole jail dies with its first proces
 what the worker leaves behind. Where the tests run as root it alone keeps that user; everything else in the jail is an
 ordinary one. It is never the object of a test.
 
-    keeper.py <who the worker is: own | user | root> <uid> <descriptor: the worker's environment as a line of JSON, and
+    keeper.py <the worker's user: own | user | root> <uid> <descriptor: the worker's environment as a line of JSON, and
     then an end when the jail shall end>
 
-own: whoever the tests are. user: an ordinary user with that number, which needs root. root: root of a user namespace,
+own: the user of the tests. user: an ordinary user with that number, which needs root. root: root of a user namespace,
 whose users are that number and the 65,535 after it; it can do there what root can do, and outside of it nothing.
 """
 
@@ -79,7 +79,7 @@ def add_metadata_address() -> None:
 
 
 def mount_proc() -> None:
-    """Bubblewrap covers parts of /proc. With those covered the kernel lets nobody mount another /proc further in."""
+    """Bubblewrap covers parts of /proc. With those covered the kernel refuses to mount another /proc further in."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None) != 0:
         raise OSError(ctypes.get_errno(), "mounting /proc")

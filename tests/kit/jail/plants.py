@@ -1,6 +1,6 @@
-"""What a worker must keep from its tools, planted with text that can be recognised wherever it turns up.
+"""Secrets that a worker must keep from its tools, planted as text that can be recognised wherever it turns up.
 
-Each secret is `planted-<where>-<token>`. A listener counts who comes; nobody has any business there.
+Each secret is `planted-<where>-<token>`. A listener counts its connections; no tool may connect to it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.kit.wait_until import after
 
 LISTENERS = ("tcp", "metadata", "socket", "abstract", "udp")
 INSTEAD_ADDRESS = "127.169.254.169"
-"""Where only root could give the jail the other one."""
+"""The address to use if only root could give the jail the other one."""
 IPC_CREAT = 0o1000
 SHARED_KEY = 0x7731
 ESTABLISHED = 1

@@ -1,7 +1,7 @@
-"""A worker as far as its tools can tell: it has secrets, listeners and a tool sandbox, and makes calls as it is told.
+"""Looks like a worker to its tools: it has secrets, listeners and a tool sandbox, and makes the requested calls.
 
 It obeys JSON lines on its standard input, and answers each on its standard output in the order in which they end. It
-sums up what a call came to, because what a hostile call returns is nothing to pass on. The test judges; this does not.
+summarises the outcome of a call, because a hostile call's result must not be passed on. The test judges the outcome.
 """
 
 import asyncio

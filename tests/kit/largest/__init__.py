@@ -1,1 +1,1 @@
-"""The largest requests that each route accepts, and how long each of them holds the event loop."""
+"""The largest requests that each route accepts, and the time for which each of them holds the event loop."""

@@ -1,6 +1,6 @@
 """Measures how long an event loop is held, in processor time of its thread, which other work does not change.
 
-What the loop runs in one go, a handle, is the unit: while it runs, nobody else is served.
+The unit is a handle, which the loop runs without a break: meanwhile it serves no other request.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class LoopHolds:
         self._thread = threading.get_ident()
         self.longest_s = 0.0
         self.where = ""
-        """What the loop ran then."""
+        """The code that the loop ran then."""
 
     def begin(self) -> None:
         """Forgets the measurements so far."""
@@ -42,7 +42,7 @@ def measured_loop() -> Generator[LoopHolds]:
     """Measures the loop of this thread for the block. The loop is asyncio's own, whose handles are Python."""
     holds = LoopHolds()
     handles: Any = asyncio.Handle
-    run = handles._run  # every loop of asyncio runs what it runs by this method
+    run = handles._run  # every loop of asyncio runs its handles by this method
 
     def measured(handle: asyncio.Handle) -> None:
         began = time.thread_time()

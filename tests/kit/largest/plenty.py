@@ -29,7 +29,7 @@ from shared.sql.tables import (
 from tests.kit.walls.belongings import Belongings
 
 MANY = 1000
-"""What one page of a list holds."""
+"""The rows of one page of a list."""
 
 LONG_TEXT = "repeat('Likes tea. ', 9000)"
 """Of 99,000 characters, for Postgres."""
@@ -109,7 +109,7 @@ async def _long_log(connection: Connection, run: str) -> None:
 
 
 async def _copy(connection: Connection, table: sa.Table, row_id: str, times: int, **changed: str) -> None:
-    """So many copies of a row. `changed` are expressions of Postgres, in which `n` is the number of the copy; an id
+    """This many copies of a row. `changed` are expressions of Postgres, in which `n` is the number of the copy; an id
     inside a document becomes the copy's."""
     numbers = sa.func.generate_series(1, times).table_valued("n").render_derived()
     new_id = (sa.literal(row_id.partition("-")[0] + "-") + sa.cast(sa.func.gen_random_uuid(), sa.Text)).label("new_id")

@@ -35,7 +35,7 @@ class LargeRequest(NamedTuple):
 
     route: str
     part: str
-    """Which part, and of which sort."""
+    """The part, and its sort."""
     method: str
     target: str
     """Path and query."""
@@ -121,7 +121,7 @@ def _in_address(piece: str, room: int) -> str:
 
 
 def largest_bodies(base: Base, schemas: Schemas) -> Iterator[LargeRequest]:
-    """With each field of the body large in turn, and with bodies that are large and nothing else."""
+    """With each field of the body large in turn, and with bodies that have only their size."""
     content = base.operation.get("requestBody", {}).get("content", {})
     if "application/json" in content:
         [(_, known), *_] = schemas.kinds(content["application/json"]["schema"])

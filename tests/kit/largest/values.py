@@ -29,7 +29,7 @@ PIECES: Mapping[str, str] = {
     "brackets": "[{(<",
     "digits": "9",
 }
-"""What a text is made of, again and again."""
+"""The pieces that a text repeats."""
 
 MANY_CHARACTERS = 200_000
 """Of a text that may be longer, only one of all pieces is sent: each is 16 MB."""
@@ -79,7 +79,7 @@ def _of_all_pieces(characters: int | None) -> Fragment:
 
 @cache
 def largest_objects() -> tuple[Sorted, ...]:
-    """Objects of which a schema says nothing but that they are some."""
+    """Values for a schema that only says `object`."""
     deep = b'{"a":' * DEEPEST + b"1" + b"}" * DEEPEST
     lists: dict[str, Fragment] = {
         "deep": b",".join([deep] * (MOST_VALUES // (DEEPEST + 1))),
@@ -118,7 +118,7 @@ class Schemas:
         self._seen: set[tuple[str, str]] = set()
 
     def kinds(self, schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-        """The schema's alternatives: the name of each ('' for one without), and what it says. Null is left out."""
+        """The schema's alternatives: the name of each ('' for one without), and its schema. Null is left out."""
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             return [(name, self._known[name])]

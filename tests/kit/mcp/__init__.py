@@ -1,1 +1,1 @@
-"""MCP servers for tests: the official package's own, and one that keeps to no rule."""
+"""MCP servers for tests: the official package's own, and one that breaks the protocol's rules."""

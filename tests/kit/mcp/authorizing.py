@@ -1,5 +1,5 @@
-"""The official package's own authorization server with an MCP server that it protects, on loopback. Whoever opens the
-address of a sign-in consents at once."""
+"""The official package's own authorization server with an MCP server that it protects, on loopback. A browser that
+opens the address of a sign-in consents at once."""
 
 import asyncio
 import secrets
@@ -33,7 +33,7 @@ Scope = MutableMapping[str, Any]
 
 
 class _Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
-    """Rotates refresh tokens. One that is used twice ends the sign-in, as RFC 9700 has it."""
+    """Rotates refresh tokens. A token that is used twice ends the sign-in, as RFC 9700 demands."""
 
     def __init__(self, server: "AuthorizingServer") -> None:
         self._server = server
@@ -129,21 +129,21 @@ class AuthorizingServer:
     path: str
     clients: dict[str, OAuthClientInformationFull] = field(default_factory=dict[str, OAuthClientInformationFull])
     access: dict[str, AccessToken] = field(default_factory=dict[str, AccessToken])
-    """The access tokens that are good."""
+    """The valid access tokens."""
     issued: list[str] = field(default_factory=list[str])
-    """Every token that was ever issued."""
+    """Every issued token."""
     grants: list[str] = field(default_factory=list[str])
     """The type of each request for a token, in order."""
     calls: list[str] = field(default_factory=list[str])
     reused: int = 0
-    """How often a refresh token came a second time."""
+    """How often a refresh token was used a second time."""
     lifetime_s: float = 3600
     said_lifetime_s: int | None = 3600
     refreshes: bool = True
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     """Not set: requests for a token wait."""
     acts: dict[str, Act] = field(default_factory=dict[str, Act])
-    """What is done for a path; the others are answered as they should be."""
+    """The behaviour for some paths; the server answers all others correctly."""
     forget: Callable[[], None] = lambda: None
     """Ends every sign-in."""
 
@@ -221,7 +221,7 @@ async def consented(url: str) -> str:
 
 
 def answers(status: int, content: bytes, **headers: str) -> Act:
-    """An act that answers this."""
+    """A behaviour that sends this answer."""
 
     async def answer(send: Send) -> None:
         named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]

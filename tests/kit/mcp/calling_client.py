@@ -21,13 +21,13 @@ Mode = Literal["2026-07-28", "auto", "legacy"]
 MODERN: Mode = "2026-07-28"
 
 Answer = Callable[[str], mcp_types.ElicitResult]
-"""What a person says to a question."""
+"""A person's answer to a question."""
 
 TASKS = "io.modelcontextprotocol/tasks"
 
 
 class Task(mcp_types.Result):
-    """A task as it is made, by the extension's specification."""
+    """A new task, by the extension's specification."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -41,7 +41,7 @@ class Task(mcp_types.Result):
 
 
 class TaskNow(mcp_types.Result):
-    """A task as it is when a client asks."""
+    """A task in the answer to `tasks/get`."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -85,7 +85,7 @@ async def _asked(session: Any, method: str, result: Any, **params: Any) -> Any:
 
 
 async def task_now(client: Client, task_id: str) -> TaskNow:
-    """Asks how a task gets on."""
+    """Requests the state of a task."""
     return await _asked(client.session, "tasks/get", TaskNow, taskId=task_id)
 
 
@@ -101,7 +101,7 @@ async def cancel_task(client: Client, task_id: str) -> mcp_types.EmptyResult:
 
 
 async def made_task(client: Client, name: str, message: str, **call: Any) -> Task:
-    """Calls a tool, and returns the task that it is answered with."""
+    """Calls a tool, and returns the task in the answer."""
     made: Any = await client.session.call_tool(name, {"message": message}, allow_claimed=True, **call)
     assert isinstance(made, Task), made
     return made

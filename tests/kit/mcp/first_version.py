@@ -1,4 +1,4 @@
-"""A server of the protocol's first version, by hand: all of its answers come by one stream."""
+"""A server of the protocol's first version, by hand: it sends all of its answers over one stream."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from tests.kit.mcp.hostile import Act, Asked, begin_events, send
 
 @dataclass
 class FirstVersion:
-    """What such a server does. `acts` are given to a `HostileServer`."""
+    """The behaviour of such a server. Pass `acts` to a `HostileServer`."""
 
     channels: list[asyncio.StreamWriter] = field(default_factory=list[asyncio.StreamWriter])
     """The streams of answers so far."""
 
     def acts(self, act: Act) -> dict[str, Act]:
-        """What is done for each method; `act` for a call of a tool."""
+        """The behaviour for each method; `act` for a call of a tool."""
         quiet: dict[str, Act] = dict.fromkeys(("notifications/initialized", "notifications/cancelled"), _accept)
         return {"GET": self._channel, "initialize": self._begin, "tools/call": act, **quiet}
 

@@ -27,7 +27,7 @@ Act = Callable[["Asked", asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A message as it came."""
+    """A received message."""
 
     verb: str
     path: str
@@ -64,7 +64,7 @@ class HostileServer:
         )
 
     def count(self, method: str) -> int:
-        """How many messages of this method came."""
+        """The number of received messages of this method."""
         return sum(one.message.get("method") == method for one in self.asked)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The official package's own server, on loopback, in each way in which servers are run."""
+"""The official package's own server, on loopback, in each of its ways to run."""
 
 import asyncio
 import base64
@@ -47,14 +47,14 @@ class OfficialServer:
     mcp: MCPServer
     port: int = 0
     methods: list[str] = field(default_factory=list[str])
-    """Of every message that came, in order."""
+    """The methods of all received messages, in order."""
     calls: list[str] = field(default_factory=list[str])
     """Names of the tools that began."""
     going_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: tools that wait may end."""
     authorizations: set[str] = field(default_factory=set[str])
     connections: set[int] = field(default_factory=set[int])
-    """The clients' ports of every connection over which a message came."""
+    """The clients' ports of all connections with messages."""
 
     @property
     def target(self) -> McpTarget:
@@ -141,12 +141,12 @@ def app_of(mcp: MCPServer, kind: Kind) -> App:
 
 
 def path_of(kind: Kind) -> str:
-    """Where such a server is asked."""
+    """The path of such a server."""
     return "/sse" if kind == "sse" else "/mcp"
 
 
 def transport_of(kind: Kind) -> Literal["sse", "streamable_http"]:
-    """What such a server is registered as."""
+    """The type under which such a server is registered."""
     return "sse" if kind == "sse" else "streamable_http"
 
 

@@ -19,7 +19,7 @@ THE_SERVER = some_server("actors")
 
 
 class _OneServer:
-    """Stands where MCP servers are stored: there is one."""
+    """Replaces the store of MCP servers: it has one."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -36,7 +36,7 @@ class _OneServer:
 
 @asynccontextmanager
 async def runner_of(server: OfficialServer, timeout_s: float) -> AsyncGenerator[McpToolRunner]:
-    """The runner, for the block. `THE_SERVER` is what tools are stored with."""
+    """The runner, for the block. Tools are stored with the server `THE_SERVER`."""
     network = NetworkRules.of("127.0.0.0/8", "")
     client, authorization = McpClient(network), AuthorizationServers(network)
     servers = _OneServer(server.target.url)

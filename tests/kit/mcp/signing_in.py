@@ -14,7 +14,7 @@ CALLBACK = "/v1/tools/mcp/oauth/callback"
 
 
 async def stored(product: Product, notes: AuthorizingServer, **fields: Any) -> dict[str, Any]:
-    """The server as it is answered when it is made."""
+    """The server in the answer to its creation."""
     config = {"mcp_server_type": "streamable_http", "server_url": notes.url, **fields}
     answer = await product.http.post("/v1/mcp-servers", json={"server_name": "notes", "config": config})
     assert answer.is_success, answer.text
@@ -53,7 +53,7 @@ def of_stored(product: Product, server: dict[str, Any]) -> Connecting:
 
 
 async def came_back(product: Product, location: str, **headers: str) -> httpx.Response:
-    """What the person's browser is answered: it has no key."""
+    """The answer to the person's browser, which has no key."""
     parts = urlsplit(location)
     async with httpx.AsyncClient(base_url=product.base_url, trust_env=False) as browser:
         return await browser.get(f"{parts.path}?{parts.query}", headers=headers)
@@ -70,7 +70,7 @@ async def signed_in(product: Product, notes: AuthorizingServer, **fields: Any) -
 
 
 async def begun(product: Product, notes: AuthorizingServer) -> tuple[dict[str, Any], str]:
-    """The stored server, and where the person who has consented is sent. Nobody waits for that."""
+    """The stored server, and the address to which the consenting person's browser is sent. No client waits for it."""
     server = await stored(product, notes)
     connecting = of_stored(product, server)
     reading = asyncio.get_running_loop().create_task(connecting.read())

@@ -1,4 +1,4 @@
-"""The tools of an MCP server as a project's own, as they are stored when a server's list is taken over."""
+"""The tools of an MCP server as a project stores them when it imports the server's list."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,6 @@
 """Model providers on loopback, for tests: OpenAI Chat Completions and Responses, Anthropic Messages, Gemini, streaming.
 
-It is the wire that is faked here, never a class of ours; requests are real HTTP, so a closed connection is one, too.
+This fakes the provider, never a class of ours; requests are real HTTP, so a closed connection is real, too.
 
     async with ModelServer() as server:
         models = Models(server.base_urls(), first_event_timeout=180, idle_timeout=180, retries=0)

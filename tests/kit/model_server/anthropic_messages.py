@@ -42,7 +42,7 @@ def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
 
 
 def error_body(kind: ErrorKind, status: int, message: str | None) -> dict[str, Any]:
-    """What an HTTP error says."""
+    """The body of an HTTP error."""
     types = {
         "rate_limit": "rate_limit_error",
         "auth": "authentication_error",

@@ -27,7 +27,7 @@ _VARIABLES = {
     GOOGLE: "GOOGLE_GEMINI_BASE_URL",
 }
 _AFTER_REASON = {CHAT: 2, RESPONSES: 0, ANTHROPIC: 1, GOOGLE: 0}
-"""Frames that come behind the one with the reason."""
+"""The frames after the one with the finish reason."""
 
 EVENTS = "text/event-stream"
 
@@ -46,13 +46,13 @@ def stream_of(handle: str, turn: Turn) -> list[bytes]:
 
 
 def up_to_reason(handle: str, turn: Turn) -> list[bytes]:
-    """The events of an answer, to the one that says why it ends."""
+    """The events of an answer, up to the one with the finish reason."""
     frames = stream_of(handle, turn)
     return frames[: len(frames) - _AFTER_REASON[handle]]
 
 
 async def asked_of(handle: str, answer: Serving, *, left: asyncio.Event | None = None, **rest: Any) -> list[ModelEvent]:
-    """What the model says when its server answers so; `rest` overrides arguments of `Models`. The server goes on until
+    """The model's events when its server answers so; `rest` overrides arguments of `Models`. The server goes on until
     `left`, which is to be set when it has seen that its client left."""
     arguments: dict[str, Any] = {"first_event_timeout": HANGS_S, "idle_timeout": HANGS_S, "retries": 0, **rest}
     async with serving(answer) as server:
@@ -70,7 +70,7 @@ async def asked_of(handle: str, answer: Serving, *, left: asyncio.Event | None =
 async def answered(
     handle: str, frames: Sequence[bytes], end: str = "close", *, content_type: str | None = EVENTS, **rest: Any
 ) -> list[ModelEvent]:
-    """What the model says when its server sends these frames, each as a chunk, and ends so: `silence`, `close`,
+    """The model's events when its server sends these frames, each as a chunk, and ends so: `silence`, `close`,
     `reset`, `no last chunk`, or `last chunk`."""
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +102,7 @@ async def answered_for_ever(handle: str, frames: Sequence[bytes], again: bytes) 
 
 
 async def _has_left(reader: asyncio.StreamReader) -> bool:
-    """Whether the client hangs up within a moment. What it sends is its request."""
+    """Whether the client hangs up within a moment. It sends only its request."""
     with suppress(TimeoutError):
         async with asyncio.timeout(0.01):
             while await reader.read(1000):

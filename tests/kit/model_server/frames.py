@@ -1,4 +1,4 @@
-"""Server-sent events and the odds and ends that all wires share."""
+"""Server-sent events and small parts that all protocols share."""
 
 import json
 from typing import Any

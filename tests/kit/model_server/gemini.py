@@ -10,7 +10,7 @@ _STATUSES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 404: "NOT_FOUND", 
 
 
 def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
-    """The stream of one answer. This wire has no opening event, and each call comes in one piece."""
+    """The stream of one answer. This protocol has no opening event, and sends each call in one piece."""
 
     def chunk(part: dict[str, Any]) -> bytes:
         return data({**_envelope(answer), "candidates": [{"content": {"role": "model", "parts": [part]}, "index": 0}]})
@@ -33,7 +33,7 @@ def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
 
 
 def error_body(kind: ErrorKind, status: int, message: str | None) -> dict[str, Any]:
-    """What an HTTP error says."""
+    """The body of an HTTP error."""
     overflow = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
     default = "UNAVAILABLE" if kind == "overloaded" else "INTERNAL"
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     path: str

@@ -18,7 +18,7 @@ RESPONSES = "openai/gpt-5"
 ANTHROPIC = "anthropic/claude-haiku-4-5-20251001"
 GOOGLE = "google_ai/gemini-2.5-flash"
 HANDLES = (CHAT, RESPONSES, ANTHROPIC, GOOGLE)
-"""One handle for each wire."""
+"""One handle for each protocol."""
 
 THEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

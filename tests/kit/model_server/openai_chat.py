@@ -35,7 +35,7 @@ def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
 
 
 def whole(turn: Turn, body: dict[str, Any], answer: int) -> dict[str, Any]:
-    """The same answer for a request that wants no stream."""
+    """The same answer for a request without `stream`."""
     calls = [
         {
             "id": call_id(call, "call", answer, index),
@@ -55,7 +55,7 @@ def whole(turn: Turn, body: dict[str, Any], answer: int) -> dict[str, Any]:
 
 
 def error_body(kind: ErrorKind, status: int, message: str | None) -> dict[str, Any]:
-    """What an HTTP error says."""
+    """The body of an HTTP error."""
     codes = {"rate_limit": "rate_limit_exceeded", "auth": "invalid_api_key", "context": "context_length_exceeded"}
     types = {"rate_limit": "requests", "server": "server_error", "overloaded": "server_error"}
     overflow = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens."

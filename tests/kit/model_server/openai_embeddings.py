@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: a vector for each text, made as a test likes."""
+"""OpenAI's embeddings: a vector for each text, made by a function of the test."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def by_topic(text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """A request as it came."""
+    """A received request."""
 
     path: str
     model: str
@@ -41,11 +41,11 @@ class EmbeddingAnswers:
     refuses: Callable[[str], bool] = field(default=lambda _text: False)
     """Texts for which the whole request is refused with a 400."""
     failures: deque[int] = field(default_factory=deque[int])
-    """Statuses for the requests to come."""
+    """Statuses for the next requests."""
     is_away: bool = False
     """Every request is a 503."""
     bodies: deque[Any] = field(default_factory=deque[Any])
-    """Whole bodies for the requests to come, for servers that are odd."""
+    """Whole bodies for the next requests, for odd servers."""
     resume: asyncio.Event | None = None
     """Answers wait for it."""
 
@@ -66,5 +66,5 @@ class EmbeddingAnswers:
             {"object": "embedding", "index": index, "embedding": list(self.vector_of(text))}
             for index, text in enumerate(texts)
         ]
-        # The order of the entries is not promised anywhere; `index` says which is whose.
+        # The order of the entries is not promised anywhere; `index` names the text of each.
         return 200, {"object": "list", "data": entries[::-1], "model": body["model"], "usage": {"prompt_tokens": 1}}

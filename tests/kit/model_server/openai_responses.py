@@ -37,7 +37,7 @@ def frames(turn: Turn, body: dict[str, Any], answer: int) -> Iterator[Frame]:
 
 
 def error_body(kind: ErrorKind, status: int, message: str | None) -> dict[str, Any]:
-    """What an HTTP error says: the same as on the other wire."""
+    """The body of an HTTP error: the same as of Chat Completions."""
     return chat_error_body(kind, status, message)
 
 

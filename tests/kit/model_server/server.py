@@ -1,4 +1,4 @@
-"""The server itself: which turn answers which request, and how it is played."""
+"""The server itself: it chooses the turn for each request, and plays it."""
 
 import asyncio
 import json
@@ -68,9 +68,9 @@ class ModelServer:
     """Serves while its `async with` block is open."""
 
     requests: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
-    """All so far, in the order in which they came."""
+    """All requests so far, in the order of their arrival."""
     embeddings: EmbeddingAnswers = field(default_factory=EmbeddingAnswers)
-    """What answers at `/embeddings`; nothing of it is among `requests`."""
+    """The embedding model at `/embeddings`, whose requests are not among `requests`."""
     connections_accepted: int = 0
     _queue: deque[Turn] = field(default_factory=deque[Turn])
     _choose: Callable[[ReceivedRequest], Turn] = field(default=_say_ok)
@@ -116,7 +116,7 @@ class ModelServer:
         self._choose = _say_ok
 
     def play(self, *turns: Turn) -> None:
-        """Queue turns for the requests to come."""
+        """Queue turns for the next requests."""
         self._queue.extend(turns)
 
     def say(self, text: str, **rest: Any) -> None:
@@ -132,7 +132,7 @@ class ModelServer:
         self.play(Turn(failure=Failure(kind, headers={key.replace("_", "-"): value for key, value in headers.items()})))
 
     def answer_with(self, choose: Callable[[ReceivedRequest], Turn]) -> None:
-        """What decides when no turn is queued."""
+        """The function that makes a turn when none is queued."""
         self._choose = choose
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -251,7 +251,7 @@ class _Answer:
         return self.request.turn.break_ is not None and self.request.pieces_sent == self.request.turn.break_after
 
     def _break(self) -> bool:
-        """Do what goes wrong; whether the stream goes on after it."""
+        """Play the failure. Returns whether the stream goes on after it."""
         match self.request.turn.break_:
             case "garbage":
                 write_chunk(self.writer, _GARBAGE)

@@ -1,4 +1,4 @@
-"""What the model server plays in answer to one request."""
+"""The answers that the model server plays to requests."""
 
 import asyncio
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Break = Literal["end", "drop", "reset", "garbage", "garbage_only", "error_event"]
-"""What goes wrong inside a stream: it ends cleanly but early; the connection is closed; it is reset; an event is not
+"""A failure inside a stream: it ends cleanly but early; the connection is closed; it is reset; an event is not
 JSON and the stream goes on; the same and the stream ends; the provider sends an error event and ends."""
 
 ErrorKind = Literal["rate_limit", "auth", "server", "overloaded", "context", "bad_request", "not_found"]
@@ -30,10 +30,10 @@ class Failure:
 
     kind: ErrorKind = "server"
     message: str | None = None
-    """None: a text like the real provider's."""
+    """The error's text. None: a text like the real provider's."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
     status: int | None = None
-    """None: the one that goes with the kind."""
+    """The status. None: the usual one of the kind."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Turn:
     prompt_tokens: int = 11
     cached_tokens: int = 3
     written_tokens: int = 0
-    """Tokens that went into the cache, where the wire says so."""
+    """Tokens written to the cache, if the protocol reports them."""
 
     @property
     def output_tokens(self) -> int:

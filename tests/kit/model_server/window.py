@@ -9,11 +9,11 @@ from tests.kit.model_server.server import ReceivedRequest
 from tests.kit.model_server.turn import Failure, Turn
 
 SUMMARISER = "You write summaries"
-"""How our own instructions for a summary begin."""
+"""The beginning of our own instructions for a summary."""
 
 
 def tokens_of(request: ReceivedRequest) -> int:
-    """What the server counts: four characters of what it is sent are a token, names of fields included."""
+    """The server's count: four characters of the request, names of fields included, are a token."""
     body = request.body
     return len(json.dumps([body["messages"], body.get("tools")])) // 4
 
@@ -24,13 +24,13 @@ def asks_for_summary(request: ReceivedRequest) -> bool:
 
 
 def said_to(request: ReceivedRequest) -> str:
-    """All that a request holds, as text."""
+    """The whole content of a request, as text."""
     return json.dumps(request.body["messages"], ensure_ascii=False)
 
 
 @dataclass
 class CountingModel:
-    """Answers with what `answer` says, counts tokens as `tokens_of` does, and refuses more than `window` of them."""
+    """Answers with the turn of `answer`, counts tokens as `tokens_of` does, and refuses more than `window` of them."""
 
     answer: Callable[[ReceivedRequest], Turn]
     window: int | None = None
@@ -38,7 +38,7 @@ class CountingModel:
     counts: bool = True
     """Whether it reports its counts."""
     asked: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
-    """The requests for an answer that it has taken."""
+    """The accepted requests for an answer."""
     summarised: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
     refused: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
 

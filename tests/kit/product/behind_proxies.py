@@ -1,4 +1,4 @@
-"""An API process and a worker process behind proxies that a test can break. The test's own connections go past them."""
+"""An API process and a worker process behind proxies that a test can break. The test's own connections bypass them."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from tests.kit.services.tcp_proxy import TcpProxy
 from tests.kit.wait_until import wait_until
 
 Outage = Literal["refused", "stalled"]
-"""How a service is away: connections are cut and new ones refused, or nothing that is sent arrives."""
+"""The ways in which a service is away: connections are cut and new ones refused, or no sent byte arrives."""
 
 CONNECTIONS = 6
 """To Postgres, of each process: its server is shared with others."""
@@ -51,7 +51,7 @@ class ProxiedProcesses:
         await wait_until(lambda: event in self.worker.log.read_text(), description=f"the worker to log {event}")
 
     async def end_worker(self) -> None:
-        """The worker that was started first is still there, and ends as it should."""
+        """The first worker is still running, and ends correctly."""
         assert await self.worker.terminate() == 0
 
 

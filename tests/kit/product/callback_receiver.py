@@ -51,11 +51,11 @@ class CallbackReceiver:
         return f"{scheme}://127.0.0.1:{self.port}/called?by=holdfast"
 
     def answer(self, *statuses: int | None) -> None:
-        """What the next requests are answered with; None closes the connection without an answer."""
+        """The answers to the next requests; None closes the connection without an answer."""
         self._answers.extend(statuses)
 
     async def called(self, times: int = 1) -> ReceivedCallback:
-        """Waits until so many requests have come; the latest of them."""
+        """Waits until this many requests have arrived. Returns the latest."""
         await wait_until(lambda: len(self.received) >= times, description=f"callback number {times}")
         return self.received[times - 1]
 

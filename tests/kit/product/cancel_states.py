@@ -1,7 +1,7 @@
-"""Every state in which a run can be cancelled, each brought about by what a user could do: models, tools and locks.
+"""Every state in which a run can be cancelled, each caused by things that a user could do: models, tools and locks.
 
-A state is a function that brings a run into it; `STATES` says which settings of the product it needs. Models and tools
-stand still in it until the case goes on: how long anything takes decides nothing.
+A state is a function that brings a run into it; `STATES` names the product's settings that it needs. Models and tools
+wait in it until the case continues, so no duration affects the result.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class CancelCase:
     product: Product
     agent_id: str
     pids: Path
-    """Where its tools write their process ids."""
+    """The file in which its tools write their process ids."""
     run_id: str = ""
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     release: list[Callable[[], Awaitable[object]]] = field(default_factory=list[Callable[[], Awaitable[object]]])

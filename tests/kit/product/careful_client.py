@@ -1,4 +1,4 @@
-"""A client of an API that may be away: it asks again, as a careful client would."""
+"""A client of an API that may be away: it repeats requests, as a careful client would."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ async def ask_until_answered(http: httpx.AsyncClient, path: str, body: Any) -> A
 
 @asynccontextmanager
 async def deciding(http: httpx.AsyncClient) -> AsyncGenerator[None]:
-    """Somebody approves whatever waits, for as long as the block lasts; an API that is away is tried again."""
+    """Approves all waiting calls for as long as the block lasts, and repeats requests while the API is away."""
 
     async def look() -> bool:
         answer = await ask(http, "GET", "/v1/approvals")

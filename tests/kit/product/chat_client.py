@@ -1,4 +1,4 @@
-"""OpenAI's SDK as a client of the product, and what it is shown."""
+"""OpenAI's SDK as a client of the product, and the results that it gets."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ from tests.kit.wait_until import HANGS_S
 async def openai_client(
     base_url: str, key: str = "none", *, max_retries: int = 0, **given: Any
 ) -> AsyncGenerator[AsyncOpenAI]:
-    """The SDK, unmodified. `given` goes to its HTTP client."""
+    """The SDK, unmodified. `given` are arguments of its HTTP client."""
     # Loading the certificates of the world takes longer than most tests; nothing here speaks TLS.
     async with httpx2.AsyncClient(timeout=HANGS_S, verify=False, **given) as http:
         yield AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=max_retries, http_client=http)
@@ -28,7 +28,7 @@ def user(content: Any) -> Any:
 
 async def whole(openai: AsyncOpenAI, model: str, *messages: Any, **fields: Any) -> ChatCompletion:
     """A completion that comes in one piece."""
-    # Given fields by name, the SDK's overloads do not say what comes of them.
+    # With fields given by name, the SDK's overloads do not determine the result's type.
     create: Any = openai.chat.completions.create
     return await create(model=model, messages=list(messages), **fields)
 
@@ -40,18 +40,18 @@ async def streamed(openai: AsyncOpenAI, model: str, *messages: Any, **fields: An
 
 
 def text_of(chunks: list[ChatCompletionChunk]) -> str:
-    """What the chunks say together."""
+    """The joined text of the chunks."""
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def finish_of(chunks: list[ChatCompletionChunk]) -> list[Any]:
-    """Why the answer ended, in OpenAI's word and in ours, as often as it is said."""
+    """The reasons for the answer's end, in OpenAI's word and in ours, one for each time that a chunk has them."""
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     return [(one.finish_reason, one.to_dict()["native_finish_reason"]) for one in choices if one.finish_reason]
 
 
 def body_of(error: APIError) -> dict[str, Any]:
-    """What is said of an error beside its message."""
+    """The fields of an error beside its message."""
     body: Any = error.body
     assert isinstance(body, dict)
     return cast("dict[str, Any]", body)

@@ -1,4 +1,4 @@
-"""A product whose one conversation is pushed about: what the property test does to it, and what must hold then."""
+"""A product with one conversation: the property test's actions on it, and the checks that must hold afterwards."""
 
 import json
 from collections.abc import Sequence
@@ -95,32 +95,33 @@ class ConversationDriver:
         return cls(product, services, product.context, product.models, agent)
 
     async def submit(self, turns: str, policy: BusyPolicy) -> None:
-        """Sends a script; a refusal is an answer, too."""
+        """Sends a script; a refusal counts as an answer."""
         script = json.dumps({"turns": TURNS[turns]})
         await self._send([MessageIn(content=script)], policy)
 
     async def decide(self, choices: Sequence[Choice]) -> None:
-        """Decides all that waits, one choice for each call."""
+        """Decides all waiting calls, one choice for each."""
         waiting = await self.services.approvals.waiting_on_thread(PROJECT, ThreadId(self.agent.id))
         items = [_item(approval.tool_call_id, choices[n % len(choices)]) for n, approval in enumerate(waiting)]
         if items:
             await self._send([MessageIn(type="approval", approvals=items)], "enqueue")
 
     async def cancel(self, mode: CancelMode, wait_s: float) -> None:
-        """Cancels whatever is active."""
+        """Cancels all active runs."""
         try:
             await self.services.cancels.cancel_runs(PROJECT, self.agent.id, Cancel(mode=mode, wait_s=wait_s))
         except Conflict:
             return
 
     async def inject(self) -> None:
-        """Gives the run in hand a message, if one is in hand."""
+        """Injects a message into the active run, if there is one."""
         if any(run.status is not RunStatus.AWAITING_APPROVAL for run in await self._active()):
             script = json.dumps({"turns": TURNS["answers"]})
             await self._send([MessageIn(content=script)], "inject")
 
     async def lose_worker(self) -> None:
-        """What SQL and Redis look like when a worker was lost: the run is dispatched again, its owner is a zombie."""
+        """Brings SQL and Redis into the state after the loss of a worker: the run is dispatched again, its owner is a
+        zombie."""
         for run in await self._active():
             if run.status is RunStatus.RUNNING:
                 seen = QuietRun(run.id, run.status, run.dispatch, run.fence, run.created_at)
@@ -131,14 +132,14 @@ class ConversationDriver:
 
         async def at_rest() -> bool:
             in_hand = await self._active()
-            # What is queued behind a run that waits for a person waits with it.
+            # Runs queued behind one that waits for a person wait with it.
             waits = any(run.status is RunStatus.AWAITING_APPROVAL for run in in_hand)
             return not any(run.status is RunStatus.RUNNING or not waits for run in in_hand)
 
         await wait_until(at_rest, description=f"the runs of {self.agent.id} to come to rest")
 
     async def check(self) -> None:
-        """Everything that must hold when a conversation has come to rest."""
+        """Checks everything that must hold when a conversation is idle."""
         await self.come_to_rest()
         await self.cancel(CancelMode.INTERRUPT, 5)
         await self.come_to_rest()
@@ -159,7 +160,7 @@ class ConversationDriver:
         )
         ids = list(dict.fromkeys(message["id"] for message in listed))
         [details] = await self.services.agents.details([self.agent])
-        # A full window leaves a summary in the place of messages, which are listed all the same.
+        # After a full window a summary replaces messages, which lists still have.
         in_context = set(details.message_ids)
         has_summary = any(isinstance(message.body, Summary) for message in context)
         assert [one for one in ids if one in in_context or not has_summary] == details.message_ids

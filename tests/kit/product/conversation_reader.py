@@ -1,4 +1,4 @@
-"""A reader of a conversation's stream as a program on the other side sees it: frames as bytes, with their cursors."""
+"""A reader of a conversation's stream, as a client sees it: frames as bytes, with their cursors."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -14,13 +14,13 @@ from tests.kit.wait_until import wait_until
 
 @dataclass
 class ConversationReader:
-    """What one reader has received so far."""
+    """The frames that one reader has received so far."""
 
     http: httpx.AsyncClient
     path: str
     params: dict[str, str] = field(default_factory=dict[str, str])
     raw: list[bytes] = field(default_factory=list[bytes])
-    """Frames as they came, without comments."""
+    """The received frames, without comments."""
     done: bool = False
     """The connection was closed by the server, after a whole answer."""
 
@@ -45,7 +45,7 @@ class ConversationReader:
 
     @property
     def text(self) -> str:
-        """What the agent has said."""
+        """The agent's texts."""
         return "".join(frame["content"] for frame in self.frames if frame["message_type"] == "assistant_message")
 
     def notes(self, event_type: str) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class ConversationReader:
         self.done = True
 
     async def until(self, kind: str, times: int = 1) -> None:
-        """Waits for so many frames of this kind."""
+        """Waits for this many frames of this kind."""
         await wait_until(lambda: self.kinds.count(kind) >= times, description=f"{times} frames of {kind!r}")
 
 
@@ -85,7 +85,7 @@ async def read_conversation(
     after: str | None = None,
     only_notes: bool = False,
 ) -> ConversationReader:
-    """Reads all that there is."""
+    """Reads all present frames."""
     reader = _reader(http, conversation, agent, after)
     reader.params |= {"follow": "false", "notes": str(only_notes).lower()}
     await reader.read()

@@ -1,6 +1,6 @@
-"""Holds every answer that a test gets against the OpenAPI document's types: nothing is missing, nothing else is there.
+"""Compares every answer that a test gets with the OpenAPI document's types: no field is missing, and none is extra.
 
-Wrapped around each API that the kit makes, so the whole suite tells what the document does not say.
+Wrapped around each API that the kit makes, so the whole suite finds answers that the document does not describe.
 """
 
 import copy
@@ -21,11 +21,11 @@ LONGEST = 400
 """Characters of an answer that are repeated."""
 
 MOST_LOOKED_AT = 1_000_000
-"""Bytes. What a longer answer has in it is in short ones, too, and to look at it would hold the event loop."""
+"""Bytes. The content of longer answers is in short ones, too, and checking it would hold the event loop."""
 
 
 class DescribedAnswers:
-    """Looks at what an application answers, and adds to `wrong` what the document does not say."""
+    """Checks an application's answers, and adds to `wrong` what the document does not describe."""
 
     def __init__(self, app: ASGIApp, *, wrong: list[str]) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class DescribedAnswers:
 
 @contextmanager
 def described(app: FastAPI) -> Generator[None]:
-    """Fails when the application answers, within the block, what the document does not say."""
+    """Fails if the application sends, within the block, an answer that the document does not describe."""
     wrong: list[str] = []
     app.add_middleware(DescribedAnswers, wrong=wrong)
     yield
@@ -70,7 +70,7 @@ def described(app: FastAPI) -> Generator[None]:
 
 
 def flaws(place: tuple[str, str], media_type: str, body: bytes) -> list[str]:
-    """What is wrong with this body of a successful answer, of the operation with this method and path."""
+    """The mistakes in this body of a successful answer, of the operation with this method and path."""
     if not body:
         return []
     if media_type == "application/json":
@@ -118,5 +118,5 @@ def _validator(place: tuple[str, str], media_type: str) -> Any:
 
 
 def validator_of(schema: dict[str, Any]) -> Any:
-    """Looks at formats, too: a time has its zone."""
+    """Checks formats, too: a time has its zone."""
     return jsonschema_rs.validator_for(schema, validate_formats=True)

@@ -1,4 +1,4 @@
-"""A reader of a run's stream as a program on the other side sees it: frames as bytes, numbered, to the end."""
+"""A reader of a run's stream, as a client sees it: frames as bytes, numbered, to the end."""
 
 import json
 from collections.abc import AsyncGenerator, Iterable
@@ -14,15 +14,15 @@ from tests.kit.wait_until import wait_until
 
 @dataclass
 class FrameReader:
-    """What one reader has received so far."""
+    """The frames that one reader has received so far."""
 
     http: httpx.AsyncClient
     run_id: str
     starting_after: int = 0
     raw: list[bytes] = field(default_factory=list[bytes])
-    """Frames as they came, without comments."""
+    """The received frames, without comments."""
     parting: bytes = b""
-    """What came after the last frame: comments of a server that ends before the run does."""
+    """The text after the last frame: comments of a server that ends before the run does."""
     done: bool = False
     """The connection was closed by the server, after a whole answer."""
 
@@ -39,7 +39,7 @@ class FrameReader:
         return [frame for frame in self.frames if frame["message_type"] == message_type]
 
     def notes(self, event_type: str) -> list[dict[str, Any]]:
-        """The data of what the stream told the developer, of one type."""
+        """The data of the stream's notes for developers, of one type."""
         notes = [frame for frame in self.of_type("event_message") if frame["event_type"] == event_type]
         return [note["event_data"] for note in notes]
 
@@ -67,7 +67,7 @@ class FrameReader:
 
     @property
     def is_sent_away(self) -> bool:
-        """The server ended the connection, not the stream: the reader is to come back."""
+        """The server ended the connection, not the stream: the reader must reconnect."""
         return b"retry: " in self.parting
 
     async def reach(self, frames: int) -> None:
@@ -102,8 +102,8 @@ def _json_of(frame: bytes) -> dict[str, Any]:
 
 
 def unannounced_jumps(after: int, seq_ids: Iterable[int], frames: Iterable[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Where a number does not follow the one before it, and the frame does not say that it goes on from a number that
-    its reader has seen."""
+    """The places where a number does not follow the one before it, and the frame does not name a number that its reader
+    has seen."""
     jumps: list[tuple[int, int]] = []
     last = after
     for seq_id, frame in zip(seq_ids, frames, strict=True):

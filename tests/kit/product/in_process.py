@@ -5,8 +5,8 @@
         models.say("Good morning.")
         answer = await product.client.agents.messages.create(agent_id=agent.id, input="Hello")
 
-`product.client` is the public SDK, unmodified. `product.http` is the same without the SDK. Nothing of ours is replaced:
-only the model provider at the other end of the wire is.
+`product.client` is the public SDK, unmodified. `product.http` is the same without the SDK. None of our code is
+replaced, only the model provider.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ CANCELLED_S = 90.0
 """How long a cancel waits for its run to stop, which takes milliseconds while the machine does not stand still."""
 
 NO_PINGS_S = 3600.0
-"""A machine that stands still is silent, and what readers have seen is compared: a ping in it would differ."""
+"""A paused machine is silent, and tests compare the frames of readers, which would differ by a ping."""
 
 
 @dataclass
@@ -67,11 +67,11 @@ class Product:
     client: AsyncLetta
     http: httpx.AsyncClient
     services: Services
-    """What the API works with, for tests that look behind the wire."""
+    """The API's parts, for tests that look behind its HTTP interface."""
     project_id: ProjectId = DEFAULT_PROJECT
-    """Whose the clients' key is."""
+    """The project of the clients' key."""
     key: str = "none"
-    """The clients' key, which nobody asks for unless there is one."""
+    """The clients' key, which the API requires only if there is one."""
 
     async def tool(self, source: str, **fields: Any) -> str:
         """Makes a tool from source; gives its id."""
@@ -85,11 +85,11 @@ class Product:
         )
 
     async def run(self, run_id: str) -> dict[str, Any]:
-        """A run as the wire shows it now."""
+        """A run as the API shows it now."""
         return (await self.http.get(f"/v1/runs/{run_id}")).json()
 
     async def ended(self, run_id: str) -> dict[str, Any]:
-        """Waits until the run's status says that it is over."""
+        """Waits until the run's status is a terminal one."""
 
         async def look() -> dict[str, Any] | None:
             run = await self.run(run_id)
@@ -98,7 +98,7 @@ class Product:
         return await wait_until(look, description=f"run {run_id} to end")
 
     async def history(self, agent_id: str) -> list[dict[str, Any]]:
-        """The agent's default history as the wire lists it, oldest first."""
+        """The agent's default history as the API lists it, oldest first."""
         params = {"limit": 1000, "order": "asc", "conversation_id": "default"}
         answer = await self.http.get(f"/v1/agents/{agent_id}/messages", params=params)
         return answer.json()

@@ -1,4 +1,4 @@
-"""Holdfast as an operator runs it: processes of its own, which a test may kill, suspend and ask to end."""
+"""Holdfast as an operator runs it: processes of its own, which a test may kill, suspend and end."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ PATIENT = {
     "HOLDFAST_CANCEL_WAIT_S": str(CANCELLED_S),
     "HOLDFAST_KEEPALIVE_S": str(NO_PINGS_S),
 }
-"""What no process here runs out of because the machine stood still. A test that needs less says so."""
+"""Limits that no process here exceeds because the machine was paused. A test that needs lower ones sets them."""
 
 
 class HoldfastProcess:
@@ -63,7 +63,7 @@ class HoldfastProcess:
         self._signal(signal.SIGCONT)
 
     async def is_ready(self) -> None:
-        """Returns when it has said so. Fails the test with its log when it ends instead."""
+        """Returns when it has printed this. Fails the test with its log if it ends instead."""
 
         def has_spoken() -> bool:
             return "\n" in self._output.read_text() or self._exit_status() is not None
@@ -88,7 +88,7 @@ class Processes:
 
     @property
     def pids(self) -> set[int]:
-        """Of every process that was started here, the dead ones included."""
+        """The logs of every process that was started here, including dead ones."""
         return {process.pid for process in self._started}
 
     async def worker(self, **settings: object) -> HoldfastProcess:
@@ -162,6 +162,6 @@ async def api_at(port: int) -> AsyncGenerator[httpx.AsyncClient]:
 
 
 def _own_environment() -> dict[str, str]:
-    """Ours, without what would lead the product to services that are not the test's."""
+    """Our environment, without variables that would lead the product to services outside of the test."""
     foreign = ("HOLDFAST_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

@@ -1,4 +1,4 @@
-"""An application for middlewares that are tested by themselves: what they refuse is said in its dialects."""
+"""An application for tests of single middlewares: its dialects render their refusals."""
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,7 +8,7 @@ from api.errors import add_error_answers
 
 
 def refusing_app() -> FastAPI:
-    """An application without a route that knows how errors are said."""
+    """An application without routes that can render errors."""
     app = FastAPI()
     add_error_answers(app, ERROR_SHAPES)
     return app

@@ -1,4 +1,4 @@
-"""OpenAI's SDK as a client of responses, and checks that hold of every stream."""
+"""OpenAI's SDK as a client of responses, and checks for every stream."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ SQUARE: dict[str, Any] = {
 async def responses_client(
     base_url: str, key: str = "none", *, max_retries: int = 0, **given: Any
 ) -> AsyncGenerator[AsyncOpenAI]:
-    """The SDK, unmodified. `given` goes to its HTTP client."""
+    """The SDK, unmodified. `given` are arguments of its HTTP client."""
     async with httpx2.AsyncClient(timeout=HANGS_S, verify=False, **given) as http:
         yield AsyncOpenAI(base_url=f"{base_url}/openai/v1", api_key=key, max_retries=max_retries, http_client=http)
 
@@ -45,7 +45,7 @@ async def streamed(openai: AsyncOpenAI, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def resumed(openai: AsyncOpenAI, response_id: str, after: int | None = None) -> list[dict[str, Any]]:
-    """The events behind one, of a response that is there already."""
+    """The events after a given one, of an existing response."""
     retrieve: Any = openai.responses.retrieve
     cursor = {} if after is None else {"starting_after": after}
     return [event.to_dict() async for event in await retrieve(response_id, stream=True, **cursor)]
@@ -72,7 +72,7 @@ def calls_of(response: Response) -> list[Any]:
 
 
 def assert_sound(events: Sequence[dict[str, Any]]) -> None:
-    """What clients rely on: numbers, one beginning, one end, and items that are opened and closed once."""
+    """Checks everything on which clients rely: numbers, one beginning, one end, items opened and closed once."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created"
     ends = [event for event in events if event["type"].rpartition(".")[2] in ("completed", "failed", "incomplete")]

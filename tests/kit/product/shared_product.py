@@ -1,8 +1,8 @@
-"""One running product for many tests, each with a project of its own: nothing of another test is seen by it.
+"""One running product for many tests, each with a project of its own, which sees no data of another test.
 
-That is what projects promise, so that each test tries it too. What tests could still have in common, runs that go on
-and turns of the model that nobody took, ends with the test: the models forget, and a product that has something left to
-do is replaced by a new one, on empty databases.
+Projects promise this separation, so each test also tests it. Tests could still share running runs and unused turns of
+the model. These end with the test: the models forget their turns, and a product with work left is replaced by a new
+one, on empty databases.
 """
 
 import shutil
@@ -30,7 +30,7 @@ _NUMBERS = count(1)
 
 
 class Backends(NamedTuple):
-    """Where a product keeps what it knows."""
+    """The stores of a product's data."""
 
     database_url: str
     redis: RedisService
@@ -58,7 +58,7 @@ class SharedProduct:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """A key is asked for from the first request on: without one, everybody would be in one project."""
+        """Requests need a key from the first one on: without keys, all of them would belong to one project."""
         enter = self._stack.enter_async_context
         self.backends = await enter(self._empty_backends())
         self.database = patient_database(self.backends.database_url, connections=10)
@@ -80,7 +80,7 @@ class SharedProduct:
             yield replace(self._product, client=client, http=http, project_id=project_id, key=key.secret)
 
     async def end_test(self) -> None:
-        """Leaves nothing to the next test that the one before has left."""
+        """Removes everything that a test has left."""
         if await self._has_something_to_do():
             await self.aclose()
             await self.start()

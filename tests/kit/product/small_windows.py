@@ -1,4 +1,4 @@
-"""Agents with a small window, models that fill it, and a look at what has become of the history."""
+"""Agents with a small window, models that fill it, and checks of their history."""
 
 from itertools import count
 from typing import Any
@@ -30,7 +30,7 @@ async def small_agent(product: Product, **fields: Any) -> str:
 
 
 def reports(times: int, words: int = 200) -> CountingModel:
-    """A model that asks for so many reports, and then answers."""
+    """A model that asks for this many reports, and then answers."""
     numbers = count(1)
 
     def answer(request: ReceivedRequest) -> Turn:

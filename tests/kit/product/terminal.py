@@ -1,4 +1,4 @@
-"""Commands of Holdfast as a person or a script gives them: with what they said and how they ended, or on a terminal
+"""Commands of Holdfast as a person or a script gives them: with their output and exit status, or on a terminal
 that a test types on."""
 
 import asyncio
@@ -31,7 +31,7 @@ INTERRUPT = "\x03"
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed, and how it ended."""
+    """A command's output and exit status."""
 
     status: int
     output: str
@@ -39,7 +39,7 @@ class Said:
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
-    """This process's, without what would lead a command to another server."""
+    """This process's environment, without variables that would lead a command to another server."""
     foreign = ("HOLDFAST_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | settings
 
@@ -71,11 +71,11 @@ class Terminal:
         return _STYLE.sub("", self._shown.decode(errors="replace")).replace("\r\n", "\n")
 
     def type(self, keys: str) -> None:
-        """What a person types; a line ends with a line end."""
+        """Types a text; a line ends with a line end."""
         os.write(self._end, keys.encode())
 
     async def shows(self, words: str, *, times: int = 1) -> None:
-        """Returns when these words have been shown so often."""
+        """Returns when these words have been shown this often."""
 
         def has_shown() -> bool:
             text = self.text

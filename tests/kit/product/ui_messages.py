@@ -1,5 +1,5 @@
 """The smallest client of UI message streams: it accepts what `ai` accepts, in its versions 5, 6 and 7, and makes the
-same message of it. The real packages are held against it (`tests/story/test_ai_sdk_clients.py`).
+same message of it. A test compares the real packages with it (`tests/story/test_ai_sdk_clients.py`).
 
     reader = UiMessageReader(7)
     reader.read(body)
@@ -53,7 +53,7 @@ def chunks_in(body: bytes) -> list[Any]:
 
 
 class UiMessageReader:
-    """Reads one answer. Raises `AssertionError` for what the SDK takes for a broken stream."""
+    """Reads one answer. Raises `AssertionError` if the SDK would take the stream for broken."""
 
     def __init__(self, sdk: Sdk = 7, message: dict[str, Any] | None = None) -> None:
         """`message` is the one that the stream continues."""

@@ -1,4 +1,4 @@
-"""An agent whose tool calls wait for a person, over HTTP: what waits, deciding it, and what came of it."""
+"""An agent whose tool calls wait for a person, over HTTP: the waiting calls, decisions, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class WaitingCalls:
         return answer.status_code, answer.json()
 
     async def results(self) -> list[str]:
-        """What every tool call of the agent came to, in order."""
+        """The result of every tool call of the agent, in order."""
         return [
             result["tool_return"]
             for message in await self.product.history(self.agent_id)

@@ -1,8 +1,8 @@
 """Which test files a change can break, by what they import: `make test-affected`.
 
 A file is affected when it imports a changed file, directly or through others. A text that is the name of a module
-counts as an import of it, because commands and wires load modules by their names. What is no Python counts as its
-folder's modules; what every test goes through (dependencies, the settings of pytest) affects all of them.
+counts as an import of it, because commands and wires load modules by their names. A file that is not Python counts as
+its folder's modules; a file that every test uses (dependencies, the settings of pytest) affects all of them.
 """
 
 import ast

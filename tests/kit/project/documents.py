@@ -23,7 +23,7 @@ def documents() -> list[Path]:
 @cache
 def written_openapi() -> dict[str, Any]:
     """docs/openapi.json. A test of its own holds it against the routes and types, so that others need not take seconds
-    to make it again. Nobody may change it."""
+    to make it again. Do not change it."""
     return json.loads((ROOT / "docs/openapi.json").read_text(encoding="utf-8"))
 
 
@@ -34,7 +34,7 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def links(document: Path) -> list[str]:
-    """What a document links to, code left out."""
+    """The targets of a document's links, without those in code."""
     prose = _ANY_BLOCK.sub("", document.read_text(encoding="utf-8"))
     return [link["target"] for link in _LINK.finditer(prose)]
 

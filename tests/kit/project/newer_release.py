@@ -1,4 +1,4 @@
-"""A release that is yet to come: this one's code with further migrations, in a folder of its own."""
+"""A future release: this release's code with further migrations, in a folder of its own."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ class NewerRelease:
             (folder / "shared/sql/migrations/versions" / f"{self.revision}.py").write_text(text)
 
     async def migrate(self, url: str) -> str:
-        """`holdfast migrate` of that release; what it has printed. Fails where the command does."""
+        """Runs `holdfast migrate` of that release. Returns its output. Fails if the command does."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", HOLDFAST, "migrate"),
             cwd=self._folder,

@@ -1,7 +1,7 @@
-"""Names that a library keeps to itself and that the product uses all the same: found in the source, and listed by hand.
+"""A library's private names that the product uses nevertheless: found in the source, and listed by hand.
 
 A name with an underscore is found by rule. A name without one is private when it comes from a module that its library
-does not document, or from an object of such a module; what only a reader can know of these is listed as well.
+does not document, or from an object of such a module; names that only a reader can recognise are listed as well.
 """
 
 import ast
@@ -35,7 +35,7 @@ def listed_names(listed: Listed) -> set[tuple[str, str]]:
 
 
 def used_private_names(source: Source, modules: Mapping[str, Source]) -> Iterator[tuple[ast.AST, str]]:
-    """Each use of a name that is private to somebody else, as far as the source shows it. `modules` are all of ours: a
+    """Each use of another library's private name, as far as the source shows it. `modules` are all of ours: a
     class has the names of its bases, which its file imports."""
     bases = [modules[name] for name in imported_modules(source, modules)]
     own = _bound_names(source).union(*map(_bound_names, bases))
@@ -60,7 +60,7 @@ def _is_private(name: str) -> bool:
 
 
 def _bound_names(source: Source) -> set[str]:
-    """What the file itself makes: functions, classes, variables, and attributes of its objects."""
+    """The names that the file itself defines: functions, classes, variables, and attributes of its objects."""
     names: set[str] = set()
     for node in source.nodes:
         match node:
@@ -85,8 +85,8 @@ def _imported_private_names(source: Source) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _names_of_undocumented_bases(source: Source, own: set[str]) -> Iterator[tuple[ast.AST, str]]:
-    """What a class takes from a base that is not documented: by `self` what the file does not make, by `super()`
-    whatever it is. What every protocol of asyncio has is documented there."""
+    """The names that a class uses from an undocumented base: by `self` those that the file does not define, by
+    `super()` whatever it is. The names of every asyncio protocol are documented there."""
     undocumented = {
         alias.asname or alias.name
         for node in source.nodes
@@ -112,7 +112,7 @@ def _is_of_asyncio(name: str) -> bool:
 
 
 def named_in(source: Source) -> set[str]:
-    """Every name that the file takes from elsewhere or redefines: attributes, imported names, methods."""
+    """Every name that the file uses from other modules or redefines: attributes, imported names, methods."""
     names = {node.attr for node in source.nodes if isinstance(node, ast.Attribute)}
     names |= {function.name for function in source.functions}
     imported = (node for node in source.nodes if isinstance(node, ast.ImportFrom))

@@ -1,5 +1,5 @@
-"""The shape of the product, as figures that its source gives without being run: how many files and imports there are,
-how much two of them drag in, and how often a question is asked that one place should answer."""
+"""The shape of the product, as figures of its source, without executing it: how many files and imports there are,
+how much two of them import, and how often a question occurs that one place should answer."""
 
 import ast
 import tomllib
@@ -13,7 +13,7 @@ from tests.kit.project.source_tree import ROOT, Source, dotted_name, imported_mo
 SHAPE_FILE = ROOT / "tests/architecture/shape.toml"
 
 DRIVER_FILES = tuple(f"shared/sql/{name}.py" for name in ("connection", "engine"))
-"""Where the database's kind may be asked for: what speaks to its driver."""
+"""The files that may test the database's kind: those that use its driver."""
 
 MIDDLEWARES_FILE = "api/application.py"
 
@@ -23,7 +23,7 @@ TOLERANCE = 0.02
 
 @cache
 def shape() -> Mapping[str, Any]:
-    """What `shape.toml` holds."""
+    """The content of `shape.toml`."""
     return tomllib.loads(SHAPE_FILE.read_text(encoding="utf-8"))
 
 
@@ -49,13 +49,13 @@ def product_figures() -> dict[str, int]:
 
 
 def import_lines(source: Source) -> int:
-    """Lines of import statements, wherever they stand."""
+    """Lines of import statements, anywhere in the files."""
     statements = (node for node in source.nodes if isinstance(node, ast.Import | ast.ImportFrom))
     return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in statements)
 
 
 def closure(module: str, sources: Iterable[Source]) -> set[str]:
-    """The modules that importing and using `module` drags in, without itself. Imports inside functions count, those for
+    """The modules that are imported with `module`, without itself. Imports inside functions count, those for
     the type checker alone do not; nor does a module that is chosen by its name while the program runs."""
     modules = {source.module: source for source in sources}
     found: set[str] = set()
@@ -79,7 +79,7 @@ def _for_types_alone(source: Source) -> set[ast.AST]:
 
 
 def middlewares(source: Source) -> int:
-    """How many middlewares of our own the application has: classes that no library brings."""
+    """The number of our own middlewares in the application: classes that do not come from a library."""
     foreign = {
         alias.asname or alias.name
         for node in source.nodes
@@ -91,7 +91,7 @@ def middlewares(source: Source) -> int:
 
 
 def dialect_questions(source: Source) -> int:
-    """How often the file asks which database it speaks to: each read of `is_sqlite` or of a dialect's name."""
+    """How often the file tests the kind of its database: each read of `is_sqlite` or of a dialect's name."""
     return sum(map(_asks_for_dialect, source.nodes))
 
 
@@ -110,7 +110,7 @@ def _asks_for_dialect(node: ast.AST) -> bool:
 def beyond(
     figures: Mapping[str, int], limits: Mapping[str, int], table: str, *, may_fall: bool = False
 ) -> Iterator[str]:
-    """For each figure that is not as its limit says, a sentence that says what to do. `table` names the limits in
+    """For each figure that does not match its limit, a sentence with the remedy. `table` names the limits in
     `shape.toml`. A figure that `may_fall` by itself is compared with its limit from above alone."""
     for name in sorted(figures.keys() | limits.keys()):
         figure, limit = figures.get(name), limits.get(name)

@@ -1,4 +1,4 @@
-"""The project's own source, read once and parsed, for the tests that hold the style rules."""
+"""The project's own source, read once and parsed, for the tests of the style rules."""
 
 import ast
 import io
@@ -18,7 +18,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 class Source:
     """One Python file. `path` is relative to the project, with forward slashes.
 
-    What many rules ask for is found once: to walk through every file for each rule took most of the rules' time.
+    Lookups that many rules need are made once: to walk through every file for each rule took most of the rules' time.
     """
 
     path: str

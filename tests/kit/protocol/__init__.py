@@ -1,1 +1,1 @@
-"""Lease, fence and log under a time and an order of round trips that a test plays."""
+"""Lease, fence and log, with a test that controls time and the order of round trips."""

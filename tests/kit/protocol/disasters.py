@@ -1,4 +1,4 @@
-"""What chance seldom puts together: several things that go wrong at once, right where it hurts."""
+"""Combinations that random tests seldom produce: several failures at once, at the worst moment."""
 
 from tests.kit.protocol.witness import KnownRun
 from tests.kit.protocol.worker import LEASE_MS
@@ -6,8 +6,8 @@ from tests.kit.protocol.world import RUNS, ProtocolWorld
 
 
 async def lose_redis_and_owners(world: ProtocolWorld, known: KnownRun, *, lost: int, deaths: int) -> None:
-    """Every owner dies together with Redis, or with a part of a log, right after it has shown something; those who take
-    over die as well."""
+    """Every owner dies together with Redis, or with a part of a log, right after it has shown something; owners that
+    take over die as well."""
     for owner in world.owners:
         owner.emit(3)
         await world.trips.let_all_pass(owner.party, 2)
@@ -66,8 +66,8 @@ async def lose_log_of_a_living_owner(world: ProtocolWorld, known: KnownRun, lost
 
 
 async def stand_still(world: ProtocolWorld, worker: int, ms: int) -> None:
-    """A process stands still with a request on its lips while everybody else goes on, and then sends it, before it
-    looks at the time."""
+    """A process pauses just before a request while all others go on, and then sends the request, before it looks at the
+    time."""
     still = world.workers[worker]
     still.party.is_frozen = True
     await world.live(ms)

@@ -1,4 +1,4 @@
-"""A run in a worker's hands: the product's executor, publisher and finisher. A test says what the run comes to next."""
+"""A run that a worker has: the product's executor, publisher and finisher. A test chooses the run's next step."""
 
 import asyncio
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _TRIGGERS = (RunTrigger.COMPLETE, RunTrigger.FAIL, RunTrigger.CANCEL)
 
 @dataclass
 class Surroundings:
-    """What all the parties of one example share."""
+    """The parts that all parties of one example share."""
 
     redis: ArqRedis
     stores: Stores
@@ -56,21 +56,21 @@ class Surroundings:
     tasks: list["asyncio.Task[None]"] = field(default_factory=list["asyncio.Task[None]"])
 
     def start(self, work: Any, *, name: str) -> None:
-        """Lets somebody begin; he waits at his first round trip."""
+        """Starts a party, which waits at its first round trip."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         task.add_done_callback(self.trips.note_end)
         self.tasks.append(task)
 
 
 class Owner:
-    """Executes one dispatch of a run. It may own the run no more, which it does not know."""
+    """Executes one dispatch of a run. It may have lost the run without knowing it."""
 
     def __init__(self, around: Surroundings, active_runs: ActiveRuns, host: Party, run_id: RunId, number: int) -> None:
         self.party = Party(f"{host.name} with {run_id}:{number}", host)
         self.run_id = run_id
         self.number = number
         self.handle: RunHandle | None = None
-        """None until the run is claimed and its log taken, and again when it comes to its end."""
+        """None until the run is claimed and its log adopted, and again when the run ends."""
         self._active_runs = active_runs
         self._around = around
         self._orders: asyncio.Queue[Order] = asyncio.Queue()
@@ -78,7 +78,7 @@ class Owner:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has the run, and nothing to do."""
+        """Whether it has the run and is idle."""
         return self.handle is not None and self._orders.empty() and self.party.goes_on
 
     def emit(self, number: int = 1) -> None:
@@ -91,7 +91,7 @@ class Owner:
                 return
 
     def tell(self, order: Order) -> None:
-        """The next thing that the run comes to."""
+        """The run's next step."""
         self._orders.put_nowait(order)
 
     async def execute(self) -> None:
@@ -136,7 +136,7 @@ class Owner:
         return self._around.trips.to(service, self.party)
 
     async def obey(self, handle: RunHandle) -> Outcome | Parked:
-        """What the run's body would do."""
+        """The work of the run's body."""
         self.handle = handle
         try:
             while True:
@@ -168,7 +168,7 @@ class Owner:
 
 
 class _OrderedBody(Body):
-    """A body whose work a test gives."""
+    """A body whose work comes from a test."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner

@@ -1,7 +1,7 @@
-"""Round trips to Redis and SQL that wait for the test: anything may happen between two of them, and on their way.
+"""Round trips to Redis and SQL that wait for the test: anything may happen between two of them, and during each.
 
-The stores, the queue and the log are the real ones. Only the way to them is played: a request waits until it is let
-pass, its answer may be late or get lost, and what a dead process has sent may still arrive.
+The stores, the queue and the log are the real ones. Only the way to them is simulated: a request waits until the test
+lets it pass, its answer may be late or get lost, and a request of a dead process may still arrive.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ Call = Callable[[], Awaitable[Any]]
 Passing = Literal["whole", "answer late", "answer lost"]
 
 MANY = 300
-"""Nobody who is well makes so many round trips without an end."""
+"""A correct party never makes this many round trips without an end."""
 
 
 @dataclass(eq=False)
 class Party:
-    """Somebody who makes round trips: a process, or one job of it."""
+    """A party that makes round trips: a process, or one of its jobs."""
 
     name: str
     host: "Party | None" = None
@@ -49,7 +49,7 @@ class Trip:
 
 @dataclass(eq=False)
 class RoundTrips:
-    """Everybody's round trips in the order of their beginning. `watch` sees each call while it happens."""
+    """The round trips of all parties in the order of their beginning. `watch` sees each call while it happens."""
 
     watch: Callable[[str, Sequence[Any], Call], Awaitable[Any]]
     _waiting: list[Trip] = field(default_factory=list[Trip])
@@ -64,14 +64,14 @@ class RoundTrips:
         return [trip for trip in self._waiting if trip.party.goes_on and party in (None, trip.party, trip.party.host)]
 
     async def let_pass(self, trip: Trip, passing: Passing = "whole") -> None:
-        """Lets one go on, and everybody up to their next trip."""
+        """Lets one trip pass, and all parties go on to their next trips."""
         self._waiting.remove(trip)
         trip.go.set_result(passing)
         await trip.arrived
         await self.until_quiet()
 
     async def let_all_pass(self, party: Party | None = None, most: int = MANY) -> None:
-        """Lets trips pass, and those that follow on them, until nobody waits or `most` have passed."""
+        """Lets trips pass, and those that follow them, until no party waits or `most` trips have passed."""
         await self.until_quiet()
         for _ in range(most):
             waiting = self.waiting(party)
@@ -81,13 +81,13 @@ class RoundTrips:
         assert most < MANY, f"there is no end of {[trip.name for trip in self.waiting(party)]}"
 
     async def until_quiet(self) -> None:
-        """Returns when everybody waits. Raises what nobody was to raise."""
+        """Returns when all parties wait. Raises an exception of a task that was not allowed to fail."""
         await cast("PlayedLoop", asyncio.get_running_loop()).until_quiet()
         if self._failures:
             raise self._failures[0]
 
     def note_end(self, task: "asyncio.Task[None]") -> None:
-        """Callback of everybody's tasks: a failure that is not of the domain is the test's."""
+        """Callback of all tasks: an exception outside of the domain's fails the test."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, HoldfastError):
             self._failures.append(error)

@@ -1,4 +1,4 @@
-"""Looks at runs from outside, over a connection of its own, and remembers what nobody may change any more."""
+"""Watches runs from outside, over a connection of its own, and remembers facts that must never change again."""
 
 import sqlite3
 import zlib
@@ -34,7 +34,7 @@ FENCED = frozenset(
 
 
 class Trace(NamedTuple):
-    """Everything about a run that a refused write must leave as it was."""
+    """The fields of a run that a refused write must not change."""
 
     status: str
     fence: Fence
@@ -56,26 +56,26 @@ class Trace(NamedTuple):
 
 @dataclass
 class KnownRun:
-    """What the test knows of one run."""
+    """The test's knowledge of one run."""
 
     run_id: RunId
     events: dict[Seq, bytes] = field(default_factory=dict[Seq, bytes])
-    """What any reader may have seen, from the moment when it was in Redis or in SQL. A number has one content, whatever
+    """The entries that a reader may have seen, once they were in Redis or in SQL. A number has one content, whatever
     is forgotten."""
     stored_to: Seq = FIRST_SEQ
     """The end of the log in SQL. Event 1 is derived from the run and never stored."""
     ended: Trace | None = None
     redis_lost_data: bool = False
     redis_has_hole: bool = False
-    """It lost a part that SQL never had, and not what came after it. Until somebody takes the log over."""
+    """The log lost a part that SQL never had, but not the entries after it. Until a new owner adopts the log."""
 
     def see(self, seq: Seq, content: bytes, *, place: str) -> None:
-        """Somebody can read this entry."""
+        """A reader can see this entry."""
         known = self.events.setdefault(seq, content)
         assert known == content, f"number {seq} was {known!r} and is {content!r} in {place}"
 
     def see_log(self, entries: Entries) -> None:
-        """Somebody can read the log in Redis: what SQL lacks goes on from what SQL has."""
+        """A reader can follow the log in Redis: entries that SQL lacks continue those in SQL."""
         last = self.stored_to
         for seq, entry in entries:
             self.see(seq, entry, place="Redis")
@@ -87,7 +87,7 @@ class KnownRun:
 
 
 class Witness:
-    """Reads the database as a stranger would; sees what is committed."""
+    """Reads the database from outside; sees only committed data."""
 
     def __init__(self, path: str, redis: ArqRedis) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
@@ -101,7 +101,7 @@ class Witness:
         return Trace(*row)
 
     async def watch(self, name: str, args: Sequence[Any], call: Callable[[], Awaitable[Any]]) -> Any:
-        """Watches a call while it happens: what counts is the newest fence, in SQL and in the log."""
+        """Watches a call while it happens: only the newest fence counts, in SQL and in the log."""
         if name == "append":
             return await self._watch_append(*args, call=call)
         if name == "claim" and len(args) > 1:
@@ -143,7 +143,7 @@ class Witness:
         assert int(holder.split()[0]) == fence, f"fence {fence} appended {tail.first} to the log of {holder}"
 
     def check(self, known: KnownRun) -> Trace:
-        """The run as it is; fails when what is stored changed, has a hole, or goes on after the end."""
+        """The present run; fails if stored events changed, have a hole, or continue after the end."""
         trace = self.trace(known.run_id)
         self._check_log(known, trace)
         is_over = trace.status in STREAM_ENDED

@@ -1,5 +1,5 @@
-"""A process that leases jobs: the product's table of leases and its way to take a forgotten one again. A test says when
-it asks for what."""
+"""A process that leases jobs: the product's table of leases and its way to take a forgotten one again. A test chooses
+the time of each request."""
 
 import copy
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from worker.run.execute_run import ActiveRuns
 LEASE_MS = 6000
 
 HANDED_OVER = (LeaseLost, MoreInput, ShutdownRequested, Unavailable)
-"""What ends a job that somebody else goes on with."""
+"""Exceptions that end a job which another worker continues."""
 
 
 class ProtocolRenewer(LeaseRenewer):
-    """The product's, one step at a time."""
+    """The product's lease table, one step at a time."""
 
     def __init__(self, around: Surroundings, party: Party, on_lost: Callable[[str], None], active: ActiveRuns) -> None:
         super().__init__(
@@ -36,14 +36,14 @@ class ProtocolRenewer(LeaseRenewer):
         self._job_leases = self.job_leases
 
     async def renew(self) -> None:
-        """Renews what is held, in one call, and reports as the renewing thread does."""
+        """Renews the held leases, in one call, and reports like the renewing thread."""
         asked_at = self._now()
         answers = await self.job_leases.renew(list(self.leases.to_renew()))
         self._reports.append(Report(answers, asked_at))
         self._read_reports()
 
     def look_at_time(self) -> None:
-        """Loses what is overdue."""
+        """Gives up overdue leases."""
         self._read_reports()
 
     async def retake(self, job_id: str) -> None:
@@ -52,13 +52,13 @@ class ProtocolRenewer(LeaseRenewer):
 
 
 class ProtocolWorker:
-    """One process. Its jobs go on until they hear that their lease is lost."""
+    """One process. Its jobs go on until they learn that their lease is lost."""
 
     def __init__(self, around: Surroundings, name: str) -> None:
         self.party = Party(name)
         self.jobs: dict[str, Owner] = {}
         self.zombies: list[Owner] = []
-        """Those whose lease is lost, and who may not have heard of it."""
+        """Jobs whose lease is lost, and that may not have learned it."""
         self._around = around
         runs = around.trips.to(around.stores.runs, self.party)
         self._active_runs = ActiveRuns(
@@ -76,13 +76,13 @@ class ProtocolWorker:
         return self._renewer.leases.unsure()
 
     def believed(self) -> list[str]:
-        """The jobs whose leases it takes for its own at this moment."""
+        """The jobs whose leases it considers its own at this moment."""
         table = copy.deepcopy(self._renewer.leases)
         table.overdue(self._around.clock.monotonic())
         return list(table.to_renew())
 
     def sure(self) -> list[str]:
-        """Those among them of which Redis says so, unless it lost data since it was asked."""
+        """Those among them that Redis confirms, unless it lost data since the last request."""
         state, losses = self._renewer.leases.state, self._around.losses
         return [
             job_id
@@ -91,14 +91,14 @@ class ProtocolWorker:
         ]
 
     def begin(self, doing: str, most: int = 1) -> None:
-        """Begins one of the things that a worker does with its leases."""
+        """Begins one of a worker's operations on its leases."""
         match doing:
             case "claim":
                 self._around.start(self._claim(most), name=f"{self.party.name} claims")
             case "renew" if self._renewer.leases.to_renew():
                 self._around.start(self._renew(), name=f"{self.party.name} renews")
             case "retake":
-                # The product asks for one after the other, so never twice for one at a time.
+                # The product requests one after the other, so never the same twice at a time.
                 for job_id in [job_id for job_id in self.unsure if job_id not in self._retaking][:most]:
                     self._retaking.add(job_id)
                     self._around.start(self._retake(job_id), name=f"{self.party.name} retakes {job_id}")
@@ -106,12 +106,12 @@ class ProtocolWorker:
                 pass
 
     def hear_of_losses(self) -> None:
-        """The jobs whose leases are lost are told so."""
+        """Notifies the jobs whose leases are lost."""
         for zombie in self.zombies:
             self._active_runs.lease_lost(zombie.run_id, zombie.number)
 
     def look_at_time(self) -> None:
-        """Stops the jobs whose time is over, unless the process stands still."""
+        """Stops the jobs whose time is over, unless the process is paused."""
         if self.party.goes_on:
             self._renewer.look_at_time()
 
@@ -141,7 +141,7 @@ class ProtocolWorker:
         self._asked[job_id] = losses
 
     async def _run(self, job_id: str, owner: Owner) -> None:
-        """What `QueueWorker` does about a job."""
+        """The part of `QueueWorker` that handles a job."""
         is_done = True
         try:
             await owner.execute()

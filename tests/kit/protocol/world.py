@@ -1,5 +1,5 @@
-"""The lease, the fence and the log with everybody who uses them: workers, sweeper, API, readers, and a Redis that
-forgets. `check` says what must hold after every step, `come_to_rest` what must be possible in the end."""
+"""The lease, the fence and the log with all their users: workers, sweeper, API, readers, and a Redis that forgets.
+`check` has the conditions after every step, `come_to_rest` those that must be reachable in the end."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ WORKERS = 3
 RUNS = 3
 THREADS = 2
 ZOMBIES = 3
-"""So many of each worker go on; older ones die."""
+"""This many earlier processes of each worker go on; older ones die."""
 NEIGHBOURS_MS = round(NEIGHBOURS_S * 1000)
 SWEEPS_AFTER_LOSS = 2
 """When Redis has lost data, a sweep may leave a run to a job of a dispatch that is the newest no more, which then is
@@ -66,7 +66,7 @@ class ProtocolWorld:
 
     @property
     def owners(self) -> list[Owner]:
-        """Those who have a run and nothing to do; who has lost it meanwhile does not know."""
+        """Owners that have a run and are idle; an owner that has lost it meanwhile does not know."""
         return [owner for worker in self.workers for owner in [*worker.jobs.values()] if owner.is_idle]
 
     async def submit(self, thread: int, *, dispatch: bool) -> None:
@@ -88,7 +88,7 @@ class ProtocolWorld:
         await self._queue.dispatch(Dispatch(known.run_id, self.around.witness.trace(known.run_id).dispatch))
 
     def sweep(self) -> None:
-        """The sweeper begins a round, and waits in it for workers that may take their leases again."""
+        """The sweeper begins a round, in which it waits for workers that may take their leases again."""
         around, party = self.around, self.strangers[2]
         sweeper = Sweeper(
             listing=self.trips.to(around.stores.listing, party),
@@ -110,7 +110,7 @@ class ProtocolWorld:
         await runs.request_cancel(await runs.look_up(known.run_id), CANCEL)
 
     def take_orphaned(self, known: KnownRun, party: Party) -> None:
-        """The API begins to end a run that nobody holds."""
+        """The API begins to end a run that no worker holds."""
         self.around.start(self._take_orphaned(known, party), name=f"{party.name} cancels {known.run_id}")
 
     async def _take_orphaned(self, known: KnownRun, party: Party) -> None:
@@ -135,7 +135,7 @@ class ProtocolWorld:
         )
 
     async def live(self, ms: int) -> None:
-        """Time passes, and whoever is well does what there is to do, one after another."""
+        """Time passes, and all live parties do their due work, one after another."""
         while ms >= 0:
             pause = min(ms, LEASE_MS // 3)
             await self.pass_time(pause)
@@ -160,7 +160,7 @@ class ProtocolWorld:
             await self.trips.let_all_pass(trip.party, more)
 
     async def act(self, party: Party, begin: Callable[[], object], passing: Passing, more: int) -> None:
-        """Somebody begins something, and makes some round trips for it; those that come first pass so."""
+        """A party begins an operation, and makes some round trips for it, ahead of others."""
         before = self.trips.waiting(party)
         begin()
         await self.trips.until_quiet()
@@ -170,7 +170,7 @@ class ProtocolWorld:
         await self.trips.let_all_pass(party, more)
 
     async def kill(self, worker: ProtocolWorker, *, late: int = 0) -> None:
-        """The process is gone, and another one starts in its place. What it had sent may arrive."""
+        """The process dies, and another one replaces it. Its sent requests may still arrive."""
         for trip in self.trips.waiting(worker.party)[:late]:
             await self.trips.let_pass(trip, "answer late")
         worker.party.is_dead = True
@@ -181,7 +181,7 @@ class ProtocolWorld:
         self._note_loss()
 
     async def lose_queue(self, known: KnownRun) -> None:
-        """Redis loses what waits, and somebody dispatches once more; the leases are there."""
+        """Redis loses the waiting jobs, and a process dispatches them once more; the leases remain."""
         dispatch = self.around.witness.trace(known.run_id).dispatch
         await cast("Any", self.around.redis).delete(keys.QUEUE, keys.job(keys.job_id(known.run_id, dispatch)))
         await self._queue.dispatch(Dispatch(known.run_id, dispatch))
@@ -191,7 +191,7 @@ class ProtocolWorld:
         self._replica_losses = self.around.losses
 
     async def fail_over(self) -> None:
-        """Redis is as it was when it was replicated."""
+        """Redis returns to its state at the last replication."""
         if self._replica is not None:
             self._forgotten_is_back = self._forgotten_is_back or self._replica_losses < self.around.losses
             await fail_over(self.around.redis, self._replica, now_ms=self.around.clock.ms)
@@ -243,9 +243,10 @@ class ProtocolWorld:
             await self.submit(0, dispatch=True)
 
     def _check_beliefs(self) -> None:
-        """One believer per run, but for the time that it takes to notice that Redis has lost data. Of those whom Redis
-        has told since then, there is never more than one; but Redis may have forgotten a lease, and have it again by a
-        failover before its worker has noticed. Then there may be one for each dispatch, until the older one writes."""
+        """One believer per run, but for the time that it takes to notice that Redis has lost data. Of those that Redis
+        has confirmed since then, there is never more than one; but Redis may have forgotten a lease, and have it again
+        by a failover before its worker has noticed. Then there may be one for each dispatch, until the older one
+        writes."""
         since_ms = self.around.clock.ms - self.around.lost_at_ms
         may_be_more = self.around.losses and since_ms <= LEASE_MS
         believers: dict[str, list[str]] = {}
@@ -258,7 +259,7 @@ class ProtocolWorld:
             assert len(names) < 2, f"{names} hold one run; {self.around.losses} losses, {since_ms} ms ago"
 
     async def _check_leases(self) -> None:
-        """What a worker believes is what Redis says, unless Redis lost data since the worker asked."""
+        """A worker's belief matches Redis, unless Redis lost data since the worker's last request."""
         sure = [(worker.party.name, job_id) for worker in self.workers for job_id in worker.sure()]
         if not sure:
             return
@@ -267,7 +268,7 @@ class ProtocolWorld:
             assert holder == name.encode(), f"{name} believes to hold {job_id}, Redis says {holder}"
 
     async def read(self, known: KnownRun, cursor: int, limit: int) -> None:
-        """A reader follows the log from some number that was shown: Redis first, and from SQL what Redis lacks."""
+        """A reader follows the log from a shown number: first in Redis, and in SQL for entries that Redis lacks."""
         shown = [Seq(1), *sorted(known.events)]
         await self._follow(known, shown[cursor % len(shown)], limit)
 
@@ -279,7 +280,7 @@ class ProtocolWorld:
                 break
             entries = unbroken(last, live) or unbroken(last, stored)
             if not entries:
-                # The reader is told of a gap.
+                # The reader gets a gap.
                 first = (stored or live)[0][0]
                 assert known.redis_has_hole, f"nobody has what comes between {last} and {first}"
                 last = Seq(first - 1)
@@ -290,8 +291,8 @@ class ProtocolWorld:
         return last
 
     async def come_to_rest(self) -> None:
-        """Everybody is gone. A lease and some sweeps later, every run can be claimed and ended, and read to its end;
-        then the next one of its thread is dispatched by itself."""
+        """All processes are gone. A lease and some sweeps later, every run can be claimed and ended, and read to its
+        end; then the next one of its thread is dispatched by itself."""
         self._resting = True
         for party in [*self.strangers, *(worker.party for worker in self.workers)]:
             party.is_dead = True
@@ -305,7 +306,7 @@ class ProtocolWorld:
             await self._check_end(known)
 
     async def _sweep_until_nothing_changes(self) -> None:
-        """Whoever is left claims what each sweep has dispatched."""
+        """The remaining workers claim the runs that each sweep has dispatched."""
         most = SWEEPS_AFTER_LOSS if self.around.losses else 1
         for number in count(1):
             before = await self._runs_and_jobs()
@@ -338,7 +339,7 @@ class ProtocolWorld:
             await self.trips.let_all_pass()
 
     async def _end_some(self) -> None:
-        """Ends what is at the head of each thread."""
+        """Ends the run at the head of each thread."""
         before = len(self.active)
         for known in self.active:
             if self.around.witness.trace(known.run_id).status == RunStatus.AWAITING_APPROVAL:
@@ -352,7 +353,7 @@ class ProtocolWorld:
         assert len(left) < before, f"nobody can claim and end {left}"
 
     async def bury(self) -> None:
-        """Nobody is left for the next example."""
+        """Removes all parties before the next example."""
         for worker in self.workers:
             worker.party.is_dead = True
         while tasks := [task for task in self.around.tasks if not task.done()]:

@@ -1,1 +1,1 @@
-"""The rules that each model provider demands of a conversation, checked on the request as it goes over the wire."""
+"""The rules that each model provider enforces on a conversation, checked on the HTTP request."""

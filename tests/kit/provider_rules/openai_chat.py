@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions, and what the servers that imitate it demand on top.
+"""OpenAI's Chat Completions, and the additional demands of compatible servers.
 
 Sources: OpenAI's API reference "Create chat completion" and its guide "Function calling"; where an imitating server is
 stricter, its chat template is named in the rule.

@@ -1,4 +1,4 @@
-"""Whether a provider would have accepted a request. The path says whose rules it is under, as it does to a server."""
+"""Whether a provider would have accepted a request. The path determines the provider's rules, as for a server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ ONE_OF_EACH_WIRE = (
 
 
 def check_request(path: str, body: Mapping[str, Any]) -> list[Violation]:
-    """Every rule that a request to this URL or path breaks. Raises `ValueError` for a path that is no model call."""
+    """Every rule that a request to this URL or path breaks. Raises `ValueError` for a path that is not a model call."""
     bare = path.partition("?")[0].rstrip("/")
     for ending, check in _CHECKS.items():
         if bare.endswith(ending):

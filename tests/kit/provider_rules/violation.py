@@ -1,6 +1,6 @@
-"""What a rule finds, and how the rules read a body of which nothing is known yet.
+"""A rule's finding, and access to a body whose shape is unknown.
 
-A body that is not of the expected shape is read as empty: the rule that misses something then says so. Nothing in this
+A body that is not of the expected shape is read as empty: the rule that misses a field then reports it. Nothing in this
 package raises on a body, reaches the network or knows Holdfast's own messages.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What every provider takes as the name of a function; some take a little more."""
+"""Function names that every provider accepts; some accept a little more."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def items_of(parent: Mapping[str, Any], key: str, inside: str = "") -> list[Item
 
 
 def is_object_text(value: Any) -> bool:
-    """Whether the value is text that holds a JSON object."""
+    """Whether the value is text with a JSON object."""
     if not isinstance(value, str):
         return False
     try:
@@ -58,12 +58,12 @@ def is_object_text(value: Any) -> bool:
 
 
 def is_blank(value: Any) -> bool:
-    """Whether the value is no text, or text of whitespace alone."""
+    """Whether the value is not text, or only whitespace."""
     return not isinstance(value, str) or not value.strip()
 
 
 def id_in(value: Mapping[str, Any], key: str) -> str:
-    """The id under this key; what is there instead, in angle brackets, when it is no text."""
+    """The id under this key; another value in angle brackets if it is not text."""
     found = value.get(key)
     return found if isinstance(found, str) else f"<{found!r}>"
 

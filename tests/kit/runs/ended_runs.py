@@ -25,7 +25,7 @@ from tests.kit.runs.stored_runs import AGENT, IDS, THREAD, Stores, said
 
 EARLIER = 4000
 OURS = 8
-"""One in so many ended runs belongs to the thread under test, whose agent and project have no other runs."""
+"""One in this many ended runs belongs to the thread under test, whose agent and project have no other runs."""
 
 AN_OLD_STEP = Step(id=IDS.step(), run_id=IDS.run(), agent_id=AGENT.id, number=1, model="builtin/echo", created_at=NOW)
 
@@ -33,7 +33,7 @@ Rows = dict[sa.Table, Iterator[dict[str, Any]]]
 
 
 def owner_of(number: int) -> dict[str, str]:
-    """Who has a run of an old deployment."""
+    """The project and agent of a run in an old deployment."""
     if number % OURS == 1:
         return {"project_id": PROJECT, "agent_id": AGENT.id}
     return {"project_id": f"project-{number % 97}", "agent_id": f"agent-{number % 97}"}

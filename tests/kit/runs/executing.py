@@ -87,18 +87,18 @@ class Workers:
 
 @dataclass(frozen=True)
 class OneWorker:
-    """One of them, at work."""
+    """One worker at work."""
 
     active: ActiveRuns
     executor: RunExecutor
     work: "asyncio.Task[None]"
 
     async def die(self) -> None:
-        """Ends it where it is: nothing is stored of the run any more."""
+        """Kills the worker: it stores nothing of the run any more."""
         self.work.cancel()
         await asyncio.wait([self.work])
 
     async def ended(self) -> BaseException | None:
-        """What it left the run with. None: it is done with it."""
+        """The exception with which it left the run. None if it has finished."""
         await asyncio.wait([self.work], timeout=30)
         return self.work.exception()

@@ -1,5 +1,5 @@
-"""The smallest reader of the events of items: it follows a log by what `shared/domain/events.py` promises to folds, and
-says where the log breaks a promise."""
+"""The smallest reader of item events: it follows a log by the promises of `shared/domain/events.py` to folds, and
+reports where the log breaks a promise."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from shared.domain.ids import MessageId
 
 Piece = events.TextChunk | events.ReasoningChunk | events.ToolCallChunk | events.ToolCalls
 Key = tuple[str, str, str]
-"""A kind, and by what an item of it is known: message and part, or step and call."""
+"""A kind of item, and its identity: message and part, or step and call."""
 
 WHOLE = frozenset({"end_turn", "tool_rule", "max_steps", "max_tokens_exceeded", "requires_approval"})
-"""Why a run ends whose last answer was whole."""
+"""The stop reasons of a run whose last answer was complete."""
 
 
 class FoldedItems:
@@ -31,7 +31,7 @@ class FoldedItems:
         self.results: dict[str, str] = {}
         self.decided: dict[str, events.CallDecided] = {}
         self.broken: list[str] = []
-        """Which promises the log has broken."""
+        """The promises that the log has broken."""
         self._messages: dict[Key, MessageId] = {}
         self._stop_reason = ""
         self._has_gap = self._has_ended = False

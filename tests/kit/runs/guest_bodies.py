@@ -1,4 +1,4 @@
-"""Bodies that do what the words of their input say, and stand still where a test wants it.
+"""Bodies that obey the words of their input, and wait where a test wants it.
 
 `say`: text. `look`: a call of a tool that may be started once. `ask`: the same, once a person has agreed. Each word is
 a step, and behind the last one the run ends with `done`.
@@ -41,24 +41,24 @@ from worker.runners.tool_runner import CallingRun, RunnerRow, RunnerTraits, Tool
 
 @dataclass
 class Stage:
-    """What bodies have come to, over all workers, and where they stand still."""
+    """The places that bodies have reached, in all workers, and where they wait."""
 
     reached: list[str] = field(default_factory=list[str])
     asked: list[ModelCall] = field(default_factory=list[ModelCall])
-    """What the model was asked."""
+    """The requests to the model."""
     _stops: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
 
     def stop_at(self, moment: str) -> None:
-        """Whoever comes here stands still."""
+        """A body that reaches this place waits there."""
         self._stops[moment] = asyncio.Event()
 
     def go_on(self) -> None:
-        """Nobody stands still any more."""
+        """Releases all bodies, and lets none wait any more."""
         for stop in self._stops.values():
             stop.set()
 
     async def at(self, moment: str) -> None:
-        """A body is here; it goes on when nobody wants it to stop."""
+        """Records that a body has reached this place, and waits until no test stops it."""
         self.reached.append(moment)
         if moment in self._stops:
             await self._stops[moment].wait()
@@ -69,7 +69,7 @@ class Stage:
 
 
 def words_of(history: list[Message], run: Run) -> list[str]:
-    """What the run is to do: the words of the message that began its turn."""
+    """The run's instructions: the words of the message that began its turn."""
     turn = [one for one in history if one.turn == run.turn and isinstance(one.body, UserMessage)]
     return text_of(cast("UserMessage", turn[0].body).content).split()
 
@@ -129,7 +129,7 @@ def _message(handle: RunHandle, body: Any) -> NewMessage:
 
 
 class _WordsModel:
-    """A model that says what the words of its question say."""
+    """A model that obeys the words of its question."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -169,7 +169,7 @@ class _Looks:
 
 
 class NoFolders:
-    """Stands where the sandbox is."""
+    """Replaces the sandbox."""
 
     def of_run(self, run_id: RunId) -> AbstractAsyncContextManager[None]:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""Runs that the sweeper looks at now, instead of a lease later."""
+"""Runs that the sweeper checks now, instead of a lease later."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +13,7 @@ A_DAY = timedelta(days=1)
 
 
 async def grow_quiet(database: Database) -> None:
-    """The last news of every run that has not ended are a day old. What a living worker has stays its own."""
+    """Makes the last change of every unended run a day old. A living worker keeps its runs."""
     async with database.write() as connection:
         await connection.execute(
             sa.update(runs).where(runs.c.status.in_(ACTIVE)).values(updated_at=datetime.now(UTC) - A_DAY)

@@ -1,4 +1,4 @@
-"""Random logs of runs with the events of items, for tests of what dialects make of them."""
+"""Random logs of runs with item events, for tests of the dialects' folds."""
 
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def _answer(draw: st.DrawFn, step: StepId, message: MessageId, seq: int, *, is_l
                 call_id = draw(st.sampled_from(["c", "d"]))
                 by = calls.setdefault(call_id, draw(st.sampled_from(["worker", "client", "person"])))
                 log.append(events.ToolCallChunk(AT, step, message, call_id, "look", "{", answered_by=by))
-    # Calls that wait for somebody end the run, and so does an answer that is cut off.
+    # Calls that wait for a decision end the run, and so does an answer that is cut off.
     may_be_whole = is_last or set(calls.values()) <= {"worker"}
     what = draw(st.sampled_from(["restarted", *(["whole"] * 3 if may_be_whole else []), *(["cut"] if is_last else [])]))
     if what == "restarted":

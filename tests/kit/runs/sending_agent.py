@@ -1,7 +1,7 @@
-"""An agent whose one tool sends words, with a probe that says whether a word was sent, and workers that have it. The
+"""An agent whose one tool sends words, with a probe that finds out whether a word was sent, and its workers. The
 tool is written in Python or in TypeScript, or an MCP server runs it.
 
-What is sent lies in a folder, as an outside service would keep it: a test sees each effect, under its key.
+Sent words are files in a folder, like data of an outside service: a test sees each effect, under its key.
 """
 
 import json
@@ -125,7 +125,7 @@ export async function send(word: string, folder: string): Promise<string> {
 
 @asynccontextmanager
 async def sending_server() -> AsyncGenerator[OfficialServer]:
-    """An MCP server whose tool `send` names another one as its probe. A call that stands still does nothing more."""
+    """An MCP server whose tool `send` names another one as its probe. A paused call does nothing more."""
     async with official_server("json") as server:
 
         async def send(word: str, folder: str, context: Context[Any, Any]) -> str:
@@ -171,7 +171,7 @@ def _note(root: Path, place: str) -> None:
 
 
 class _SendsOnce:
-    """A model that sends what it is asked to, and ends with the result."""
+    """A model that sends the requested words, and ends with the result."""
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent]:
         last = call.history[-1].body
@@ -183,7 +183,7 @@ class _SendsOnce:
 
 
 class _NoPackages:
-    """Stands where packages are installed: the tool needs none."""
+    """Replaces the installation of packages: the tool needs none."""
 
     @asynccontextmanager
     async def folders(self, _packages: object) -> AsyncGenerator[tuple[str, ...]]:
@@ -264,7 +264,7 @@ async def _of_server(fields: dict[str, Any]) -> AsyncGenerator[tuple[Tool, ToolR
 
 Way = Literal["python", "typescript", "mcp"]
 WAYS: tuple[Way, ...] = get_args(Way)
-"""What the tool is."""
+"""The kind of the tool."""
 
 
 @asynccontextmanager

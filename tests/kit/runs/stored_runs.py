@@ -136,7 +136,7 @@ def some_entry(number: int = 1, **fields: Any) -> JournalEntry:
 
 
 def some_settled_effect(**fields: Any) -> SettledEffect:
-    """What a probe has said of a lost call."""
+    """A probe's verdict on a lost call."""
     defaults: dict[str, Any] = {
         "idempotency_key": "hf-1",
         "call_id": "a",

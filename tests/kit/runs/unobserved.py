@@ -1,4 +1,4 @@
-"""Runs whose times nobody measures."""
+"""Runs without observers of their times."""
 
 from shared.concurrency import SystemClock
 from shared.domain.runs import Run
@@ -7,5 +7,5 @@ from worker.run.observation import RunObservation
 
 
 def unobserved(run: Run) -> RunObservation:
-    """The observation that a publisher needs, with nobody to tell."""
+    """The observation that a publisher needs, without observers."""
     return RunObservation(run, worker="worker-1", clock=SystemClock(), interruption=Interruption())

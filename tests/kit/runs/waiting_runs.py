@@ -18,7 +18,7 @@ from worker.run.interruption import Interruption
 
 
 class WaitingRuns:
-    """What a worker executes here, and how each run ended. They may ignore a shutdown."""
+    """The runs of a worker, and how each ended. They may ignore a shutdown."""
 
     def __init__(self, *, ignore_shutdown: bool = False) -> None:
         self._ignores_shutdown = ignore_shutdown
@@ -27,9 +27,9 @@ class WaitingRuns:
         self.interrupted: list[tuple[RunId, type[RunInterrupted]]] = []
         self.may_end = asyncio.Event()
         self.owned = True
-        """What SQL says about the fences of these runs."""
+        """Whether SQL confirms the fences of these runs."""
         self.failure: Exception | None = None
-        """What every run ends with."""
+        """The exception that every run raises, if any."""
         self._in_hand: dict[RunId, Interruption] = {}
 
     async def execute(self, run_id: RunId, dispatch: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether what SQL has of a run fits together: a write that was cut in two would show as a part without the other."""
+"""Checks that a run's rows in SQL fit together: a write that was cut in two would leave one part without the other."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from tests.kit.wait_until import wait_until
 
 @dataclass(frozen=True)
 class StoredWhole:
-    """What SQL had of a run at one moment."""
+    """The rows of a run in SQL at one moment."""
 
     run: Run
     entries: list[tuple[Seq, bytes]]
@@ -30,7 +30,7 @@ class StoredWhole:
 
 
 async def assert_nothing_is_half_written(database: Database, run_id: str) -> None:
-    """Every message that the run's worker has brought has its events and its step, and every result its intent."""
+    """Every message from the run's worker has its events and its step, and every result its intent."""
     known: StoredWhole = await wait_until(lambda: _at_one_moment(database, RunId(run_id)), description="a quiet moment")
     run, brought = known.run, known.brought
     assert unbroken(FIRST_SEQ, known.entries) == known.entries, "the log has a hole"

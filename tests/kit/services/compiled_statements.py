@@ -11,7 +11,8 @@ Key = tuple[Any, ...]
 
 
 class SharedStatements(MutableMapping[Key, Any]):
-    """What an engine keeps compiled. Its keys begin with the engine's dialect; that of any of the kind will do."""
+    """An engine's compiled statements. Their keys begin with the engine's dialect; any dialect of the same kind
+    works."""
 
     def __init__(self, kept: dict[Key, Any], kind: Hashable) -> None:
         self._kept = kept
@@ -34,7 +35,7 @@ class SharedStatements(MutableMapping[Key, Any]):
 
 
 def share_compiled_statements() -> None:
-    """Has each engine that connects from now on look among the statements of all."""
+    """Makes each engine that connects from now on use the statements of all."""
     kept: dict[Key, Any] = {}
 
     def share(connection: sa.Connection) -> None:

@@ -212,7 +212,7 @@ async def run_locked(url: str, run_id: RunId) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def thread_locked(url: str, thread_id: ThreadId) -> AsyncGenerator[Callable[[], Awaitable[bool]]]:
-    """On Postgres: keeps those who end runs of the thread waiting. Gives what tells whether somebody waits."""
+    """On Postgres: makes processes wait that end runs of the thread. Yields a function that tells whether one waits."""
     async with open_database(url) as database:
 
         async def somebody_waits() -> bool:
@@ -244,7 +244,7 @@ _IS_ASKED_FOR_THE_TEST: ContextVar[bool] = ContextVar("is asked for the test", d
 
 @contextmanager
 def statements() -> Generator[list[str]]:
-    """Every statement that a database is asked in the block, by the test or for it: not by a loop in the background."""
+    """Every statement of the test or on its behalf in the block, without those of background loops."""
     asked: list[str] = []
     belongs = _IS_ASKED_FOR_THE_TEST.set(True)
 
@@ -262,7 +262,7 @@ def statements() -> Generator[list[str]]:
 
 @contextmanager
 def round_trips() -> Generator[list[str]]:
-    """What goes to Postgres over connections that are made in the block: one text for each way there and back, of as
+    """The statements sent to Postgres over connections made in the block: one text for each round trip, of as
     many statements as go together."""
     sent: list[str] = []
 

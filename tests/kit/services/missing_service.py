@@ -1,4 +1,4 @@
-"""What a test does when a service that it needs is not there: it says so on a laptop, and fails in CI."""
+"""Handles a missing service: the test is skipped on a laptop, and fails in CI."""
 
 import os
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""A Redis of which a test plays every answer to a script: it hears what was sent, and in how many pieces."""
+"""A Redis whose answers to scripts a test plays: it records the sent bytes, and the number of their pieces."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ CUT = b"(cut)"
 
 class PlayedRedis:
     """`heard` has the last argument of each script call in the order of its coming, and what was done to the caller.
-    Everything that is no script is well at once."""
+    All other commands succeed at once."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []

@@ -58,14 +58,14 @@ class PrivateCluster:
                 await node.flushall()
 
     async def port_of(self, key: str) -> int:
-        """Where the key's slot is."""
+        """The node of the key's slot."""
         async with _node(self.ports[0]) as node:
             ranges: Any = await node.execute_command("CLUSTER SLOTS")
         slot = key_slot(key.encode())
         return next(int(held[1]) for first, last, held, *_ in ranges if first <= slot <= last)
 
     async def move_slot_of(self, key: str) -> None:
-        """Moves the key's slot, with all that is in it, to another node, as `redis-cli --cluster reshard` does."""
+        """Moves the key's slot, with all its data, to another node, as `redis-cli --cluster reshard` does."""
         slot, from_port = key_slot(key.encode()), await self.port_of(key)
         to_port = next(port for port in self.ports if port != from_port)
         async with _node(from_port) as source, _node(to_port) as target:

@@ -78,7 +78,7 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateC
 
 @dataclass(frozen=True)
 class LogService:
-    """Where a test keeps logs."""
+    """The servers on which a test keeps logs."""
 
     servers: LogServers
     redis: ArqRedis

@@ -1,4 +1,4 @@
-"""How a Redis loses what it was told: all of it, the newest of it as after a failover, the end of one stream, or all
+"""Ways in which a Redis loses data: all of it, the newest part as after a failover, the end of one stream, or all
 leases before their time."""
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FOR_EVER = -1
 
 @dataclass(frozen=True)
 class Replica:
-    """What a replica had received at some moment: each key with its value and the moment when it expires."""
+    """The data of a replica at some moment: each key with its value and its time of expiry."""
 
     values: dict[bytes, tuple[bytes, int]]
 
@@ -28,7 +28,7 @@ async def replicate(redis: ArqRedis) -> Replica:
 
 
 async def fail_over(redis: ArqRedis, replica: Replica, *, now_ms: int) -> None:
-    """The replica takes the place of the server that it followed."""
+    """The replica replaces the server that it followed."""
     client = cast("Any", redis)
     await client.flushdb()
     for key, (value, expires_ms) in replica.values.items():
@@ -54,7 +54,7 @@ async def lose_end_of_stream(redis: ArqRedis, key: str, count: int) -> int:
 
 
 async def shorten_leases(redis: ArqRedis, *, to_s: float) -> None:
-    """Of all leases so much is left. Their holders are dead: they end by themselves, and by nothing else."""
+    """Sets the remaining time of all leases. Their holders are dead: only time ends them."""
     client = cast("Any", redis)
     seconds, micros = await client.time()
     ends_ms = seconds * 1000 + micros // 1000 + round(to_s * 1000)
@@ -64,7 +64,7 @@ async def shorten_leases(redis: ArqRedis, *, to_s: float) -> None:
 
 
 async def end_leases(redis: ArqRedis) -> None:
-    """All leases are over, as they would be in time: the next worker finds what dead ones had. Leases that are longer
+    """Ends all leases, as time would: the next worker finds the runs of dead workers. Leases that are longer
     than any standstill of a busy machine, and are ended so, make a test depend on the death alone."""
     client = cast("Any", redis)
     for job_id in await client.zrange(keys.QUEUE, 0, -1):

@@ -75,7 +75,7 @@ class PrivateRedis(RedisService):
 
     @asynccontextmanager
     async def hanging(self) -> AsyncGenerator[None]:
-        """For the body, the server is there but does not answer."""
+        """For the block, the server exists but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -122,7 +122,7 @@ async def replicate(primary: PrivateRedis, replica: PrivateRedis) -> None:
 
 
 async def promote(redis: PrivateRedis) -> None:
-    """It follows nobody any more, with what it has, and takes writes."""
+    """Makes it a primary with its present data, which accepts writes."""
     await _follow(redis, "NO", "ONE")
 
 

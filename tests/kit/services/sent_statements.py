@@ -1,4 +1,4 @@
-"""The statements that stores really send, for tests that ask a database how it would find their rows."""
+"""The statements that stores really send, for tests of their query plans."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 
 
 class Sent(NamedTuple):
-    """A statement as it went to the driver."""
+    """A statement as it was passed to the driver."""
 
     text: str
     parameters: Sequence[Any]
@@ -17,7 +17,7 @@ class Sent(NamedTuple):
 
 @contextmanager
 def sent_statements() -> Generator[list[Sent]]:
-    """What is sent to a database in the block, each text once; what only inserts is left out."""
+    """The statements sent to a database in the block, each text once, without pure inserts."""
     sent: dict[str, Sent] = {}
 
     def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:

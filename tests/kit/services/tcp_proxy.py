@@ -1,6 +1,6 @@
-"""Addresses on loopback that behave badly when a test says so: a TCP proxy before a service, and a black hole.
+"""Addresses on loopback that misbehave on a test's request: a TCP proxy before a service, and a black hole.
 
-A service may be shared with others or be hard to break by itself, but the way to it is the test's own.
+A service may be shared or hard to break, but the way to it belongs to the test.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class TcpProxy:
         self.cut()
 
     def lead_to(self, service_port: int) -> None:
-        """Another service takes the place of the one behind it: new connections lead there, and open ones are cut."""
+        """Another service replaces the one behind it: new connections lead there, and open ones are cut."""
         self._service_port = service_port
         self.cut()
 
@@ -107,7 +107,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.other_is_full = False
         self._early = bytearray()
-        """What came before there was anybody to give it to."""
+        """Bytes that arrived before the other connection existed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)

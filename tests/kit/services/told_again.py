@@ -1,6 +1,5 @@
-"""Tests whose subject is a lease or a patience of a second, on a real clock, which is over when a machine stands still.
-
-Such a test tells another story then. It is told once more, on an empty Redis, and counts when the machine went on.
+"""Tests of a lease or a patience of a second, on a real clock, which ends while a machine is paused. Such a test then
+tests something else. It is repeated, on an empty Redis, and counts only if the machine was not paused.
 """
 
 import functools
@@ -20,7 +19,7 @@ STANDSTILL_S = 0.4
 
 
 def told_while_awake(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Tells the test again that failed while the machine stood still. What fails on one that goes on, fails."""
+    """Repeats a test that failed while the machine was paused. A test that fails on a running machine has failed."""
 
     @functools.wraps(test)
     async def told(**given: Any) -> None:

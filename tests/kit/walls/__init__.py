@@ -1,1 +1,1 @@
-"""Two projects on one server, and everything that one of them could ask for that is the other's."""
+"""Two projects on one server, and every request of one project for the other's data."""

@@ -1,4 +1,4 @@
-"""One of everything, for a project: made over the wire with its key, and beside the wire what no worker would leave."""
+"""One of everything, for a project: made over the API with its key, or in the stores if no worker would leave it."""
 
 import json
 import random
@@ -26,7 +26,7 @@ SAID_BY_TOKEN = re.compile(r"\d{10}\.[^.]+\.")
 ID = re.compile(r"\b[a-z_]+-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\b")
 
 LONG = 1000
-"""Characters of a value that is unlike any other by its length alone: its letters need not be drawn one by one."""
+"""Characters of a value that its length alone makes unique, so its letters need not be drawn one by one."""
 
 
 def key_of(project: str) -> str:
@@ -43,7 +43,7 @@ async def client_of(base_url: str, project: str) -> AsyncGenerator[httpx.AsyncCl
 
 
 def unknown_like(belongings: Belongings) -> Belongings:
-    """As many of each kind, of the same shape, that nobody has."""
+    """As many of each kind, of the same shape, that no project has."""
     return {kind: [_unknown(value) for value in values] for kind, values in belongings.items()}
 
 
@@ -146,7 +146,7 @@ def _call(tool: str) -> dict[str, Any]:
 
 
 async def unfinished_runs(database: Database, project: str, belongings: Belongings) -> list[str]:
-    """A run that waits in its queue, and one that runs, as far as SQL knows. No worker is told of them."""
+    """A run that waits in its queue, and one that runs, as far as SQL knows. No worker learns of them."""
     agent_id, thread_id = belongings["agents"][0], belongings["conversations"][0]
     queued, running = _some_run(project, agent_id, agent_id), _some_run(project, thread_id, agent_id)
     store = RunStore(database)

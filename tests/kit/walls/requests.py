@@ -1,7 +1,7 @@
-"""Requests with somebody else's ids in them, in every place that the API's own document has for one.
+"""Requests with another project's ids, in every place that the API's own document has for one.
 
-What the document names must be known here: a route, a parameter or a field for an id that nobody has put into the walk
-is an error, so that no new one is left out.
+This module must know everything that the document names: a route, a parameter or a field for an id that is not in the
+walk is an error, so that no new one is left out.
 """
 
 import json
@@ -42,7 +42,7 @@ IN_PATHS = {
     "webhook_id": "webhooks",
 }
 CURSOR = ("",)
-"""A row of the list that is asked for: which kind of row that is, the path says."""
+"""A row of the requested list: the path determines its kind."""
 LISTED = {
     "agents": "agents",
     "approvals": "approvals",
@@ -128,20 +128,20 @@ KEPT_AS_TEXT = frozenset({"base_template_id", "folder_ids", "identity_ids", "sen
 
 
 TWO = 2
-"""Of most kinds, two are enough. Of runs there is one in each state."""
+"""Two of most kinds are enough. Of runs there is one in each state."""
 
 
 class Pick:
-    """One of each kind of somebody's things: the one of this number, round and round."""
+    """One of each kind of a project's things: the one with this number, in rotation."""
 
     def __init__(self, belongings: Belongings, number: int = 0) -> None:
         self._belongings = belongings
         self._number = number
         self.most = 1
-        """How many there are of the kind that was asked for and has the most."""
+        """The number of things of the requested kind that has the most."""
 
         self.named: set[str] = set()
-        """What was asked for."""
+        """The requested kinds."""
 
     def __getitem__(self, kind: str) -> str:
         some = self._belongings[kind]
@@ -174,7 +174,7 @@ class Request:
 
 
 Build = Callable[[Pick, Pick], Request]
-"""Makes a request out of the caller's own things and of somebody else's."""
+"""Makes a request out of the caller's own things and another project's."""
 Body = Callable[[Pick, Pick], dict[str, Any]]
 
 MCP_VERSION = "2026-07-28"
@@ -301,7 +301,7 @@ _TOOL: list[Body] = [
 _HEARS = {"name": "mine", "url": "http://127.0.0.1:60999/", "event_types": ["response.completed"]}
 
 _SERVER = {"server_url": "http://127.0.0.1:60998/mcp"}
-"""Nobody listens there."""
+"""An address on which no process listens."""
 
 BODIES: Mapping[str, list[Body]] = {
     "POST /v1/agents": [
@@ -435,7 +435,7 @@ BODIES: Mapping[str, list[Body]] = {
     "POST /v1/approvals/{approval_id}": [lambda _, __: {"decision": "approve"}],
     "PATCH /v1/steps/{step_id}/feedback": [lambda _, __: {"feedback": "positive", "tags": ["mine"]}],
 }
-"""What each route is sent. The first of a list goes with foreign ids in the path, and each goes with own ones."""
+"""The bodies for each route. The first of a list is sent with foreign ids in the path, and each with own ones."""
 
 OF_DEFAULT_HISTORIES: list[tuple[str, str, Body]] = [
     ("POST", "messages", lambda _, other: _said() | {"agent_id": other["agents"]}),
@@ -447,7 +447,7 @@ OF_DEFAULT_HISTORIES: list[tuple[str, str, Body]] = [
 
 
 def builders(document: Mapping[str, Any]) -> Iterator[Build]:
-    """Every way to put something foreign into the routes of the document."""
+    """Every way to put foreign ids into the routes of the document."""
     _refuse_unknown_fields(document)
     for template, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -1,5 +1,5 @@
-"""The walk: a caller asks for everything of another project, in every place of every route, and is answered as for
-things that nobody has."""
+"""The walk: a caller requests everything of another project, in every place of every route, and gets the answers for
+things that do not exist."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ MAKES_THE_SAME_NAME = frozenset(
     }
 )
 """Routes that give the caller something of its own by a name that the other project uses. They come last, as do
-submissions by such a name: what they leave is the caller's own, and is shown to it."""
+submissions by such a name: their results are the caller's own, and are shown to it."""
 
 CHANGES = (
     (re.compile(r"([a-z]+-)?[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}"), "<id>"),
@@ -35,7 +35,7 @@ CHANGES = (
     (re.compile(r"Unknown tool: '[^']*'"), "Unknown tool"),
     (re.compile(r'"tool_hash": ?"[^"]+"'), '"tool_hash": "<hash of the source>"'),
 )
-"""What differs between any two answers."""
+"""Parts that differ between any two answers."""
 
 EACH_ITS_OWN = frozenset({"content-length", "date", "x-request-id"})
 """Headers that differ between any two answers."""
@@ -92,7 +92,7 @@ class Walker:
         return build(Pick(self._own), theirs), theirs
 
     def _names_a_submission(self, build: Build, number: int) -> bool:
-        """Whether the request gives a submission a name, under which a history knows it from then on."""
+        """Whether the request gives a submission a name under which its history stores it."""
         _, theirs = self._built(build, number)
         return not theirs.named.isdisjoint([*self._foreign["keys"], *self._foreign["otids"]])
 
