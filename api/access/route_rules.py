@@ -233,20 +233,22 @@ with `PageThreads.find`, which refuses any other."""
 
 
 # The fields of a body that a key of single agents may not send, because they redefine the agent: its instructions,
-# model, tools, length of runs and memory blocks belong to the project. A null or an empty list changes nothing and is
-# accepted, because some clients send every field.
+# model, tools, length of runs and memory blocks belong to the project. A null, an empty list or the usual form of an
+# answer changes nothing and is accepted, because some clients send every field.
 
 
 OF_THE_AGENT = frozenset(
     [
         *("override_model", "override_system", "client_skills", "client_tools", "tools"),
-        *("model", "model_settings", "context_window_limit", "compaction_settings"),
+        *("model", "model_settings", "context_window_limit", "compaction_settings", "response_format"),
     ]
 )
 """In the body of any route. A chat completion may have `model`, which names the agent there."""
 
 OF_A_BLOCK = frozenset(("label", "description", "limit", "read_only", "metadata", "tags"))
 """All fields of a memory block except its value."""
+
+_CHANGES_NOTHING: Sequence[Any] = (None, [], {"type": "text"})
 
 MOST_STEPS = 50
 """The default `max_steps` of a submission."""
@@ -266,7 +268,7 @@ def refused_field(fields: Mapping[str, Any], method: str, path: str, *, is_chat:
     refused |= OF_A_BLOCK if _BLOCK.fullmatch(path) else frozenset()
     # In a PATCH, null removes the project's value.
     is_change = method == "PATCH"
-    named = (name for name, value in fields.items() if name in refused and (is_change or value not in (None, [])))
+    named = (name for name, value in fields.items() if name in refused and (is_change or value not in _CHANGES_NOTHING))
     return next(chain(named, _beyond(fields, is_chat=is_chat)), None)
 
 

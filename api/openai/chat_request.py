@@ -9,7 +9,7 @@ Errors have the shape that OpenAI's clients read: `{"error": {"message", "type",
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from api.errors import Refusal, place_of, sentence_of, showable, wire_waiting
 from api.input_limits import BoundedSchema, as_object
@@ -51,7 +51,7 @@ def _new_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _only_text(value: Any) -> Any:
     if value in (None, ["text"]) or as_object(value) == {"type": "text"}:
         return value
-    raise ValueError("an agent answers in text, in a form of its own choice: leave it out")
+    raise ValueError("an agent answers in text: leave it out")
 
 
 def _no_functions(value: Any) -> Any:
@@ -64,6 +64,30 @@ def _free_choice(value: Any) -> Any:
     if value in (None, "auto", "none"):
         return value
     raise ValueError("must be 'auto' or 'none': the agent chooses among its own tools and yours")
+
+
+class AnswerSchema(BaseModel):
+    """The JSON schema of an answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[BoundedSchema, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class AnswerFormat(BaseModel):
+    """The shape of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: AnswerSchema | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "AnswerFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing: give its name and its schema")
+        return self
 
 
 class ChatRequest(BaseModel):
@@ -81,7 +105,7 @@ class ChatRequest(BaseModel):
     n: Literal[1] | None = None
     user: Annotated[str, Field(max_length=500)] | None = None
     """Stored with the message, as its sender."""
-    response_format: Annotated[Any, AfterValidator(_only_text)] = None
+    response_format: AnswerFormat | None = None
     modalities: Annotated[Any, AfterValidator(_only_text)] = None
     functions: Annotated[Any, AfterValidator(_no_functions)] = None
     function_call: Annotated[Any, AfterValidator(_no_functions)] = None
@@ -90,6 +114,12 @@ class ChatRequest(BaseModel):
     def shows_usage(self) -> bool:
         """Whether a stream ends with the tokens that the run used."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def answer_format(self) -> dict[str, Any] | None:
+        """The format in a model request. None: plain text."""
+        chosen = self.response_format
+        return None if chosen is None or chosen.type == "text" else chosen.model_dump(by_alias=True, exclude_none=True)
 
     def given(self) -> "ChatInput":
         """The input for the agent."""

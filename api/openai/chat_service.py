@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastapi.responses import JSONResponse
+from msgspec import structs
 from starlette.responses import Response
 
 from api.errors import SHOULD_RETRY, model_error_answer
@@ -61,7 +62,9 @@ class ChatService:
     def _command(self, thread: AgentThread, request: ChatRequest, headers: SubmissionHeaders) -> Command:
         given = request.given()
         self.input_limits.refuse_long_messages(given.texts())
-        results = list(given.results)
+        results, options = list(given.results), thread.model_options
+        if request.answer_format is not None:
+            options = structs.replace(options or thread.agent.options, response_format=request.answer_format)
         return Command(
             agent=thread.agent,
             conversation_id=thread.conversation_id,
@@ -75,7 +78,8 @@ class ChatService:
                 run_type=RUN_TYPE,
                 client_tools=request.client_tools(),
                 override_model=thread.model,
-                model_options=thread.model_options,
+                model_options=options,
+                demanded=[] if request.answer_format is None else ["response_format"],
                 submitted_by=headers.key_id,
             ),
             # A request to a busy history waits in the queue: these clients cannot handle a refusal.

@@ -101,9 +101,7 @@ class TextFormat(BaseModel):
             return None
         if self.type == "json_object":
             return {"type": "json_object"}
-        schema: dict[str, Any] = {"name": self.name, "schema": self.schema_}
-        schema |= {} if self.description is None else {"description": self.description}
-        schema |= {} if self.strict is None else {"strict": self.strict}
+        schema = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
         return {"type": "json_schema", "json_schema": schema}
 
     def echoed(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 import time
@@ -27,6 +28,10 @@ UNENCRYPTED = (
     "secrets generate-key` prints a key; give it to the workers and the API"
 )
 
+ENOUGH_FILES, FILES_OF_TOOLS = 256, 128
+"""How many files a process must be able to open to start without a warning, and how many of them go to other things
+than connections: as many as a tool needs."""
+
 START_S = 30.0
 """Seconds that a starting process waits for a database that does not answer."""
 
@@ -37,6 +42,15 @@ async def open_process(
 ) -> AsyncGenerator[ProcessContext]:
     if not secret_keys:
         announce(settings, "secrets_are_plain_text", UNENCRYPTED, stream=sys.stderr)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < ENOUGH_FILES:
+        left = max(1, files - FILES_OF_TOOLS)
+        said = (
+            f"holdfast: WARNING: this process may open {files} files, which leaves an API {left} for connections, and "
+            f"a worker cannot start tools with fewer than {FILES_OF_TOOLS}: run `ulimit -n 4096` before it "
+            "(LimitNOFILE= of systemd, --ulimit of containers)"
+        )
+        announce(settings, "open_files_are_few", said, stream=sys.stderr, files=files, connections=left)
     try:
         async with log_servers(settings.event_log_url, redis) as servers:
             yield ProcessContext(

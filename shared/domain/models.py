@@ -200,6 +200,9 @@ def split_handle(handle: str) -> tuple[str, str]:
             f"impossible model handle {handle!r}: a model's name has no '..', no '.' between slashes, none of "
             r"\ ? # % & and no control characters"
         )
+    names = [one.handle for one in MODELS if one.provider == provider == BUILTIN]
+    if names and handle not in names:
+        raise ValueError(f"there is no built-in model {handle!r}: there are {', '.join(names)}")
     return provider, model
 
 

@@ -1,7 +1,7 @@
 """Agents through the real `letta-client`."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -228,6 +228,26 @@ async def test_a_model_is_needed_and_must_be_of_a_known_provider(client: AsyncLe
     agent = await client.agents.create(model="builtin/echo")
     with pytest.raises(UnprocessableEntityError, match="acme"):
         await client.agents.update(agent.id, model="acme/giant")
+
+
+async def test_a_built_in_model_that_there_is_not_was_an_agents_and_each_of_its_runs_failed(
+    client: AsyncLetta, http: httpx.AsyncClient
+) -> None:
+    agent, there_is_none = await client.agents.create(model="builtin/echo"), "no built-in model 'builtin/eco'"
+    message: Any = {"role": "user", "content": "Hello"}
+    for refused in (
+        client.agents.create(model="builtin/eco"),
+        client.agents.update(agent.id, model="builtin/eco"),
+        client.agents.messages.create(agent.id, messages=[message], override_model="builtin/eco"),
+        client.conversations.create(agent_id=agent.id, model="builtin/eco"),
+    ):
+        with pytest.raises(UnprocessableEntityError, match=there_is_none) as caught:
+            await refused
+        assert cast("Any", caught.value.body)["field"] in ("model", "override_model")
+    asked = await http.post(f"/v1/agents/{agent.id}/generate", json={"prompt": "Hi", "override_model": "builtin/eco"})
+    assert (asked.status_code, asked.json()["field"]) == (404, "override_model")
+    answered = await http.post("/openai/v1/responses", json={"model": "builtin/eco", "input": "Hello"})
+    assert there_is_none in answered.json()["error"]["message"]
 
 
 async def test_an_agent_is_changed_listed_and_deleted(client: AsyncLetta, http: httpx.AsyncClient) -> None:

@@ -1,12 +1,19 @@
-"""Services that are there and refuse: a role, a database, a password. The command says which setting that is."""
+"""Services that are there and refuse: a role, a database, a password. The command says which setting that is. And a
+limit of the machine, which a process names at its start."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from sqlalchemy.engine import make_url
 
+from cli.operator.processes import open_process
+from shared.process.settings import Settings
+from shared.redis.embedded import connect_embedded
+from shared.secret_keys import SecretKeys
+from shared.sql.engine import Database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.unit.test_command_line import PASSWORD, REDIS, URL, refused
 
@@ -42,3 +49,19 @@ async def test_redis_that_refuses_is_a_mistake(tmp_path: Path, sqlite_url: str, 
 
 def _closed() -> str:
     return os.environ.get("HOLDFAST_TEST_REDIS_URL") or "redis://127.0.0.1:6379/9"
+
+
+@pytest.mark.parametrize(("files", "said"), [(200, "leaves an API 72 for connections"), (256, "")])
+async def test_a_process_that_might_open_few_files_refused_connections_and_tools_without_a_word(
+    sqlite_url: str, capsys: pytest.CaptureFixture[str], files: int, said: str
+) -> None:
+    """One that had room for a single connection looked like one that serves; the worker named no limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+    try:
+        async with open_process(Settings(), Database(sqlite_url), connect_embedded(), SecretKeys({"k1": bytes(32)})):
+            printed = capsys.readouterr().err
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert said in printed
+    assert ("ulimit -n" in printed) is bool(said)

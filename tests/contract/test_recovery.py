@@ -1,20 +1,24 @@
 """The sweeper dispatches for orphaned runs, and leaves alone what a living worker holds."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from arq.connections import ArqRedis
 
 from shared.concurrency import SystemClock
+from shared.domain.errors import NotFound
 from shared.domain.ids import RunId
-from shared.domain.runs import Dispatch
+from shared.domain.lifecycle import RunStatus
+from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns
-from tests.kit.runs.definitions import NOW
-from tests.kit.runs.stored_runs import IDS, Stores, checkpoint, stored_runs
+from shared.sql.runs.listing import RunListing
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import CANCEL, IDS, Stores, checkpoint, stored_runs
 from worker.maintenance import Sweeper
 
 
@@ -37,6 +41,15 @@ class WatchedQueue(RunQueue):
         self._looks_left -= 1
         if self._looks_left == 0:
             await self._do()
+        return found
+
+
+class OutdatedListing(RunListing):
+    """Deletes the first of the runs that it lists."""
+
+    async def cancelled_but_unclaimed(self, limit: int = 100) -> list[Run]:
+        found = await super().cancelled_but_unclaimed(limit)
+        await self.delete(PROJECT, found[0].id)
         return found
 
 
@@ -107,3 +120,16 @@ async def test_a_run_whose_worker_takes_its_lease_again_meanwhile_is_left_to_it(
     queue = WatchedQueue(redis, after_look=after_look, do=retake)
     assert await sweeper_of(stores, redis, queue).sweep() == {}
     assert await queue.queued_among([(run.id, run.dispatch), (run.id, run.dispatch + 1)]) == {(run.id, run.dispatch)}
+
+
+async def test_a_run_that_is_deleted_before_its_cancel_is_finished_leaves_those_of_the_others(
+    stores: Stores, redis: ArqRedis
+) -> None:
+    gone, other = [await stores.submitted(thread_id=f"thread-{number}") for number in (1, 2)]
+    for run in (gone, other):
+        await stores.runs.request_cancel(run, CANCEL)
+    sweeper = replace(sweeper_of(stores, redis, RunQueue(redis)), listing=OutdatedListing(stores.database))
+    assert await sweeper.sweep() == {}
+    assert (await stores.runs.look_up(other.id)).status is RunStatus.CANCELLED
+    with pytest.raises(NotFound):
+        await stores.runs.look_up(gone.id)

@@ -16,11 +16,13 @@ from api.access.authentication import act_for, project_of_request
 from shared.domain.ids import ProjectId
 from shared.domain.runs import SentBody, SubmissionKeys
 from shared.sql.engine import Database
+from shared.sql.history.message_lists import MessageLists
 from shared.sql.run_tables import metadata, runs
 from shared.sql.runs.run_store import RunStore
 from shared.sql.tables import UtcMoment, VectorNumbers, agents, api_keys, passage_words
 from tests.kit.runs.stored_runs import IDS, said, some_run
 from tests.kit.services.databases import open_database, statements
+from tests.kit.services.sent_statements import sent_statements
 
 WITHOUT_POLICY = {
     *(api_keys.name, "api_key_secrets", "code_agents", "code_agent_versions", "deleted_rows", "passage_words")
@@ -179,3 +181,28 @@ async def test_work_that_is_no_requests_is_refused_the_callers_database(sqlite_u
                     pass
         act_for(ProjectId("alpha"))
         assert await count(bound, runs) == 0
+
+
+async def test_a_search_for_a_frequent_word_did_not_end_in_a_project_of_many_agents(database: Database) -> None:
+    """Postgres lends a caller behind policies no statistics of texts and takes each word for a rare one: it looked for
+    the agent of every message, and then compared each message that had the word with each agent."""
+    fill = (
+        "INSERT INTO agents (number, id, project_id, name, document, created_at, updated_at) "
+        "SELECT n + 9, 'a' || n, 'alpha', '', '{}', 0, 0 FROM generate_series(0, 1999) n",
+        "INSERT INTO messages (id, agent_id, thread_id, turn, position, in_context, body, created_at) "
+        """SELECT 'm' || n, 'a' || n % 2000, 'a' || n % 2000, n, 1, true, '{"type":"user","content":"rain"}', n """
+        "FROM generate_series(1, 20000) n",
+    )
+    async with database.write() as connection:
+        for statement in (*fill, "ANALYZE"):
+            await connection.execute(sa.text(statement))
+    with sent_statements() as sent:
+        found = await MessageLists(of(database, "alpha")).search(ProjectId("alpha"), ["rain"])
+    assert [message.id for message in found[:2]] == ["m20000", "m19999"]
+    [search] = [one for one in sent if "messages" in one.text]
+    async with of(database, "alpha").read() as connection:
+        plan = await connection.exec_driver_sql(f"EXPLAIN {search.text}", tuple(search.parameters))
+        said_of_it = " ".join(str(row[0]) for row in plan)
+    before_words, _, project = said_of_it.partition("Subquery Scan")
+    assert "Join" not in before_words
+    assert "hashed SubPlan" in project

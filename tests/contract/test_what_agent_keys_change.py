@@ -51,7 +51,7 @@ HARMLESS = {
         "stderr",
         "decided_by",
     ),
-    *("stream", "stream_options", "tool_choice", "n", "user", "response_format", "modalities"),
+    *("stream", "stream_options", "tool_choice", "n", "user", "modalities"),
     *("functions", "function_call", "tags", "metadata"),
 }
 """Fields of bodies with which such a key says something to the agent, or about how it is answered. Somebody has looked
@@ -307,11 +307,14 @@ async def test_a_plain_submission_and_fields_that_ask_for_nothing_are_taken(setu
     answer = await setup.write_to("POST", f"/v1/agents/{setup.agent}/messages", body)
     assert answer.status_code == 200, answer.text
     chat = {"model": setup.agent, "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "Hi"}]}
-    assert (await setup.write_to("POST", "/v1/chat/completions", chat)).status_code == 200
-    refused = await setup.write_to(
-        "POST", "/v1/chat/completions", {**chat, "tools": [{"type": "function", "function": TOOL}]}
-    )
-    assert (refused.status_code, "tools" in refused.text) == (403, True)
+    usual = {**chat, "response_format": {"type": "text"}}
+    assert (await setup.write_to("POST", "/v1/chat/completions", usual)).status_code == 200
+    for name, value in (
+        ("tools", [{"type": "function", "function": TOOL}]),
+        ("response_format", {"type": "json_object"}),
+    ):
+        refused = await setup.write_to("POST", "/v1/chat/completions", {**chat, name: value})
+        assert (refused.status_code, name in refused.text) == (403, True)
 
 
 async def test_conversations_compactions_and_blocks_stay_the_projects(setup: Setup) -> None:

@@ -1,6 +1,7 @@
 """Agents for programs that speak OpenAI's dialect: the real SDK asks for chat completions, and every one is a run."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import pytest_asyncio
 from openai import APIError, AsyncOpenAI, ConflictError
 from openai.types.chat import ChatCompletionChunk
+from pydantic import BaseModel
 
 from tests.kit.model_server import Call, Failure, Turn
 from tests.kit.product import Product
@@ -60,6 +62,41 @@ async def test_a_completion_is_streamed_word_by_word(product: Product, openai: A
     assert (text_of(chunks), finish_of(chunks)) == (WORDS, [("stop", "end_turn")])
     assert {(chunk.id, chunk.model) for chunk in chunks} == {(chunks[0].id, agent.id)}
     assert (await product.run(chunks[0].id))["status"] == "completed"
+
+
+class Weather(BaseModel):
+    """What the agent has to answer."""
+
+    rains: bool
+    place: str | None = None
+
+
+async def test_a_program_that_asked_for_json_was_refused(product: Product, openai: AsyncOpenAI) -> None:
+    product.models.play(*[Turn(text='{"rains": true}')] * 2)
+    agent = await product.agent()
+
+    parsed = await openai.chat.completions.parse(
+        model=agent.id, messages=[user("Does it rain?")], response_format=Weather
+    )
+    assert parsed.choices[0].message.parsed == Weather(rains=True)
+    asked = product.models.requests[-1].body["response_format"]
+    assert asked["json_schema"]["name"] == "Weather"
+    assert asked["json_schema"]["strict"]
+    assert asked["json_schema"]["schema"]["properties"]["place"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+
+    any_json: Any = {"type": "json_object"}
+    chunks = await streamed(openai, agent.id, user("And tomorrow?"), response_format=any_json)
+    assert json.loads(text_of(chunks)) == {"rains": True}
+    assert product.models.requests[-1].body["response_format"] == any_json
+
+
+async def test_a_model_that_has_no_json_mode_fails_the_completion_and_says_so(
+    product: Product, openai: AsyncOpenAI
+) -> None:
+    agent = await product.agent(model="anthropic/claude-sonnet-4-5")
+    with pytest.raises(APIError, match="response_format") as failed:
+        await whole(openai, agent.id, user("Hi"), response_format={"type": "json_object"})
+    assert failed.value.code == "llm_bad_request"
 
 
 async def test_a_stream_ends_with_its_usage_when_that_is_asked_for(product: Product, openai: AsyncOpenAI) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.messages import estimate_tokens
+from tests.kit.runs.definitions import NOW
+from worker.models.model_errors import status_error
 from worker.models.provider import RetryPolicy
 
 
@@ -21,6 +23,16 @@ def _error(*, retryable: bool = True, retry_after: float | None = None) -> Model
 def test_waits_double_and_are_capped() -> None:
     waits = [_policy().wait_before(attempt, _error()) for attempt in (1, 2, 3, 4, 9)]
     assert waits == [0.5, 1, 2, 4, 60]
+
+
+def test_a_run_failed_after_four_seconds_because_its_server_loaded_the_model_for_half_a_minute() -> None:
+    """llama.cpp's server answers so from its start on. An Ollama that cannot load one says it with a 500."""
+    body = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+    loading, failed = (status_error(status, {}, body, provider="vllm", now=NOW) for status in (503, 500))
+    assert [_policy().wait_before(attempt, loading) for attempt in (1, 2, 3, 4)] == [10, 20, 40, 60]
+    assert _policy().wait_before(1, failed) == 0.5
+    asked = status_error(503, {"retry-after": "3"}, body, provider="vllm", now=NOW)
+    assert _policy().wait_before(1, asked) == 3
 
 
 def test_what_the_provider_asks_for_comes_first() -> None:

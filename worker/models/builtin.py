@@ -216,11 +216,6 @@ class BuiltinModel:
     def __init__(
         self, name: str, sleep: Callable[[float], Awaitable[None]], first_event_timeout: float, idle_timeout: float
     ) -> None:
-        if name not in ("echo", "slow", "scripted"):
-            raise ModelError(
-                ModelErrorType.BAD_REQUEST,
-                f"There is no built-in model {name!r}: use builtin/echo, builtin/slow or builtin/scripted.",
-            )
         self._name = name
         self._sleep = sleep
         self._first_event_timeout = first_event_timeout

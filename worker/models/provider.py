@@ -2,6 +2,7 @@
 attempts of a call. Only these types leave this folder."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from itertools import count
@@ -284,7 +285,9 @@ class SilenceLimit:
 # event, a failed answer is only continued, if the model can do that and all events so far are text.
 
 
-FIRST_WAIT = 0.5
+LOADS = re.compile(r"loading model|currently loading", re.IGNORECASE)
+"""How the 503 of a server says that it has not loaded its model yet: llama.cpp's, and those of Hugging Face."""
+LOADING_WAIT, FIRST_WAIT = 10.0, 0.5
 JITTER = 0.25
 """Up to a quarter is added to each wait, so that many workers do not retry at the same time."""
 
@@ -303,7 +306,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         asked_for = error.retry_after
         if asked_for is not None and asked_for > LONGEST_WAIT:
             return None
-        wait = asked_for if asked_for is not None else FIRST_WAIT * 2.0 ** (attempt - 1)
+        first = LOADING_WAIT if error.status == 503 and LOADS.search(error.message) else FIRST_WAIT
+        wait = asked_for if asked_for is not None else first * 2.0 ** (attempt - 1)
         return min(wait * (1 + JITTER * self.jitter()), LONGEST_WAIT)
 
 

@@ -36,6 +36,7 @@ from shared.domain.models import (
     PROVIDERS,
     claude_model,
     family_of,
+    is_builtin,
     offered,
     split_handle,
     takes_effort,
@@ -400,7 +401,8 @@ class Prices:
         try:
             own = msgspec.json.decode(file.read_bytes(), type=dict[str, Price])
             for handle in own:
-                split_handle(handle)
+                if not is_builtin(handle):
+                    split_handle(handle)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InvalidRequest(

@@ -30,7 +30,6 @@ from api.runs.single_runs import GenerationService, text_of_answer
 from shared.concurrency import Clock
 from shared.domain.errors import NotFound, Unavailable
 from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, RunId, ThreadId
-from shared.domain.models import split_handle
 from shared.domain.runs import GENERATE
 from shared.runs.started_runs import SleeptimeRuns
 from shared.sql.definitions.agent_changes import AgentEditor
@@ -152,7 +151,7 @@ async def generate(
     run = run_or_refusal(submitted, ended)
     if isinstance(run, Response):
         return run
-    _, model = split_handle(run.options.override_model or agent.model)
+    _, _, model = (run.options.override_model or agent.model).partition("/")
     return JSONResponse(wire_generated(run, text_of_answer(run, text), model))
 
 

@@ -147,21 +147,25 @@ class MessageLists(Store):
         left out. `start` and `end` are both inclusive.
         """
         wanted_words, wanted_roles = list(dict.fromkeys(words))[:MOST_WORDS], frozenset(roles)
-        conditions = [is_listed(), sa.or_(*map(_is_of_role, sorted(wanted_roles)))]
+        listed = [is_listed()]
+        if start is not None:
+            listed.append(messages.c.created_at >= start)
+        if end is not None:
+            listed.append(messages.c.created_at <= end)
+        if conversation_id is not None:
+            listed.append(messages.c.thread_id == conversation_id)
+        of = MessageFilter(project_id, agent_id=agent_id)
+        # Behind policies, Postgres takes each word for a rare one. The offset has it find the project's messages first;
+        # otherwise it compares each message that has a frequent word with each agent.
+        among = _of_owner(sa.select(messages), messages, of).where(*listed).offset(sa.literal_column("0")).subquery()
         # Every message that has the words has these parts of them, however it is stored. Python checks the rest: SQLite
         # ignores the case of ASCII letters only, and a quote is stored as two. A word may have many parts, and each is
         # a condition: the first ones narrow the search enough.
         parts = dict.fromkeys(part for word in wanted_words for part in plain_parts(word))
-        conditions += [contains(messages.c.body, part) for part in list(parts)[:MOST_WORDS]]
-        if start is not None:
-            conditions.append(messages.c.created_at >= start)
-        if end is not None:
-            conditions.append(messages.c.created_at <= end)
-        if conversation_id is not None:
-            conditions.append(messages.c.thread_id == conversation_id)
-        of = MessageFilter(project_id, agent_id=agent_id)
-        keys = [messages.c.created_at, messages.c.thread_id, messages.c.turn, messages.c.position]
-        query = _of_owner(sa.select(messages), messages, of).where(*conditions)
+        said = [sa.or_(*(_is_of_role(among.c.body, role) for role in sorted(wanted_roles)))]
+        said += [contains(among.c.body, part) for part in list(parts)[:MOST_WORDS]]
+        keys = [among.c[name] for name in ("created_at", "thread_id", "turn", "position")]
+        query = sa.select(among).where(*said)
         async with self._database.read() as connection:
             return await _collect(
                 connection,
@@ -225,9 +229,9 @@ def _of_owner(query: Query, table: sa.FromClause, of: MessageFilter) -> Query:
     return query.join(agents, agents.c.id == table.c.agent_id).where(agents.c.project_id == of.project_id)
 
 
-def _is_of_role(role: Role) -> sa.ColumnElement[bool]:
+def _is_of_role(body: sa.ColumnElement[str], role: Role) -> sa.ColumnElement[bool]:
     # A body begins with its tag.
-    return messages.c.body.startswith(f'{{"type":"{kind_of_role(role)}"', autoescape=True)
+    return body.startswith(f'{{"type":"{kind_of_role(role)}"', autoescape=True)
 
 
 async def _place_of(

@@ -124,7 +124,10 @@ def _conditions(wanted: StepFilter) -> list[sa.ColumnElement[bool]]:
         conditions.append(steps.c.agent_id == wanted.agent_id)
     if wanted.model is not None:
         model = field_of_document(steps, "model").as_string()
-        conditions.append((model == wanted.model) | model.endswith(f"/{wanted.model}", autoescape=True))
+        is_it = (model == wanted.model) | model.endswith(f"/{wanted.model}", autoescape=True)
+        # Most documents need not be parsed: they do not have the name at all.
+        has_name = PositionOf(steps.c.document, to_json(wanted.model)[1:]) > 0
+        conditions.append(sa.case((has_name, is_it), else_=sa.false()))
     if wanted.since is not None:
         conditions.append(steps.c.created_at >= wanted.since)
     if wanted.until is not None:
