@@ -7,11 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from cli.operator.start import announce, require_database, require_redis
-from shared.concurrency import SystemClock
+from shared.concurrency import Clock, SystemClock
 from shared.domain.errors import Unavailable, Unusable
 from shared.domain.ids import IdMaker
 from shared.process.context import ProcessContext
@@ -31,6 +31,9 @@ UNENCRYPTED = (
 ENOUGH_FILES, FILES_OF_TOOLS = 256, 128
 """How many files a process must be able to open to start without a warning, and how many of them go to other things
 than connections: as many as a tool needs."""
+
+CLOCKS_APART_S = 5.0
+"""Seconds by which the clocks of this machine and of the database may differ without a warning."""
 
 START_S = 30.0
 """Seconds that a starting process waits for a database that does not answer."""
@@ -90,7 +93,21 @@ async def production_process(settings: Settings, *, wait_s: float = WAIT_S) -> A
         await redis.aclose(close_connection_pool=True)
         raise
     async with open_process(settings, database, redis, keys) as process:
+        with suppress(Unavailable):
+            await warn_of_clocks(settings, database, process.clock)
         yield process
+
+
+async def warn_of_clocks(settings: Settings, database: Database, clock: Clock) -> None:
+    """Prints a warning if the database's clock differs from `clock`. Raises `Unavailable`."""
+    ahead_s = (await database.now() - clock.now()).total_seconds()
+    if abs(ahead_s) > CLOCKS_APART_S:
+        place = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
+        said = (
+            f"holdfast: WARNING: the database's clock is {place} this machine's: let both machines follow the "
+            "same time server, or keys, approvals and budgets end early or late, and lists have the wrong order"
+        )
+        announce(settings, "clocks_differ", said, stream=sys.stderr, database_ahead_s=round(ahead_s, 1))
 
 
 async def production_database(

@@ -9,11 +9,13 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.engine import make_url
 
-from cli.operator.processes import open_process
+from cli.operator.processes import open_process, warn_of_clocks
 from shared.process.settings import Settings
 from shared.redis.embedded import connect_embedded
 from shared.secret_keys import SecretKeys
 from shared.sql.engine import Database
+from tests.kit.clocks import SettableClock
+from tests.kit.services.databases import open_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.unit.test_command_line import PASSWORD, REDIS, URL, refused
 
@@ -65,3 +67,18 @@ async def test_a_process_that_might_open_few_files_refused_connections_and_tools
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert said in printed
     assert ("ulimit -n" in printed) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(60, " s behind this machine's"), (-60, " s ahead of this machine's"), (0, "")]
+)
+async def test_only_doctor_noticed_a_clock_that_was_an_hour_wrong(
+    postgres_url: str, capsys: pytest.CaptureFixture[str], minutes: int, said: str
+) -> None:
+    clock = SettableClock()
+    clock.advance(minutes=minutes)
+    async with open_database(postgres_url) as database:
+        await warn_of_clocks(Settings(), database, clock)
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert bool(printed) is bool(said)
