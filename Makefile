@@ -32,7 +32,7 @@ test: $(STAMP) ## Run the tests without those marked exhaustive, and without the
 	@echo 'Running the tests in $(TEST_PROCESSES) processes: a line for each that fails; `make lint` has the lints, `make test-all` every case' >&2
 	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) --ignore $(LINTS) -m '$(QUICK)' $(ARGS)
 
-test-all: $(STAMP) ## Run every case of every test (ARGS="-k cancel", ARGS="--exhaustive 1/6" as CI does)
+test-all: $(STAMP) ## Run every case of every test (ARGS="-k cancel", ARGS="--exhaustive 1/10" as CI does)
 	@echo 'Running every test in $(TEST_PROCESSES) processes: a line for each that fails' >&2
 	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(ARGS)
 

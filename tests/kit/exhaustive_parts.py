@@ -1,4 +1,4 @@
-"""Runs a part of the cases that are marked `exhaustive`: `pytest --exhaustive 2/6`.
+"""Runs a part of the cases that are marked `exhaustive`: `pytest --exhaustive 2/10`.
 
 The parts are of the same size, and all of them together are every case. Of each test function at least one case runs in
 each part, unless a case of it takes longer than `SELDOM_S`. CI runs one part for each commit and takes them in turn;

@@ -1,7 +1,7 @@
 """Decides which command runs a test, and prints a line for each failure as it happens.
 
 `make lint` runs the tests that read the project's files (`lint`), `make test` all others that are not marked
-`exhaustive`, and `make test-all` every test. CI runs a sixth of those marked `exhaustive` (`exhaustive_parts`).
+`exhaustive`, and `make test-all` every test. CI runs a tenth of those marked `exhaustive` (`exhaustive_parts`).
 """
 
 import os
