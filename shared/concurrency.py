@@ -95,21 +95,28 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
-async def repeating(action: Callable[[], Awaitable[object]], *, every_s: float, name: str) -> AsyncGenerator[None]:
+async def repeating(
+    action: Callable[[], Awaitable[object]], *, every_s: float, name: str, after_first: bool = False
+) -> AsyncGenerator[None]:
     """Calls `action` at once, and again `every_s` seconds after each call has ended, until the block ends.
 
-    When the block ends in the middle of a call, it waits for that call.
+    With `after_first` the block begins when the first call has ended, or failed. When the block ends in the middle of a
+    call, it waits for that call.
     """
-    stop = asyncio.Event()
+    stop, called = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_repeat(action, every_s, name, stop), name=name)
+        group.create_task(_repeat(action, every_s, name, stop, called), name=name)
         try:
+            if after_first:
+                await called.wait()
             yield
         finally:
             stop.set()
 
 
-async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name: str, stop: asyncio.Event) -> None:
+async def _repeat(
+    action: Callable[[], Awaitable[object]], every_s: float, name: str, stop: asyncio.Event, called: asyncio.Event
+) -> None:
     while not stop.is_set():
         try:
             await action()
@@ -118,6 +125,7 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
         except Exception:
             # The background-loop boundary: the next round may succeed, and no other code does this work.
             log.exception("background_round_failed", loop=name)
+        called.set()
         try:
             async with asyncio.timeout(every_s):
                 await stop.wait()

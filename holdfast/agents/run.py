@@ -390,6 +390,8 @@ class Run:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
+        if "given_up_s" in answer:  # the code is about to give it up again, as `asyncio.timeout` does
+            await asyncio.sleep(answer["given_up_s"])
         return self._checked(name, answer)
 
     def take_place(self) -> None:
@@ -419,12 +421,13 @@ class Run:
             ended["value"] = plain(await _called(function, args, kwargs))
             if usage is not None and (used := usage(ended["value"])) is not None:
                 ended["usage"] = asdict(used)
-        except asyncio.CancelledError:
-            if (
-                not self.cancelled
-            ):  # the body has given up this call alone, and goes on: the worker must not wait for it
+        except asyncio.CancelledError as error:
+            if self.cancelled:
+                raise
+            if _is_being_cancelled():  # the body gives up this call alone, and goes on: the worker must not wait for it
                 await self._worker.ask(given_up(answer["call"]))
-            raise
+                raise
+            cause, ended["error"] = error, error_fields(error)  # of a task of the function's own
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the journal has it
             cause = error
             ended["error"] = error_fields(error)
@@ -454,7 +457,16 @@ class Run:
     def _here(self) -> Scope:
         """The scope of the present task. A task that uses the run for the first time gets the next number of the one
         that has made it."""
-        scope, task = _SCOPE.get(), asyncio.current_task()
+        scope = _SCOPE.get(None)
+        if scope is None:
+            raise RuntimeError(
+                "this thread does not know its call of the run: start it with asyncio.to_thread, or call its function "
+                "by contextvars.copy_context().run"
+            )
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # a function that is not async, in its thread: it belongs to the task that waits for it
+            return scope
         if scope.task is not task:
             scope.tasks += 1
             scope = Scope(self._journal, f"{scope.branch}{scope.tasks}.", task, scope.at, may_wait=scope.may_wait)
@@ -486,6 +498,12 @@ async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str
         return await function(*args, **kwargs)
     value = await asyncio.to_thread(function, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has cancelled the present task. Python 3.10 cannot say it of a task that is awaiting another."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is None or cancelling() > 0
 
 
 async def _nothing() -> None:

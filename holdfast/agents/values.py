@@ -85,7 +85,10 @@ def _as_json(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} is nothing that JSON can say")
+    raise TypeError(
+        f"a {type(value).__name__} is nothing that JSON can say: use texts, numbers, lists, dictionaries, dataclasses "
+        "or pydantic models, or give it to the function by functools.partial, and the call a key"
+    )
 
 
 def _counted(value: Any) -> Any:

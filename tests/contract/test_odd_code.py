@@ -3,13 +3,15 @@ its run ends once, says what went wrong, and loses nothing."""
 
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from arq.connections import ArqRedis
+from structlog.testing import capture_logs
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.lifecycle import RunStatus
@@ -223,3 +225,60 @@ async def test_an_answer_that_was_no_text_was_lost(world: World) -> None:
     assert msgspec.json.decode(answer) == {"page": "otters", "at": 1.5, "who": "\N{OTTER}"}
     assert "\N{OTTER}" in answer
     assert (await _failed(world, "returns nothing that json says")).startswith("TypeError: a count is nothing that")
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("times out", "too slow"),
+        ("falls back", "small"),
+        ("races", "near"),
+        ("fails beside", "'page' failed: LookupError: no page"),
+        ("is cancelled inside", "CancelledError: "),
+    ],
+)
+async def test_a_run_failed_behind_a_decision_because_its_code_had_given_a_call_up(
+    world: World, way: str, says: str
+) -> None:
+    parked = await world.done(await world.submitted("gives-up", way))
+    assert parked.status is RunStatus.AWAITING_APPROVAL, parked.error
+    run = await world.done(await world.approved(parked))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == says
+    assert len(world.stage.reached) <= 1, "what was given up has not begun again"
+    assert await world.is_valid()
+
+
+async def test_an_exception_with_an_attribute_of_groups_crashed_its_process(world: World) -> None:
+    assert await _failed(world, "raises nested") == "Nested: no service answers (in _raises_nested in goes_wrong)"
+    assert await _answer(world, "goes-wrong", "tool raises nested") == "Nested: no service answers"
+
+
+async def test_a_function_in_a_thread_could_not_use_its_run(world: World) -> None:
+    """It found no event loop, and a loop of its own never got an answer."""
+    parked = await world.done(await world.submitted("goes-wrong", "uses its run in a thread"))
+    assert parked.status is RunStatus.AWAITING_APPROVAL, parked.error
+    run = await world.done(await world.approved(parked))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == "False False", "each place has numbers of its own"
+    assert world.stage.reached == ["inner"]
+    said = await _answer(world, "goes-wrong", "uses its run in a strange thread")
+    assert said.startswith("this thread does not know its call of the run: start it with asyncio.to_thread")
+
+
+async def test_what_code_had_printed_was_lost_with_its_process_or_printed_by_each(
+    database_url: str, redis: ArqRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with capture_logs() as logged:
+        async with world_of_agents(database_url, redis, tmp_path, module=PROGRAM) as world:
+            world.stage.stop_at("printed")
+            run = await world.submitted("goes-wrong", "prints")
+            worker = await world.workers().begin(run.id)
+            await wait_until(lambda: _printed(logged) == ["imported", f"otters of {run.id}"], description="the lines")
+            world.stage.go_on()
+            assert await worker.ended() is None
+
+
+def _printed(logged: list[MutableMapping[str, Any]]) -> list[str]:
+    return [one["text"] for one in logged if one["event"] == "agent_printed" and one["stream"] == "stdout"]
