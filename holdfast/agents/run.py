@@ -23,7 +23,15 @@ from holdfast.agents.frames import Frame, packed
 from holdfast.agents.info import AgentInfo, agent_of
 from holdfast.agents.models import Models, Usage
 from holdfast.agents.probes import cannot_tell, verdict_of
-from holdfast.agents.values import content_hash, plain, restored, shown_arguments, shown_data, text_for
+from holdfast.agents.values import (
+    changed_arguments,
+    content_hash,
+    plain,
+    restored,
+    shown_arguments,
+    shown_data,
+    text_for,
+)
 
 Result = TypeVar("Result")
 
@@ -237,8 +245,9 @@ class Run:
         shown = shown_arguments(function, args, kwargs)
 
         async def performed(arguments: dict[str, Any]) -> Any:
-            positional, named = (args, kwargs) if arguments == plain(shown) else ((), arguments)
-            return await _called(function or _nothing, positional, named)
+            is_changed = arguments != plain(shown)
+            positional, named = changed_arguments(function, args, arguments) if is_changed else (args, kwargs)
+            return await _called(function or _nothing, (*positional,), named)
 
         value = await self.perform(name, shown, None if function is None else performed, **options)
         return restored(value, returns)

@@ -282,3 +282,22 @@ async def test_what_code_had_printed_was_lost_with_its_process_or_printed_by_eac
 
 def _printed(logged: list[MutableMapping[str, Any]]) -> list[str]:
     return [one["text"] for one in logged if one["event"] == "agent_printed" and one["stream"] == "stdout"]
+
+
+@pytest.mark.parametrize(
+    ("way", "edited", "says"),
+    [
+        ("all", '{"parts": ["c", "d", "e"], "end": "?"}', "c d e?"),
+        ("all", '{"end": "?"}', "?"),
+        ("first", '{"first": "c", "rest": []}', "c of 0."),
+        ("partial", '{"rest": ["c", "d"]}', "a of 2."),
+        ("builtin", '{"args": ["c", "d"]}', "d"),
+    ],
+)
+async def test_arguments_that_a_person_had_changed_went_to_other_parameters(
+    world: World, way: str, edited: str, says: str
+) -> None:
+    parked = await world.done(await world.submitted("asks", way))
+    run = await world.done(await world.approved(parked, edited))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == says

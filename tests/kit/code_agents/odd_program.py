@@ -1,6 +1,7 @@
 """Agents that say what no reader can be shown, and end in ways that programs have by accident."""
 
 import asyncio
+import functools
 import itertools
 import os
 import sys
@@ -294,6 +295,29 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "prints": _prints,
     "returns an object": _returns_object,
     "returns nothing that json says": _returns_nothing_that_json_says,
+}
+
+
+@agent("asks")
+async def asks(run: Run) -> str:
+    """Calls a tool that takes arguments by no name, once a person agrees."""
+    function, args, named = TAKING[run.text]
+    return await _failure(run.tool("take", function, *args, needs_approval=True, **named))
+
+
+def _all_of(*parts: str, end: str = ".") -> str:
+    return " ".join(parts) + end
+
+
+def _first_of(first: str, /, *rest: str, end: str = ".") -> str:
+    return f"{first} of {len(rest)}{end}"
+
+
+TAKING: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "all": (_all_of, ("a", "b"), {"end": "!"}),
+    "first": (_first_of, ("a", "b"), {}),
+    "partial": (functools.partial(_first_of, "a"), ("b",), {}),
+    "builtin": (max, ("a", "b"), {}),
 }
 
 
