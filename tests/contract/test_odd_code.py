@@ -101,6 +101,15 @@ async def test_a_wrong_setting_of_agents_was_refused_without_its_name(python: st
     assert refused.value.message.startswith(named)
 
 
+def test_an_empty_address_of_a_provider_was_asked_by_the_clients_of_agents() -> None:
+    """docker-compose.yml gives the worker each variable of a provider, with no text where `.env` has none."""
+    given = {"OPENAI_BASE_URL": "", "OPENAI_API_BASE": "", "OPENAI_API_KEY": "k", "CUDA_VISIBLE_DEVICES": ""}
+    [plan] = plans(["research"], sys.executable, "", given)
+    assert plan.keys == {"OPENAI_API_KEY": "k"}
+    assert plan.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert not {"OPENAI_BASE_URL", "OPENAI_API_BASE"} & plan.environment.keys()
+
+
 async def test_a_process_that_a_module_had_started_kept_its_worker_from_ending(tmp_path: Path) -> None:
     starts = "import subprocess, sys\nP = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
     source = f"{starts}open(r'{tmp_path / 'pid'}', 'w').write(str(P.pid))\n{AGENT}"

@@ -103,11 +103,12 @@ class UnfitModule(InvalidRequest):
 
 
 def environment_of_agents(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """The environment of agents: the worker's, without the deployment's own settings, and what a file has added."""
+    """The environment of agents: the worker's, without the deployment's own settings, and what a file has added. An
+    empty address of a provider, as compose sets it, would be taken for one by the provider's own client."""
     own = {
         name: value
         for name, value in environment.items()
-        if not name.startswith("HOLDFAST_") or name.startswith(OF_AGENTS)
+        if (not name.startswith("HOLDFAST_") or name.startswith(OF_AGENTS)) and (value or name not in OF_PROVIDERS)
     }
     return {**own, **added}
 
