@@ -101,6 +101,16 @@ async def test_a_wrong_setting_of_agents_was_refused_without_its_name(python: st
     assert refused.value.message.startswith(named)
 
 
+async def test_a_python_that_was_too_old_was_not_called_so(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    old = "import sys; sys.version_info = (3, 9); program = sys.argv[2]; del sys.argv[1:3]; exec(program)"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{old}' \"$@\"\n", encoding="utf-8")
+    python.chmod(0o755)
+    with pytest.raises(InvalidRequest, match="/python is older than Python 3[.]10, which agents need"):
+        async with CodeAgents.running(plans(["json"], str(python), "")):
+            pass
+
+
 def test_an_empty_address_of_a_provider_was_asked_by_the_clients_of_agents() -> None:
     """docker-compose.yml gives the worker each variable of a provider, with no text where `.env` has none."""
     given = {"OPENAI_BASE_URL": "", "OPENAI_API_BASE": "", "OPENAI_API_KEY": "k", "CUDA_VISIBLE_DEVICES": ""}
