@@ -144,7 +144,7 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
     except asyncio.CancelledError as error:
         # Code that awaits a task of its own which was cancelled is cancelled as well, and nobody has asked for it.
         return packed({"t": "stopped"} if run.cancelled else _raised(error))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the run fails with it
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the run fails with it
         return packed(_raised(error))
 
 

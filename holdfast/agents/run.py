@@ -437,7 +437,9 @@ class Run:
                 await self._worker.ask(given_up(answer["call"]))
                 raise
             cause, ended["error"] = error, error_fields(error)  # of a task of the function's own
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the journal has it
+        except GeneratorExit:  # nobody waits for this call any more
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the journal has it
             cause = error
             ended["error"] = error_fields(error)
         finally:

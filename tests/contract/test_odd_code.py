@@ -106,7 +106,7 @@ async def test_a_python_that_was_too_old_was_not_called_so(tmp_path: Path) -> No
     old = "import sys; sys.version_info = (3, 9); program = sys.argv[2]; del sys.argv[1:3]; exec(program)"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{old}' \"$@\"\n", encoding="utf-8")
     python.chmod(0o755)
-    with pytest.raises(InvalidRequest, match="/python is older than Python 3[.]10, which agents need"):
+    with pytest.raises(InvalidRequest, match="/python is older than Python 3"):
         async with CodeAgents.running(plans(["json"], str(python), "")):
             pass
 
@@ -271,6 +271,11 @@ async def test_a_run_failed_behind_a_decision_because_its_code_had_given_a_call_
 async def test_an_exception_with_an_attribute_of_groups_crashed_its_process(world: World) -> None:
     assert await _failed(world, "raises nested") == "Nested: no service answers (in _raises_nested in goes_wrong)"
     assert await _answer(world, "goes-wrong", "tool raises nested") == "Nested: no service answers"
+
+
+async def test_an_exception_of_no_ordinary_kind_was_taken_for_a_crash_and_its_code_executed_again(world: World) -> None:
+    assert await _failed(world, "raises base") == "Skipped: not today (in _raises_base in goes_wrong)"
+    assert await _answer(world, "goes-wrong", "tool raises base") == "Skipped: not today"
 
 
 async def test_a_function_in_a_thread_could_not_use_its_run(world: World) -> None:

@@ -225,6 +225,21 @@ async def _tool_raises_nested(run: Run) -> str:
     return await _failure(run.tool("ask", ask))
 
 
+async def _raises_base(_run: Run) -> str:
+    raise Skipped("not today")
+
+
+async def _tool_raises_base(run: Run) -> str:
+    def skip() -> None:
+        raise Skipped("not today")
+
+    return await _failure(run.tool("skip", skip))
+
+
+class Skipped(BaseException):
+    """As those of test frameworks, which pass by `except Exception`."""
+
+
 class Nested(Exception):
     """An error of a client's library, which is no group."""
 
@@ -288,6 +303,8 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "names nothing": _names_nothing,
     "names much": _names_much,
     "counts nothing": _counts_nothing,
+    "raises base": _raises_base,
+    "tool raises base": _tool_raises_base,
     "raises nested": _raises_nested,
     "tool raises nested": _tool_raises_nested,
     "uses its run in a thread": _uses_run_in_thread,
