@@ -269,9 +269,8 @@ def _showing_code_agents(process: ProcessContext, code_agents: CodeAgents) -> Ab
         process.settings.lease_s,
     )
     every_s, name = process.settings.lease_s / 3, "show the agents of own code"
-    return repeating(
-        showing.show, every_s=every_s, name=name, after_first=True
-    )  # clients name them when it has started
+    # Clients may name them as soon as the server says that it is ready.
+    return repeating(showing.show, every_s=every_s, name=name, after_first=True)
 
 
 def _showing(
