@@ -44,8 +44,8 @@ class CodeAgentNames:
         self.known: Sequence[KnownCodeAgent] = ()
 
     def watching(self) -> AbstractAsyncContextManager[None]:
-        """Keeps the names current for as long as the block lasts."""
-        return repeating(self._look, every_s=LOOK_S, name="look for agents of own code")
+        """Keeps the names current for as long as the block lasts, and knows them when it begins."""
+        return repeating(self._look, every_s=LOOK_S, name="look for agents of own code", after_first=True)
 
     def refuse_unknown(self, handle: str, field: str) -> None:
         """Raises `InvalidRequest` for the handle of an agent that no worker has ever had."""

@@ -101,17 +101,25 @@ other, and a supervisor waits 20 seconds between SIGTERM and SIGKILL."""
 
 @asynccontextmanager
 async def repeating(
-    action: Callable[[], Awaitable[object]], *, every_s: float, name: str, ends_within_s: float = ROUND_ENDS_S
+    action: Callable[[], Awaitable[object]],
+    *,
+    every_s: float,
+    name: str,
+    after_first: bool = False,
+    ends_within_s: float = ROUND_ENDS_S,
 ) -> AsyncGenerator[None]:
     """Calls `action` at once, and again `every_s` seconds after each call has ended, until the block ends.
 
-    When the block ends during a call, it waits `ends_within_s` seconds for that call, and then cancels it: a database
-    that does not answer must not keep a process from ending. A crash may interrupt a call anywhere, too.
+    With `after_first` the block begins when the first call has ended, or failed. When the block ends during a call, it
+    waits `ends_within_s` seconds for that call, and then cancels it: a database that does not answer must not keep a
+    process from ending. A crash may interrupt a call anywhere, too.
     """
-    stop = asyncio.Event()
+    stop, called = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(_repeat(action, every_s, name, stop), name=name)
+        task = group.create_task(_repeat(action, every_s, name, stop, called), name=name)
         try:
+            if after_first:
+                await called.wait()
             yield
         finally:
             stop.set()
@@ -124,7 +132,9 @@ def _cut_off(task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name: str, stop: asyncio.Event) -> None:
+async def _repeat(
+    action: Callable[[], Awaitable[object]], every_s: float, name: str, stop: asyncio.Event, called: asyncio.Event
+) -> None:
     while not stop.is_set():
         try:
             await action()
@@ -133,6 +143,7 @@ async def _repeat(action: Callable[[], Awaitable[object]], every_s: float, name:
         except Exception:
             # The background-loop boundary: the next round may succeed, and no other code does this work.
             log.exception("background_round_failed", loop=name)
+        called.set()
         try:
             async with asyncio.timeout(every_s):
                 await stop.wait()

@@ -268,7 +268,9 @@ def _showing_code_agents(process: ProcessContext, code_agents: CodeAgents) -> Ab
         code_agents.shown,
         process.settings.lease_s,
     )
-    return repeating(showing.show, every_s=process.settings.lease_s / 3, name="show the agents of own code")
+    every_s, name = process.settings.lease_s / 3, "show the agents of own code"
+    # Clients may name them as soon as the server says that it is ready.
+    return repeating(showing.show, every_s=every_s, name=name, after_first=True)
 
 
 def _showing(

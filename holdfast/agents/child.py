@@ -53,6 +53,7 @@ class WorkerConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._loop = asyncio.get_running_loop()
         self._asked: dict[int, asyncio.Future[Frame]] = {}
         self._number = 0
         self._resting: asyncio.Task[None] | None = None
@@ -65,6 +66,8 @@ class WorkerConnection:
 
     async def ask(self, frame: Frame) -> Frame:
         """Sends a frame and returns the answer to it."""
+        if asyncio.get_running_loop() is not self._loop:  # that of an `asyncio.run` in a thread
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.ask(frame), self._loop))
         self._number = number = self._number + 1
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self.tell({**frame, "id": number})
@@ -141,7 +144,7 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
     except asyncio.CancelledError as error:
         # Code that awaits a cancelled task of its own is cancelled as well, without a request to cancel the run.
         return packed({"t": "stopped"} if run.cancelled else _raised(error))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the run fails with it
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the run fails with it
         return packed(_raised(error))
 
 

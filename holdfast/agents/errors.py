@@ -1,5 +1,7 @@
 """The errors that the calls of a run raise, and the description of any other exception."""
 
+from typing import Any
+
 LONGEST_TEXT = 20_000
 """Characters of an exception's text that the journal and the worker get."""
 
@@ -12,7 +14,7 @@ def error_fields(error: BaseException) -> dict[str, str]:
     because its own text only counts them."""
     error = sole(error)
     text = _text_of(error)
-    if inner := getattr(error, "exceptions", ()):
+    if inner := _members_of(error):
         named = [error_fields(one) for one in inner[:MOST_NAMED]]
         text = f"{text}: " + "; ".join(f"{one['type']}: {one['text']}" for one in named)
     return {"type": type(error).__name__, "text": text[:LONGEST_TEXT]}
@@ -20,8 +22,15 @@ def error_fields(error: BaseException) -> dict[str, str]:
 
 def sole(error: BaseException) -> BaseException:
     """Returns the only exception of a group; any other exception unchanged."""
-    inner = getattr(error, "exceptions", ())
+    inner = _members_of(error)
     return sole(inner[0]) if len(inner) == 1 else error
+
+
+def _members_of(error: BaseException) -> Any:
+    """The exceptions of a group. Others may have an attribute `exceptions`, too, with anything in it. The class goes by
+    its name, because Python 3.10 gets it from a library."""
+    is_group = any(one.__name__ == "BaseExceptionGroup" for one in type(error).__mro__)
+    return getattr(error, "exceptions", ()) if is_group else ()
 
 
 def _text_of(error: BaseException) -> str:

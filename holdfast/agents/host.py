@@ -8,6 +8,7 @@ import ctypes
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import select
@@ -19,7 +20,7 @@ import threading
 import traceback
 from contextlib import suppress
 from glob import glob
-from typing import Any
+from typing import Any, cast
 
 from holdfast.agents.adapters import ADAPTERS, warnings_of
 from holdfast.agents.child import LONGEST_TRACEBACK, execute
@@ -66,6 +67,7 @@ def serve(module: str, control: socket.socket, max_mb: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     gc.collect()
     gc.freeze()
+    sys.stdout.flush()  # else each process prints it once more
     _say(control, {"t": "ready", **said})
     children: dict[int, int] = {}
     try:
@@ -223,6 +225,8 @@ def _say(control: socket.socket, message: Any) -> None:
 def main() -> None:
     """Starts the host. Its arguments are the number of its control socket's descriptor, the MiB that a process may have
     and the module's name."""
+    # Line by line: an agent's process is killed, and lines of several processes must not be mixed.
+    cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     try:
         serve(sys.argv[4], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:

@@ -23,7 +23,15 @@ from holdfast.agents.frames import Frame, packed
 from holdfast.agents.info import AgentInfo, agent_of
 from holdfast.agents.models import Models, Usage
 from holdfast.agents.probes import cannot_tell, verdict_of
-from holdfast.agents.values import content_hash, plain, restored, shown_arguments, shown_data, text_for
+from holdfast.agents.values import (
+    changed_arguments,
+    content_hash,
+    plain,
+    restored,
+    shown_arguments,
+    shown_data,
+    text_for,
+)
 
 Result = TypeVar("Result")
 
@@ -237,8 +245,9 @@ class Run:
         shown = shown_arguments(function, args, kwargs)
 
         async def performed(arguments: dict[str, Any]) -> Any:
-            positional, named = (args, kwargs) if arguments == plain(shown) else ((), arguments)
-            return await _called(function or _nothing, positional, named)
+            is_changed = arguments != plain(shown)
+            positional, named = changed_arguments(function, args, arguments) if is_changed else (args, kwargs)
+            return await _called(function or _nothing, (*positional,), named)
 
         value = await self.perform(name, shown, None if function is None else performed, **options)
         return restored(value, returns)
@@ -390,6 +399,8 @@ class Run:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
+        if "given_up_s" in answer:  # the code is about to give it up again, as `asyncio.timeout` does
+            await asyncio.sleep(answer["given_up_s"])
         return self._checked(name, answer)
 
     def take_place(self) -> None:
@@ -419,13 +430,16 @@ class Run:
             ended["value"] = plain(await _called(function, args, kwargs))
             if usage is not None and (used := usage(ended["value"])) is not None:
                 ended["usage"] = asdict(used)
-        except asyncio.CancelledError:
-            if (
-                not self.cancelled
-            ):  # the body has given up only this call, and continues: the worker must not wait for the call
+        except asyncio.CancelledError as error:
+            if self.cancelled:
+                raise
+            if _is_being_cancelled():  # the body gives up only this call, and continues: the worker must not wait
                 await self._worker.ask(given_up(answer["call"]))
+                raise
+            cause, ended["error"] = error, error_fields(error)  # of a task of the function's own
+        except GeneratorExit:  # nobody waits for this call any more
             raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the journal has it
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the journal has it
             cause = error
             ended["error"] = error_fields(error)
         finally:
@@ -454,7 +468,16 @@ class Run:
     def _here(self) -> Scope:
         """The scope of the current task. A task that uses the run for the first time gets the next number of the task
         that has created it."""
-        scope, task = _SCOPE.get(), asyncio.current_task()
+        scope = _SCOPE.get(None)
+        if scope is None:
+            raise RuntimeError(
+                "this thread does not know its call of the run: start it with asyncio.to_thread, or call its function "
+                "by contextvars.copy_context().run"
+            )
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # a function that is not async, in its thread: it belongs to the task that waits for it
+            return scope
         if scope.task is not task:
             scope.tasks += 1
             scope = Scope(self._journal, f"{scope.branch}{scope.tasks}.", task, scope.at, may_wait=scope.may_wait)
@@ -486,6 +509,12 @@ async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str
         return await function(*args, **kwargs)
     value = await asyncio.to_thread(function, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has cancelled the present task. Python 3.10 cannot say it of a task that is awaiting another."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is None or cancelling() > 0
 
 
 async def _nothing() -> None:

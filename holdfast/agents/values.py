@@ -52,6 +52,25 @@ def shown_arguments(function: Callable[..., Any] | None, args: tuple[Any, ...], 
     return {name: _counted(value) if callable(value) else value for name, value in {**named, **kwargs}.items()}
 
 
+def changed_arguments(
+    function: Callable[..., Any] | None, args: tuple[Any, ...], arguments: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and the named arguments of an object that a person has changed. `args`: the positional ones of
+    which `shown_arguments` has made it, which some functions take by no name."""
+    left, positional = {**arguments}, list[Any]()
+    try:
+        bound = inspect.signature(cast("Any", function)).bind_partial(*args)
+        parameters = [bound.signature.parameters[name] for name in bound.arguments]
+    except (TypeError, ValueError):
+        return left.pop("args", []) if args else [], left
+    for one in parameters:
+        if one.name not in left:
+            break
+        value = left.pop(one.name)
+        positional += value if one.kind is one.VAR_POSITIONAL else [value]
+    return positional, left
+
+
 def shown_data(name: Any, value: Any) -> dict[str, Any]:
     """Returns the name and the value of data for readers. Raises as `Run.emit_data`."""
     if not _DATA_NAME.fullmatch(text_for("the name of data", name)):
@@ -85,7 +104,10 @@ def _as_json(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} is nothing that JSON can say")
+    raise TypeError(
+        f"a {type(value).__name__} is nothing that JSON can say: use texts, numbers, lists, dictionaries, dataclasses "
+        "or pydantic models, or give it to the function by functools.partial, and the call a key"
+    )
 
 
 def _counted(value: Any) -> Any:

@@ -78,6 +78,7 @@ class Replay:
     def __init__(self, journal: str, entries: Iterable[JournalEntry]) -> None:
         self.journal = journal
         self.entries: dict[str, JournalEntry] = {entry.slot: entry for entry in entries}
+        self.began_at = min((entry.started_at for entry in self.entries.values()), default=None)
         self._left: dict[str, _LeftInBranch] = defaultdict(_LeftInBranch)
         """The entries that no call of the present execution has taken, by branch."""
         self._last = 0

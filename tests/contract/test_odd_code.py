@@ -3,13 +3,15 @@ its run ends once, says what went wrong, and loses nothing."""
 
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from arq.connections import ArqRedis
+from structlog.testing import capture_logs
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.lifecycle import RunStatus
@@ -97,6 +99,25 @@ async def test_a_wrong_setting_of_agents_was_refused_without_its_name(python: st
         async with CodeAgents.running(plans(["json"], python, env_file)):
             pass
     assert refused.value.message.startswith(named)
+
+
+async def test_a_python_that_was_too_old_was_not_called_so(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    old = "import sys; sys.version_info = (3, 9); program = sys.argv[2]; del sys.argv[1:3]; exec(program)"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{old}' \"$@\"\n", encoding="utf-8")
+    python.chmod(0o755)
+    with pytest.raises(InvalidRequest, match="/python is older than Python 3"):
+        async with CodeAgents.running(plans(["json"], str(python), "")):
+            pass
+
+
+def test_an_empty_address_of_a_provider_was_asked_by_the_clients_of_agents() -> None:
+    """docker-compose.yml gives the worker each variable of a provider, with no text where `.env` has none."""
+    given = {"OPENAI_BASE_URL": "", "OPENAI_API_BASE": "", "OPENAI_API_KEY": "k", "CUDA_VISIBLE_DEVICES": ""}
+    [plan] = plans(["research"], sys.executable, "", given)
+    assert plan.keys == {"OPENAI_API_KEY": "k"}
+    assert plan.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert not {"OPENAI_BASE_URL", "OPENAI_API_BASE"} & plan.environment.keys()
 
 
 async def test_a_process_that_a_module_had_started_kept_its_worker_from_ending(tmp_path: Path) -> None:
@@ -223,3 +244,84 @@ async def test_an_answer_that_was_no_text_was_lost(world: World) -> None:
     assert msgspec.json.decode(answer) == {"page": "otters", "at": 1.5, "who": "\N{OTTER}"}
     assert "\N{OTTER}" in answer
     assert (await _failed(world, "returns nothing that json says")).startswith("TypeError: a count is nothing that")
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("times out", "too slow"),
+        ("falls back", "small"),
+        ("races", "near"),
+        ("fails beside", "'page' failed: LookupError: no page"),
+        ("is cancelled inside", "CancelledError: "),
+    ],
+)
+async def test_a_run_failed_behind_a_decision_because_its_code_had_given_a_call_up(
+    world: World, way: str, says: str
+) -> None:
+    parked = await world.done(await world.submitted("gives-up", way))
+    assert parked.status is RunStatus.AWAITING_APPROVAL, parked.error
+    run = await world.done(await world.approved(parked))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == says
+    assert len(world.stage.reached) <= 1, "what was given up has not begun again"
+    assert await world.is_valid()
+
+
+async def test_an_exception_with_an_attribute_of_groups_crashed_its_process(world: World) -> None:
+    assert await _failed(world, "raises nested") == "Nested: no service answers (in _raises_nested in goes_wrong)"
+    assert await _answer(world, "goes-wrong", "tool raises nested") == "Nested: no service answers"
+
+
+async def test_an_exception_of_no_ordinary_kind_was_taken_for_a_crash_and_its_code_executed_again(world: World) -> None:
+    assert await _failed(world, "raises base") == "Skipped: not today (in _raises_base in goes_wrong)"
+    assert await _answer(world, "goes-wrong", "tool raises base") == "Skipped: not today"
+
+
+async def test_a_function_in_a_thread_could_not_use_its_run(world: World) -> None:
+    """It found no event loop, and a loop of its own never got an answer."""
+    parked = await world.done(await world.submitted("goes-wrong", "uses its run in a thread"))
+    assert parked.status is RunStatus.AWAITING_APPROVAL, parked.error
+    run = await world.done(await world.approved(parked))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == "False False", "each place has numbers of its own"
+    assert world.stage.reached == ["inner"]
+    said = await _answer(world, "goes-wrong", "uses its run in a strange thread")
+    assert said.startswith("this thread does not know its call of the run: start it with asyncio.to_thread")
+
+
+async def test_what_code_had_printed_was_lost_with_its_process_or_printed_by_each(
+    database_url: str, redis: ArqRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with capture_logs() as logged:
+        async with world_of_agents(database_url, redis, tmp_path, module=PROGRAM) as world:
+            world.stage.stop_at("printed")
+            run = await world.submitted("goes-wrong", "prints")
+            worker = await world.workers().begin(run.id)
+            await wait_until(lambda: _printed(logged) == ["imported", f"otters of {run.id}"], description="the lines")
+            world.stage.go_on()
+            assert await worker.ended() is None
+
+
+def _printed(logged: list[MutableMapping[str, Any]]) -> list[str]:
+    return [one["text"] for one in logged if one["event"] == "agent_printed" and one["stream"] == "stdout"]
+
+
+@pytest.mark.parametrize(
+    ("way", "edited", "says"),
+    [
+        ("all", '{"parts": ["c", "d", "e"], "end": "?"}', "c d e?"),
+        ("all", '{"end": "?"}', "?"),
+        ("first", '{"first": "c", "rest": []}', "c of 0."),
+        ("partial", '{"rest": ["c", "d"]}', "a of 2."),
+        ("builtin", '{"args": ["c", "d"]}', "d"),
+    ],
+)
+async def test_arguments_that_a_person_had_changed_went_to_other_parameters(
+    world: World, way: str, edited: str, says: str
+) -> None:
+    parked = await world.done(await world.submitted("asks", way))
+    run = await world.done(await world.approved(parked, edited))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == says

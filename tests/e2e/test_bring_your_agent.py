@@ -37,6 +37,13 @@ def test_the_program_does_what_it_says(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_an_agent_was_refused_when_its_server_had_just_started(tmp_path: Path) -> None:
+    agent, _, _, _ = blocks(ROOT / "docs/bring-your-agent.md", "python")
+    with _served(agent, "research", tmp_path) as url:
+        made = httpx.post(f"{url}/v1/agents/", json={"model": "code/research"}, timeout=60)
+        assert made.status_code == 200, made.text
+
+
 def test_the_program_has_the_memory_and_the_tools_of_its_agent(tmp_path: Path) -> None:
     _, _, program, _ = blocks(ROOT / "docs/bring-your-agent.md", "python")
     with _served(program, "desk", tmp_path) as url:
@@ -81,16 +88,16 @@ def _served(program: str, name: str, folder: Path) -> Generator[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        asyncio.run(wait_until(lambda: _has_agent(server, url, name), description="the agent to be known", every=0.1))
+        asyncio.run(wait_until(lambda: _is_ready(server, url), description="the server to be ready", every=0.1))
         yield url
     finally:
         server.terminate()
         server.wait(timeout=60)
 
 
-def _has_agent(server: subprocess.Popen[bytes], url: str, name: str) -> bool:
+def _is_ready(server: subprocess.Popen[bytes], url: str) -> bool:
     assert server.poll() is None, "holdfast dev has ended"
     try:
-        return f"code/{name}" in httpx.get(f"{url}/v1/models/").text
+        return httpx.get(f"{url}/readyz").is_success
     except httpx.TransportError:
         return False

@@ -20,7 +20,7 @@ from shared.domain.tool_catalog import CALLS_AGENTS, is_base_tool
 from shared.domain.tools import Tool
 from shared.tool_arguments import RefusedArguments, check_arguments
 from worker.agents.body_process import BodyProcess, Frame
-from worker.agents.frames import TOOL_ERROR, value_of_result
+from worker.agents.frames import GIVEN_UP, TOOL_ERROR, value_of_result
 from worker.agents.shown_turn import failure_of
 from worker.bodies.agent_context import AgentContext, AgentServices, load_context
 from worker.bodies.probes import result_of_lost_call
@@ -28,8 +28,6 @@ from worker.bodies.tool_turn import expiry_of, result_of
 from worker.run.run_handle import RunHandle
 
 Result = TypeVar("Result")
-
-GIVEN_UP = {"type": "CancelledError", "text": "the body has given up this call"}
 
 NOBODY = 0
 """The number of a frame that does not exist."""

@@ -361,7 +361,7 @@ class Attempt:
             result = recorded_result(entry, call, value_of(entry))
             if messages := self._shown.answered(call, result):
                 await self._checkpoint(messages, [])
-        return recorded_answer(entry)
+        return recorded_answer(entry, self.replay.began_at)
 
     async def _probed(self, entry: JournalEntry, frame: Frame) -> Frame:
         """Continues a lost call by the result of its probe."""

@@ -102,7 +102,7 @@ class DryReplay:
         self._replayed += 1
         if kind == "model" and entry.settings_hash != frame["settings_hash"]:
             self._changed.append(entry.slot)
-        return recorded_answer(entry)
+        return recorded_answer(entry, self._replay.began_at)
 
     def _left(self) -> list[str]:
         """The recorded calls that the code has not made, except those inside a call that has not ended."""

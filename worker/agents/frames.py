@@ -22,6 +22,12 @@ from worker.run.run_handle import RunHandle
 TOOL_ERROR = "ToolError"
 """The type of an error whose text is a tool's result."""
 
+GIVEN_UP = {"type": "CancelledError", "text": "the body has given up this call"}
+"""The error of a call whose task the code has cancelled. The code has it too (`holdfast.agents.asking`)."""
+
+GIVEN_UP_AGAIN_S = 1.0
+"""Seconds more than the turn had taken, within which a replay gives a call up again."""
+
 PARTS = "holdfast_parts"
 """The key of the parts in the value of an attached tool. `holdfast.agents.run` uses it, too."""
 
@@ -72,12 +78,15 @@ def _attached_result(call: ToolCall, value: Any) -> ToolReturn | None:
     return ToolReturn(call.id, call.name, "success", fields["text"], parts=parts)
 
 
-def recorded_answer(entry: JournalEntry) -> Frame:
-    """Returns the frame with the end of a completed call."""
+def recorded_answer(entry: JournalEntry, turn_began: datetime | None = None) -> Frame:
+    """Returns the frame with the end of a completed call. A replay, which knows when the turn began, gets a call that
+    the code gave up no sooner than the code gives it up again: by the same timer, or for the same other call."""
     at = seconds(entry.ended_at or entry.started_at)
     match entry.state:
         case "failed":
-            return {"t": "failed", "error": value_of(entry), "at": at}
+            failed = {"t": "failed", "error": value_of(entry), "at": at}
+            is_given_up = failed["error"] == GIVEN_UP and turn_began is not None
+            return {**failed, "given_up_s": at - seconds(turn_began) + GIVEN_UP_AGAIN_S} if is_given_up else failed
         case "unknown":
             return {"t": "unknown", "key": entry.idempotency_key, "at": at}
         case _:

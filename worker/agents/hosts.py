@@ -32,8 +32,12 @@ LONGEST_MESSAGE = 1_000_000
 LONGEST_LINE = 2000
 """Characters of a line of an agent's output that the log shows."""
 
-BOOTSTRAP = """
+TOO_OLD = 97
+"""The exit status of a Python that is older than 3.10."""
+
+BOOTSTRAP = f"""
 import sys, types
+sys.version_info < (3, 10) and sys.exit({TOO_OLD})
 holdfast = types.ModuleType("holdfast")
 holdfast.__path__ = [sys.argv[1]]
 sys.modules["holdfast"] = holdfast
@@ -103,11 +107,12 @@ class UnfitModule(InvalidRequest):
 
 
 def environment_of_agents(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of agents: the worker's without the deployment's own settings, and a file's variables."""
+    """Returns the environment of agents: the worker's without the deployment's own settings, and a file's variables. A
+    provider's own client would use an empty address, as compose sets it."""
     own = {
         name: value
         for name, value in environment.items()
-        if not name.startswith("HOLDFAST_") or name.startswith(OF_AGENTS)
+        if (not name.startswith("HOLDFAST_") or name.startswith(OF_AGENTS)) and (value or name not in OF_PROVIDERS)
     }
     return {**own, **added}
 
@@ -247,6 +252,8 @@ class AgentHost:
             raise InvalidRequest(f"{self.plan.module} was not imported within {START_S:g} s") from None
         except HostGone:
             how = "signal {}" if (status := await process.wait()) < 0 else "exit code {}"
+            if status == TOO_OLD:
+                raise InvalidRequest(f"{self.plan.python} is older than Python 3.10, which agents need") from None
             ended = f"{self.plan.python} ended with {how.format(abs(status))}"
             raise InvalidRequest(f"{ended} before it had imported {self.plan.module}") from None
         if said["t"] == "unfit":

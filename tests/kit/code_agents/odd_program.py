@@ -1,9 +1,11 @@
 """Agents that emit text which readers cannot be shown, and end as programs do by accident."""
 
 import asyncio
+import functools
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -212,6 +214,78 @@ async def _returns_nothing_that_json_says(_run: Run) -> Any:
     return itertools.count()
 
 
+async def _raises_nested(_run: Run) -> str:
+    raise Nested
+
+
+async def _tool_raises_nested(run: Run) -> str:
+    def ask() -> None:
+        raise Nested
+
+    return await _failure(run.tool("ask", ask))
+
+
+async def _raises_base(_run: Run) -> str:
+    raise Skipped("not today")
+
+
+async def _tool_raises_base(run: Run) -> str:
+    def skip() -> None:
+        raise Skipped("not today")
+
+    return await _failure(run.tool("skip", skip))
+
+
+class Skipped(BaseException):
+    """As those of test frameworks, which pass by `except Exception`."""
+
+
+class Nested(Exception):
+    """An error of a client's library, which is no group."""
+
+    exceptions = 504
+
+    def __str__(self) -> str:
+        return "no service answers"
+
+
+async def _uses_run_in_thread(run: Run) -> str:
+    def drawn() -> list[str]:
+        return [run.now().isoformat(), str(run.uuid()), str(run.random())]
+
+    def looked() -> str:
+        return asyncio.run(run.step("inner", at, "inner", returns=str))
+
+    first = await run.step("draw", drawn)
+    assert await run.step("look", looked) == "None"
+    await run.approval("go on", {})
+    return f"{first == await run.step('draw', drawn)} {first == await asyncio.to_thread(drawn)}"
+
+
+async def _uses_run_in_strange_thread(run: Run) -> str:
+    said: list[str] = []
+
+    def drawn() -> None:
+        try:
+            run.uuid()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=drawn)
+    thread.start()
+    thread.join()
+    return said[0]
+
+
+async def _prints(run: Run) -> str:
+    print(f"otters of {run.id}")
+    await run.step("begin", at, "printed")
+    return "printed"
+
+
+print("imported")
+
+
 WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "exits": _exits,
     "tool exits": _tool_exits,
@@ -229,8 +303,113 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "names nothing": _names_nothing,
     "names much": _names_much,
     "counts nothing": _counts_nothing,
+    "raises base": _raises_base,
+    "tool raises base": _tool_raises_base,
+    "raises nested": _raises_nested,
+    "tool raises nested": _tool_raises_nested,
+    "uses its run in a thread": _uses_run_in_thread,
+    "uses its run in a strange thread": _uses_run_in_strange_thread,
+    "prints": _prints,
     "returns an object": _returns_object,
     "returns nothing that json says": _returns_nothing_that_json_says,
+}
+
+
+@agent("asks")
+async def asks(run: Run) -> str:
+    """Calls a tool that takes arguments by no name, once a person agrees."""
+    function, args, named = TAKING[run.text]
+    return await _failure(run.tool("take", function, *args, needs_approval=True, **named))
+
+
+def _all_of(*parts: str, end: str = ".") -> str:
+    return " ".join(parts) + end
+
+
+def _first_of(first: str, /, *rest: str, end: str = ".") -> str:
+    return f"{first} of {len(rest)}{end}"
+
+
+TAKING: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "all": (_all_of, ("a", "b"), {"end": "!"}),
+    "first": (_first_of, ("a", "b"), {}),
+    "partial": (functools.partial(_first_of, "a"), ("b",), {}),
+    "builtin": (max, ("a", "b"), {}),
+}
+
+
+@agent("gives-up")
+async def gives_up(run: Run) -> str:
+    """Gives a call up in the way that the text names, and asks a person then."""
+    said = await GIVING_UP[run.text](run)
+    await run.approval("go on", {"said": said})
+    return said
+
+
+async def _times_out(run: Run) -> str:
+    try:
+        await asyncio.wait_for(run.tool("slow", _never, "slow"), 0.2)
+    except asyncio.TimeoutError:  # noqa: UP041 - Python 3.10
+        return "too slow"
+    return "not reached"
+
+
+async def _falls_back(run: Run) -> str:
+    try:
+        return await asyncio.wait_for(run.model("house/large", _never, "large", request=1), 0.2)
+    except asyncio.TimeoutError:  # noqa: UP041 - Python 3.10
+        return await run.model("house/small", lambda: "small", request=1)
+
+
+async def _races(run: Run) -> str:
+    tasks = {asyncio.create_task(run.step(f"look {name}", _looked, name)) for name in ("near", "far")}
+    done, lost = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for one in lost:
+        one.cancel()
+    await asyncio.wait(lost)
+    return await run.step("report", _same, "|".join(task.result() for task in done))
+
+
+async def _fails_beside(run: Run) -> str:
+    said: list[str] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run.step("far", _never, "far"))
+            group.create_task(run.step("page", _no_page))
+    except* StepFailed as failed:
+        said = [str(one) for one in failed.exceptions]
+    return await run.step("report", _same, "|".join(said))
+
+
+async def _is_cancelled_inside(run: Run) -> str:
+    return await _failure(run.tool("inside", _cancelled))
+
+
+async def _never(name: str) -> None:
+    reach(name)
+    await asyncio.Event().wait()
+
+
+async def _looked(name: str) -> str:
+    return name if name == "near" else str(await _never(name))
+
+
+async def _no_page() -> None:
+    raise LookupError("no page")
+
+
+async def _cancelled() -> None:
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+GIVING_UP: dict[str, Callable[[Run], Awaitable[str]]] = {
+    "times out": _times_out,
+    "falls back": _falls_back,
+    "races": _races,
+    "fails beside": _fails_beside,
+    "is cancelled inside": _is_cancelled_inside,
 }
 
 
