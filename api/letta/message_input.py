@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, assert_never, cast
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validator, model_validator
 
-from api.input_limits import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
+from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.runs.command import BusyPolicy, Part, ReadDecisions, attached_image, image_at
 from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval
@@ -145,6 +145,21 @@ class ClientSkillIn(BaseModel):
     location: str = ""
 
 
+MessageType = Literal[
+    "system_message",
+    "user_message",
+    "assistant_message",
+    "reasoning_message",
+    "hidden_reasoning_message",
+    "tool_call_message",
+    "tool_return_message",
+    "approval_request_message",
+    "approval_response_message",
+    "summary_message",
+    "event_message",
+]
+"""The types that clients can ask a run or a list for."""
+
 Messages = Annotated[list[MessageIn], Field(max_length=10_000)]
 
 
@@ -160,7 +175,7 @@ class MessagesRequest(BaseModel):
     max_steps: Annotated[int, Field(ge=1)] = 50
     client_tools: Annotated[list[ClientToolIn], Field(max_length=MOST_ENTRIES)] | None = None
     client_skills: Annotated[list[ClientSkillIn], Field(max_length=1000)] | None = None
-    include_return_message_types: Names | None = None
+    include_return_message_types: Annotated[list[MessageType], Field(max_length=MOST_ENTRIES)] | None = None
     override_model: str | None = None
     override_system: str | None = None
     use_assistant_message: bool = True

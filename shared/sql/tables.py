@@ -243,6 +243,29 @@ messages = sa.Table(
     ),
 )
 
+SAID_BY_USERS = '{"type":"user",'
+"""How the stored body of a user's message begins."""
+
+_LATER = messages.alias("later")
+_ANSWERED_IN = (
+    sa.select(_LATER.c.step_id)
+    .where(*(_LATER.c[name] == messages.c[name] for name in ("thread_id", "turn", "run_id")))
+    .where(_LATER.c.position > messages.c.position, _LATER.c.step_id.is_not(None))
+    .order_by(_LATER.c.position)
+    .limit(1)
+    .correlate(messages)
+    .scalar_subquery()
+)
+STEP_OF_MESSAGE: sa.ColumnElement[str | None] = sa.case(
+    (messages.c.body.startswith(SAID_BY_USERS, autoescape=True), _ANSWERED_IN), else_=messages.c.step_id
+)
+"""The step of a message. What a user says is stored before any step, and belongs to the step that answers it."""
+
+SHOWN_MESSAGES: sa.Select[Any] = sa.select(
+    *(column for column in messages.c if column.name != "step_id"), STEP_OF_MESSAGE.label("step_id")
+)
+"""Messages for readers."""
+
 deleted_rows = sa.Table(
     "deleted_rows",
     metadata,
