@@ -1,5 +1,6 @@
 """The requests that clients send to agents: the wire's form, and the messages and decisions in it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, assert_never, cast
@@ -40,7 +41,8 @@ def tool_result(value: Any) -> tuple[str, list[ContentPart] | None]:
     if isinstance(value, list):
         parts = content_parts(cast("list[Any]", value), field="tool_return")
         return text_with_notes(parts), parts
-    return "" if value is None else str(value), None
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+    return "" if value is None else text, None
 
 
 def _read_part(part: dict[str, Any], where: str) -> ContentPart:
@@ -363,7 +365,14 @@ def _decision(item: dict[str, Any], default_kind: str) -> Decision:
         raise InvalidRequest(
             "approvals[].tool_call_id is missing: name the tool call that is decided", field="approvals[].tool_call_id"
         )
-    if item.get("type", default_kind) == "tool":
+    kind = item.get("type") or default_kind
+    if kind not in ("approval", "tool"):
+        raise InvalidRequest(
+            f"approvals[].type is {str(kind)[:100]!r}: use 'approval' or 'tool'", field="approvals[].type"
+        )
+    if kind == "tool":
+        if "tool_return" not in item:
+            raise InvalidRequest(f"tool_return is missing for {call_id}", field="tool_returns[].tool_return")
         status = item.get("status", "success")
         if status not in ("success", "error"):
             raise InvalidRequest(
