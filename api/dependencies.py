@@ -15,7 +15,8 @@ from pydantic import AfterValidator
 from api.access.accepted_keys import LONGEST
 from api.access.callers import Caller, may_see_instructions
 from api.agent_answers import types_for
-from api.letta.messages import MessageType, in_utc
+from api.letta.message_input import MessageType
+from api.letta.messages import in_utc
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import (

@@ -94,25 +94,15 @@ async def background(work: Coroutine[Any, Any, None], *, name: str) -> AsyncGene
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-ROUND_ENDS_S = 2.0
-"""Seconds that a call of `repeating` gets to end after its block. A worker ends several such loops, some one after the
-other, and a supervisor waits 20 seconds between SIGTERM and SIGKILL."""
-
-
 @asynccontextmanager
 async def repeating(
-    action: Callable[[], Awaitable[object]],
-    *,
-    every_s: float,
-    name: str,
-    after_first: bool = False,
-    ends_within_s: float = ROUND_ENDS_S,
+    action: Callable[[], Awaitable[object]], *, every_s: float, name: str, after_first: bool = False, end_s: float = 2.0
 ) -> AsyncGenerator[None]:
     """Calls `action` at once, and again `every_s` seconds after each call has ended, until the block ends.
 
     With `after_first` the block begins when the first call has ended, or failed. When the block ends during a call, it
-    waits `ends_within_s` seconds for that call, and then cancels it: a database that does not answer must not keep a
-    process from ending. A crash may interrupt a call anywhere, too.
+    waits `end_s` seconds for that call, and then cancels it, because a database that does not answer must not keep a
+    process from ending: a worker ends several loops, and has 20 seconds between SIGTERM and SIGKILL.
     """
     stop, called = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -123,7 +113,7 @@ async def repeating(
             yield
         finally:
             stop.set()
-            timer = asyncio.get_running_loop().call_later(ends_within_s, _cut_off, task)
+            timer = asyncio.get_running_loop().call_later(end_s, _cut_off, task)
             task.add_done_callback(lambda _: timer.cancel())
 
 

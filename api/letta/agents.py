@@ -213,10 +213,16 @@ class AgentFields(BaseModel):
         return with_tool_rules(changed, [rule for place, rule in enumerate(rules) if rule not in rules[:place]])
 
 
+AgentType = Literal[
+    "letta_v1_agent", "memgpt_agent", "memgpt_v2_agent", "sleeptime_agent", "react_agent", "workflow_agent",
+    "split_thread_agent", "voice_convo_agent", "voice_sleeptime_agent",
+]  # fmt: skip
+
+
 class AgentCreate(AgentFields):
     """An agent to make."""
 
-    agent_type: str = "letta_v1_agent"
+    agent_type: AgentType = "letta_v1_agent"
     tools: Names | None = None
     """Names of tools, in addition to `tool_ids`."""
     include_base_tools: bool | None = True

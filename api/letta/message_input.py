@@ -1,5 +1,6 @@
 """The requests that clients send to agents: their form on the wire, and the messages and decisions in them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, assert_never, cast
@@ -7,7 +8,7 @@ from typing import Annotated, Any, Literal, assert_never, cast
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validator, model_validator
 
-from api.input_limits import MOST_ENTRIES, BoundedSchema, Names, Parts, as_object
+from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.runs.command import BusyPolicy, Part, ReadDecisions, attached_image, image_at
 from shared.domain.agents import ClientSkill
 from shared.domain.approvals import Approval
@@ -40,7 +41,8 @@ def tool_result(value: Any) -> tuple[str, list[ContentPart] | None]:
     if isinstance(value, list):
         parts = content_parts(cast("list[Any]", value), field="tool_return")
         return text_with_notes(parts), parts
-    return "" if value is None else str(value), None
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+    return "" if value is None else text, None
 
 
 def _read_part(part: dict[str, Any], where: str) -> ContentPart:
@@ -145,6 +147,21 @@ class ClientSkillIn(BaseModel):
     location: str = ""
 
 
+MessageType = Literal[
+    "system_message",
+    "user_message",
+    "assistant_message",
+    "reasoning_message",
+    "hidden_reasoning_message",
+    "tool_call_message",
+    "tool_return_message",
+    "approval_request_message",
+    "approval_response_message",
+    "summary_message",
+    "event_message",
+]
+"""The types that clients can ask a run or a list for."""
+
 Messages = Annotated[list[MessageIn], Field(max_length=10_000)]
 
 
@@ -160,7 +177,7 @@ class MessagesRequest(BaseModel):
     max_steps: Annotated[int, Field(ge=1)] = 50
     client_tools: Annotated[list[ClientToolIn], Field(max_length=MOST_ENTRIES)] | None = None
     client_skills: Annotated[list[ClientSkillIn], Field(max_length=1000)] | None = None
-    include_return_message_types: Names | None = None
+    include_return_message_types: Annotated[list[MessageType], Field(max_length=MOST_ENTRIES)] | None = None
     override_model: str | None = None
     override_system: str | None = None
     use_assistant_message: bool = True
@@ -348,7 +365,14 @@ def _decision(item: dict[str, Any], default_kind: str) -> Decision:
         raise InvalidRequest(
             "approvals[].tool_call_id is missing: name the tool call that is decided", field="approvals[].tool_call_id"
         )
-    if item.get("type", default_kind) == "tool":
+    kind = item.get("type") or default_kind
+    if kind not in ("approval", "tool"):
+        raise InvalidRequest(
+            f"approvals[].type is {str(kind)[:100]!r}: use 'approval' or 'tool'", field="approvals[].type"
+        )
+    if kind == "tool":
+        if "tool_return" not in item:
+            raise InvalidRequest(f"tool_return is missing for {call_id}", field="tool_returns[].tool_return")
         status = item.get("status", "success")
         if status not in ("success", "error"):
             raise InvalidRequest(

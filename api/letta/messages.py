@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from pydantic import AfterValidator, BaseModel, Field
 
-from api.letta.message_input import wire_content
+from api.letta.message_input import MessageType, wire_content
 from shared.domain.events import StopReason
 from shared.domain.ids import UUID4_PATTERN, AgentId, ConversationId, MessageId
 from shared.domain.messages import (
@@ -128,22 +128,6 @@ WireMessage = dict[str, Any]
 
 NOT_ANSWERS = frozenset({"user_message", "system_message", "approval_response_message", "summary_message"})
 """Types that a plain answer omits: the client's own messages, and messages without a speaker."""
-
-
-MessageType = Literal[
-    "system_message",
-    "user_message",
-    "assistant_message",
-    "reasoning_message",
-    "hidden_reasoning_message",
-    "tool_call_message",
-    "tool_return_message",
-    "approval_request_message",
-    "approval_response_message",
-    "summary_message",
-    "event_message",
-]
-"""The types that clients can request in a list."""
 
 
 def types_for_strangers(asked: Collection[str] | None) -> list[str]:

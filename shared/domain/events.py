@@ -95,7 +95,8 @@ class DataPart(msgspec.Struct, frozen=True, tag="data"):
 
 
 class ToolCallChunk(msgspec.Struct, frozen=True, tag="call_chunk", omit_defaults=True):
-    """A piece of a tool call (only in runs that stream tokens): first its name, then its arguments in pieces."""
+    """A piece of a tool call (only in runs that stream tokens): first its name, then its arguments in pieces. A
+    provider may send both at once."""
 
     at: int
     step_id: StepId

@@ -243,6 +243,35 @@ messages = sa.Table(
     ),
 )
 
+SAID_BY_USERS = '{"type":"user",'
+"""How the stored body of a user's message begins."""
+
+_LATER = messages.alias("later")
+
+
+def step_of(among: sa.FromClause) -> sa.ColumnElement[str | None]:
+    """The step of a message. A user's message is stored before any step, and belongs to the step that answers it."""
+    answered_in = (
+        sa.select(_LATER.c.step_id)
+        .where(*(_LATER.c[name] == among.c[name] for name in ("thread_id", "turn", "run_id")))
+        .where(_LATER.c.position > among.c.position, _LATER.c.step_id.is_not(None))
+        .order_by(_LATER.c.position)
+        .limit(1)
+        .correlate(among)
+        .scalar_subquery()
+    )
+    is_said = among.c.body.startswith(SAID_BY_USERS, autoescape=True)
+    return sa.case((is_said, answered_in), else_=among.c.step_id)
+
+
+def shown_messages(among: sa.FromClause) -> sa.Select[Any]:
+    """Selects messages for readers."""
+    own = (column for column in among.c if column.name != "step_id")
+    return sa.select(*own, step_of(among).label("step_id"))
+
+
+SHOWN_MESSAGES = shown_messages(messages)
+
 deleted_rows = sa.Table(
     "deleted_rows",
     metadata,

@@ -250,6 +250,13 @@ async def test_a_built_in_model_that_there_is_not_was_an_agents_and_each_of_its_
     assert there_is_none in answered.json()["error"]["message"]
 
 
+async def test_a_mistyped_type_made_an_agent_of_the_oldest_kind(http: httpx.AsyncClient) -> None:
+    """It spoke by `send_message`."""
+    refused = await http.post("/v1/agents/", json={"model": "builtin/echo", "agent_type": "letta_v1_agnet"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "agent_type")
+    assert (await http.get("/v1/agents/")).json() == []
+
+
 async def test_an_agent_is_changed_listed_and_deleted(client: AsyncLetta, http: httpx.AsyncClient) -> None:
     tool = await client.tools.upsert(source_code=ROLL_DICE)
     agents = [await client.agents.create(model="builtin/echo", name=f"a{number}") for number in range(3)]

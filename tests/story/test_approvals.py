@@ -133,6 +133,21 @@ async def test_a_decision_that_is_not_understood_decides_nothing(product: Produc
     assert await waiting(product) == asked.approvals
 
 
+async def test_a_message_with_a_decision_that_is_not_understood_ran_the_call(product: Product) -> None:
+    """A mistyped kind was taken for an approval, and a result under another name for an empty one."""
+    asked = await waiting_calls(product, "moon")
+    call = {"tool_call_id": asked.approvals[0]["tool_call_id"]}
+    for kind, given in (("approvel", {"approve": True}), ("tool", {"status": "success", "result": "done"})):
+        message = {"type": "approval", "approvals": [call | {"type": kind} | given]}
+        refused = await product.http.post(f"/v1/agents/{asked.agent_id}/messages", json={"messages": [message]})
+        assert refused.status_code == 400, refused.text
+        assert await waiting(product) == asked.approvals
+    result = call | {"type": "tool", "tool_return": {"to": "møøn"}}
+    body = {"messages": [{"type": "approval", "approvals": [result]}]}
+    assert (await product.http.post(f"/v1/agents/{asked.agent_id}/messages", json=body)).status_code == 200
+    assert await asked.results() == ['{"to": "møøn"}'], "the model gets an object as JSON"
+
+
 async def test_a_decision_is_used_once(product: Product) -> None:
     asked = await waiting_calls(product, "moon")
     _, first = await asked.decide(decided_by="ada")

@@ -86,6 +86,36 @@ async def test_a_runs_messages_ignored_the_types_that_its_submission_asked_for(p
     assert listed.to_dict()["content"] == said["content"] == "Yes."
 
 
+async def test_a_mistyped_type_hid_the_whole_answer_with_a_200(product: Product) -> None:
+    agent = await product.agent()
+    conversation, types = await begin(product, agent.id), {"include_return_message_types": ["assistant_mesage"]}
+    for of in (f"agents/{agent.id}", f"conversations/{conversation}"):
+        refused = await product.http.post(f"/v1/{of}/messages", json={"input": "well?", "streaming": False} | types)
+        assert (refused.status_code, refused.json()["field"]) == (422, "include_return_message_types[0]")
+    assert product.models.requests == []
+
+
+async def test_a_users_message_belonged_to_no_step(product: Product) -> None:
+    agent = await product.agent(tools=[await product.tool(ROLL_DICE)])
+    product.models.play(Turn(calls=[Call("roll_dice", {"num_sides": 6})]), Turn(text="Six."))
+    sent = await tell(product, agent.id, "roll")
+    asked, answered = [sent["messages"][number]["step_id"] for number in (0, -1)]
+    assert asked != answered
+    run_id = sent["messages"][0]["run_id"]
+    alone = {"limit": 1, "order": "asc", "include_return_message_types": "user_message"}
+    for path in (f"/v1/agents/{agent.id}/messages", "/v1/messages", f"/v1/runs/{run_id}/messages"):
+        [question] = (await product.http.get(path, params=alone)).json()[:1]
+        assert (question["message_type"], question["step_id"]) == ("user_message", asked), path
+    [shown] = (await product.http.get(f"/v1/messages/{question['id']}")).json()
+    assert shown == question
+    for step, types in (
+        (asked, ["tool_call_message", "tool_return_message", "user_message"]),
+        (answered, ["assistant_message"]),
+    ):
+        of_step = (await product.client.steps.messages.list(step)).items
+        assert sorted(str(message.to_dict()["message_type"]) for message in of_step) == types
+
+
 async def test_the_parts_of_an_answer_were_lost_between_two_pages_of_a_run(product: Product) -> None:
     agent = await product.agent()
     product.models.play(Turn(reasoning="hm", text="Yes."))

@@ -73,6 +73,20 @@ async def test_a_stream_without_pings_has_none(product: Product, status_events: 
         assert shown.endswith("data: [DONE]\n\n")
 
 
+async def test_a_call_that_came_whole_was_cut_into_two_frames(product: Product) -> None:
+    """Gemini sends a call's name together with its arguments."""
+    tools = [await product.tool(ROLL_DICE), await product.tool(LAUNCH, default_requires_approval=True)]
+    agent = await product.agent(tools=tools, model="google_ai/gemini-2.5-flash")
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"}), Call("roll_dice", {"num_sides": 6})]))
+    body = {"input": "Go", "streaming": True, "stream_tokens": True}
+    sent = await product.http.post(f"/v1/agents/{agent.id}/messages", json=body)
+    calls = [frame["tool_call"] for frame in _frames(sent.text) if "tool_call" in frame]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("launch", {"target": "moon"}),
+        ("roll_dice", {"num_sides": 6}),
+    ]
+
+
 CURSORS: list[tuple[list[str], object, int | None]] = [
     ([], 1, 1),
     ([], " 1 ", 1),

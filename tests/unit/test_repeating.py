@@ -19,7 +19,7 @@ async def test_a_process_did_not_end_while_a_round_waited_for_a_database_that_di
             raise
 
     with capture_logs() as lines:
-        async with repeating(waits_for_ever, every_s=60, name="sweep", ends_within_s=0.01):
+        async with repeating(waits_for_ever, every_s=60, name="sweep", end_s=0.01):
             await began.wait()
 
     assert ended_by.is_set()

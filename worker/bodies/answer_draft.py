@@ -175,9 +175,11 @@ class AnswerDraft:
             if isinstance(event, CallArguments):
                 self._show_speech(self._speech[event.index].more(event.text))
         elif isinstance(event, CallStarted):
-            self._show_call(call_id, tool=name, name=name)
+            if not event.has_arguments or self._is_filled_in(name):
+                self._show_call(call_id, tool=name, name=name)
         elif not self._is_filled_in(name):
-            self._show_call(call_id, tool=name, arguments=event.text)
+            first = None if call_id in self._written else name
+            self._show_call(call_id, tool=name, name=first, arguments=event.text)
 
     def _whole_call(self, event: CallFinished) -> ToolCall:
         if self._waits(event.name):

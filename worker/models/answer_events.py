@@ -85,12 +85,12 @@ class AnswerEvents:
             case sdk.ThinkingPart(content=text):
                 yield from self._thought_events(index, self._joined(index, text))
             case sdk.ToolCallPart():
+                text = self._joined(index, _written(part.args)) if part.args and arguments else ""
                 if index not in self._numbers:
                     self._numbers[index] = len(self._numbers)
                     self._own_ids[index] = self._ids.own(sound(part.tool_call_id))
-                    yield CallStarted(self._numbers[index], self._own_ids[index], sound(part.tool_name))
-                if part.args and arguments:
-                    yield from self._argument_events(index, self._joined(index, _written(part.args)))
+                    yield CallStarted(self._numbers[index], self._own_ids[index], sound(part.tool_name), bool(text))
+                yield from self._argument_events(index, text)
             case _:
                 return
 

@@ -136,6 +136,8 @@ class CallStarted(msgspec.Struct, frozen=True):
     index: int
     call_id: str
     name: str
+    has_arguments: bool = False
+    """Whether the provider has sent a piece of the arguments with the name. It is the next event."""
 
 
 class CallArguments(msgspec.Struct, frozen=True):

@@ -15,7 +15,18 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Store
 from shared.sql.history.messages import is_listed, is_of, message_of
 from shared.sql.paging import contains
-from shared.sql.tables import agents, conversations, from_json, made_of, messages
+from shared.sql.run_tables import steps
+from shared.sql.tables import (
+    SAID_BY_USERS,
+    SHOWN_MESSAGES,
+    agents,
+    conversations,
+    from_json,
+    made_of,
+    messages,
+    shown_messages,
+    step_of,
+)
 
 Order = Literal["asc", "desc"]
 
@@ -54,9 +65,6 @@ class MessageFilter(msgspec.Struct, frozen=True):
         return self.thread_id is not None or self.run_id is not None or self.step_id is not None
 
 
-_SAID_BY_USERS = '{"type":"user",'
-"""How the stored body of a user's message begins."""
-
 _NEWEST = (
     sa.select(messages.c.id, messages.c.run_id, messages.c.turn, messages.c.position, messages.c.body)
     .where(messages.c.thread_id == sa.bindparam("of_thread"), is_listed())
@@ -67,7 +75,7 @@ _NEWEST = (
 )
 _NEWEST_SAID = (
     sa.select(_NEWEST.c.id, _NEWEST.c.run_id, _NEWEST.c.body)
-    .where(_NEWEST.c.body.startswith(_SAID_BY_USERS, autoescape=True))
+    .where(_NEWEST.c.body.startswith(SAID_BY_USERS, autoescape=True))
     .order_by(_NEWEST.c.turn, _NEWEST.c.position)
 )
 
@@ -165,7 +173,7 @@ class MessageLists(Store):
         said = [sa.or_(*(_is_of_role(among.c.body, role) for role in sorted(wanted_roles)))]
         said += [contains(among.c.body, part) for part in list(parts)[:MOST_WORDS]]
         keys = [among.c[name] for name in ("created_at", "thread_id", "turn", "position")]
-        query = sa.select(among).where(*said)
+        query = shown_messages(among).where(*said)
         async with self._database.read() as connection:
             return await _collect(
                 connection,
@@ -187,11 +195,13 @@ def _query(of: MessageFilter) -> tuple[Query, Keys]:
     Turns of several histories are ordered by when they began. The messages of a turn stay together, so that clock
     differences cannot put an answer before its question.
     """
-    query: Query = sa.select(messages)
+    query: Query = SHOWN_MESSAGES
     for column, wanted in ((messages.c.thread_id, of.thread_id), (messages.c.run_id, of.run_id)):
         query = query if wanted is None else query.where(column == wanted)
     if of.step_id is not None:
-        query = query.where(messages.c.step_id == of.step_id)
+        of_run = messages.c.run_id == sa.select(steps.c.run_id).where(steps.c.id == of.step_id).scalar_subquery()
+        is_its_question = sa.and_(of_run, sa.literal(of.step_id) == step_of(messages))
+        query = query.where(sa.or_(messages.c.step_id == of.step_id, is_its_question))
     if of.is_default:
         query = query.where(messages.c.conversation_id.is_(None))
     place = [messages.c.turn, messages.c.position]

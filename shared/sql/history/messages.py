@@ -19,7 +19,7 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Store
 from shared.sql.history.thread_queue import next_turn, oldest_in_progress, thread_lock
 from shared.sql.run_tables import injected_messages, runs
-from shared.sql.tables import agents, from_json, made_of, messages, to_json
+from shared.sql.tables import SHOWN_MESSAGES, agents, from_json, made_of, messages, to_json
 
 
 def message_of(row: Mapping[Any, Any]) -> Message:
@@ -217,9 +217,9 @@ class MessageStore(Store):
         """Returns a run's messages in order, without those that were rolled back."""
         async with self._database.read() as connection:
             found = await connection.execute(
-                sa.select(messages)
-                .where(messages.c.run_id == run.id, is_listed(), is_of(run.project_id))
-                .order_by(messages.c.turn, messages.c.position)
+                SHOWN_MESSAGES.where(messages.c.run_id == run.id, is_listed(), is_of(run.project_id)).order_by(
+                    messages.c.turn, messages.c.position
+                )
             )
             return await made_of(found.mappings().all(), message_of, "body")
 
@@ -264,7 +264,7 @@ class MessageStore(Store):
         """Returns the messages of this project with one of these ids; a message may have two ids."""
         is_wanted = sa.or_(messages.c.id.in_(message_ids), messages.c.sibling_id.in_(message_ids))
         async with self._database.read() as connection:
-            found = await connection.execute(sa.select(messages).where(is_wanted, is_listed(), is_of(project_id)))
+            found = await connection.execute(SHOWN_MESSAGES.where(is_wanted, is_listed(), is_of(project_id)))
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def take_out(self, project_id: ProjectId, thread_id: ThreadId, message_id: MessageId) -> None:
