@@ -263,7 +263,8 @@ def frame_options(request: MessagesRequest, *, status_events: bool) -> FrameOpti
 def _run_options(
     thread: AgentThread, request: MessagesRequest, sending: SendOptions, *, background: bool
 ) -> RunOptions:
-    headers, types = sending.headers, request.include_return_message_types
+    headers, asked = sending.headers, request.include_return_message_types
+    types: list[str] | None = None if asked is None else [*asked]
     return RunOptions(
         streamed=bool(request.streaming),
         stream_tokens=request.stream_tokens,

@@ -437,7 +437,7 @@ class Run:
                 await self._worker.ask(given_up(answer["call"]))
                 raise
             cause, ended["error"] = error, error_fields(error)  # of a task of the function's own
-        except GeneratorExit:  # nobody waits for this call any more
+        except GeneratorExit:  # no task awaits this call any more
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, the journal has it
             cause = error
@@ -512,7 +512,7 @@ async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody has cancelled the present task. Python 3.10 cannot say it of a task that is awaiting another."""
+    """Whether a caller has cancelled the current task. Python 3.10 does not know that of a task that awaits another."""
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return cancelling is None or cancelling() > 0
 
