@@ -169,9 +169,8 @@ class ChildStories:
             script = self.scripts.calling(calls, self._before())
             if self.dice.random() < 0.15:
                 # A run that fails ends the children for which it does not wait.
-                script = replace(
-                    script, turns=[*script.turns[:-1], *self.scripts.scripts.error().turns[-1:]], fails=True
-                )
+                failing = self.scripts.scripts.failing_turn(after_calls=True)
+                script = replace(script, turns=[*script.turns[:-1], failing], fails=True)
             await self._attended(story, script, act)
 
     def _answer(self) -> Script:

@@ -140,9 +140,14 @@ class Scripts:
         script = Script(fails=True)
         if self._dice.random() < 0.4:
             self._add_calls(script, [NOTE])
-        turn = {**self._words(30), "error": self._dice.choice(ERRORS), "error_after": self._dice.choice([0, 0, 5, 15])}
-        script.turns.append(turn)
+        script.turns.append(self.failing_turn(after_calls=bool(script.turns)))
         return script
+
+    def failing_turn(self, *, after_calls: bool) -> dict[str, Any]:
+        """A call of the model that fails. After calls of tools, the reason is never the request's length: a compaction
+        follows, and the model, which counts the answers in the history, would play an earlier turn again."""
+        errors = [error for error in ERRORS if error != "context" or not after_calls]
+        return {**self._words(30), "error": self._dice.choice(errors), "error_after": self._dice.choice([0, 0, 5, 15])}
 
     def _words(self, most: int, fewest: int = 3) -> dict[str, Any]:
         self._number += 1

@@ -268,6 +268,15 @@ async def test_a_run_failed_behind_a_decision_because_its_code_had_given_a_call_
     assert await world.is_valid()
 
 
+async def test_a_question_was_never_asked_because_a_tool_waited_for_steps_that_it_held_back(world: World) -> None:
+    parked = await world.done(await world.submitted("hands-over", ""))
+    assert parked.status is RunStatus.AWAITING_APPROVAL, parked.error
+    run = await world.done(await world.approved(parked))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert (await world.texts())[-1] == "one|two|three"
+    assert await world.is_valid()
+
+
 async def test_an_exception_with_an_attribute_of_groups_crashed_its_process(world: World) -> None:
     assert await _failed(world, "raises nested") == "Nested: no service answers (in _raises_nested in goes_wrong)"
     assert await _answer(world, "goes-wrong", "tool raises nested") == "Nested: no service answers"

@@ -81,6 +81,7 @@ async def test_a_chat_shows_that_others_have_stopped_its_answer(product: Product
         await terminal.shows("[c]ancel")
         terminal.type("c\n")
         await terminal.shows("cancelled]", times=2)
+        await terminal.shows("» ", times=3)
         terminal.type("\x04")
         assert await terminal.ended() == 0
 

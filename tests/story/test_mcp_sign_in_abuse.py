@@ -184,8 +184,8 @@ async def endless(send: Send) -> None:
     ("act", "said"),
     [
         (endless, f"more than {ANSWER_BYTES} bytes"),
-        (answers(200, b"\x00\xff no token"), "what is no token"),
-        (answers(200, b'{"access_token": "a", "token_type": "mac"}'), "what is no token"),
+        (answers(200, b"\x00\xff no token"), "without a token"),
+        (answers(200, b'{"access_token": "a", "token_type": "mac"}'), "without a token"),
         (answers(200, b'{"access_token": "a\\nb", "token_type": "bearer"}'), "cannot be sent back"),
         (answers(200, b'{"access_token": "", "token_type": "bearer"}'), "cannot be sent back"),
         (answers(200, b"{}" * 10, content_encoding="gzip"), "compressed"),

@@ -187,14 +187,14 @@ async def test_the_working_directory_is_new_and_goes_away(sandbox: ToolSandbox) 
         import os, tempfile
         def tool():
             found = os.listdir(".")
-            open("left", "w").close()
+            open("left-by-a-call", "w").close()
             tempfile.mkdtemp()
             return [os.getcwd(), tempfile.gettempdir(), found]
     """
     first, second = [json.loads((await sandbox.call(tool_call(source))).text) for _ in range(2)]
     assert first[0] == first[1]
     assert first[2] == second[2] == []
-    assert not exists(f"{first[0]}/left")
+    assert not exists(f"{first[0]}/left-by-a-call")
 
 
 async def test_output_is_captured_apart(sandbox: ToolSandbox) -> None:

@@ -90,6 +90,8 @@ class AttachedTools:
     def __init__(self, handle: RunHandle, services: AgentServices, quiet_s: float) -> None:
         self.quiet_s = quiet_s
         """See `CodeBody.quiet_s`."""
+        self.stuck_s = 10 * quiet_s
+        """Seconds without a frame after which an unfinished call seems to wait for calls that are held back."""
         self._handle = handle
         self._services = services
         self._context: CallingCode | None = None

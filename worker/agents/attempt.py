@@ -61,16 +61,16 @@ class Attempt:
         self._unstored = [*read.given]
         self._sleeps: dict[str, datetime] = {}
         """The ends of long sleeps, by slots. The process need not stay for them."""
-        self._is_quiet = False
-        """Whether the body only sleeps."""
+        self._is_quiet = False  # the body only sleeps
+        self._held_back: list[Frame] = []
+        self._is_stuck = False  # an unfinished call seems to wait for those that are held back
         self._waits: list[CallWaits] = []
         self._asked: list[WaitingCall] = []
         self._scopes: dict[str, str] = {}
         """The ids of calls that are entered again after the end of their process, by slots."""
         self._rest = 0
         """The number of the newest `rest` frame, which asks whether the process is at rest."""
-        self._has_used_up_steps = False
-        self._has_shown_change = False
+        self._has_used_up_steps = self._has_shown_change = False
         self._step_ids: set[StepId] = set()
 
     @classmethod
@@ -106,6 +106,9 @@ class Attempt:
                     if frame["number"] == self._rest and not self._is_busy:
                         return await self._parked()
                     continue
+                case "quiet" if self._is_busy:
+                    await self._begin_held_back(process)
+                    continue
                 case "begin" | "end" | "probed" | "await" | "made" | "quiet":
                     answer = await self._answer(frame)
                 case _:
@@ -129,9 +132,15 @@ class Attempt:
         ending = [slot for slot in self._in_hand if slot not in self._scopes]
         if any(frame["branch"].startswith(f"{slot}/") for slot in ending):
             return False
-        interruption = self._handle.interruption
-        is_leaving = bool(self._waits) or interruption.leaves or interruption.after_step
-        return is_leaving or (bool(self._asked) and not may_ask(frame))
+        interruption, is_stuck = self._handle.interruption, self._is_stuck and self._is_busy
+        pauses = not is_stuck and (bool(self._waits) or (bool(self._asked) and not may_ask(frame)))
+        return pauses or interruption.leaves or interruption.after_step
+
+    async def _begin_held_back(self, process: BodyProcess) -> None:
+        """The pause comes when these calls have ended, too."""
+        held_back, self._held_back, self._is_stuck = self._held_back, [], True
+        for frame in held_back:
+            self._reply(process, frame, await self._answer(frame))
 
     @property
     def _is_busy(self) -> bool:
@@ -140,7 +149,9 @@ class Attempt:
 
     @property
     def _quiet_s(self) -> float | None:
-        """Seconds without a frame after which the run leaves this worker, because it only sleeps."""
+        """Seconds without a frame after which the run leaves, as it only sleeps, or calls are held back no more."""
+        if self._held_back and self._is_busy:
+            return self._tools.stuck_s
         only_sleeps = self._sleeps and not (self._asked or self._is_busy)
         return self._tools.quiet_s if only_sleeps else None
 
@@ -162,7 +173,10 @@ class Attempt:
 
     async def _answer(self, frame: Frame) -> Frame | None:
         if frame["t"] == "begin":
-            return None if self._is_held_back(frame) else await self._begun(frame)
+            if not self._is_held_back(frame):
+                return await self._begun(frame)
+            self._held_back.append(frame)
+            return None
         if frame["t"] == "quiet":
             self._is_quiet = True
             return None

@@ -338,6 +338,34 @@ TAKING: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = 
 }
 
 
+@agent("hands-over")
+async def hands_over(run: Run) -> str:
+    """A tool waits for what steps hand it over, while another task asks a person."""
+    fetched: asyncio.Queue[str | None] = asyncio.Queue()
+    asked = asyncio.Event()
+
+    async def consumed() -> str:
+        found: list[str] = []
+        while (page := await fetched.get()) is not None:
+            found.append(page)
+        return "|".join(found)
+
+    async def produce() -> None:
+        fetched.put_nowait(await run.step("fetch", _same, "one"))
+        await asked.wait()
+        for page in ("two", "three"):
+            fetched.put_nowait(await run.step("fetch", _same, page))
+        fetched.put_nowait(None)
+
+    async def ask() -> None:
+        asking = asyncio.ensure_future(run.approval("go on", {}))
+        asyncio.get_running_loop().call_soon(asked.set)
+        await asking
+
+    _, said, _ = await asyncio.gather(produce(), run.tool("consume", consumed), ask())
+    return said
+
+
 @agent("gives-up")
 async def gives_up(run: Run) -> str:
     """Gives a call up in the way that the text names, and asks a person then."""
