@@ -191,7 +191,8 @@ _LETTAS_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class LettaPaths:
-    """Treats `/v1/agents/` and `/v1/agents` as one path, without a redirect, which would lose the body of a POST.
+    """Treats `/v1/agents/` and `/v1/agents` as one path, without a redirect, which would lose the body of a POST. An
+    escaped slash at the end (`%2F`) belongs to a name in the path, and stays.
 
     A path of Letta that Holdfast lacks gets a 501 with this reason, because a 404 would look like a wrong id. `lists`
     are the routes among these paths that Holdfast answers nevertheless.
@@ -202,7 +203,9 @@ class LettaPaths:
 
     def refusal(self, scope: Scope) -> Response | None:
         """Rewrites the path to the form of the routes. Returns the 501 for a path that Holdfast lacks, else None."""
-        path = scope["path"].rstrip("/") or "/"
+        raw: bytes = scope["raw_path"]
+        slashes = len(raw) - len(raw.rstrip(b"/"))
+        path = scope["path"][: len(scope["path"]) - slashes] or "/"
         scope["path"] = path  # in place: the outer middlewares read the matched route from this scope
         is_letta = scope["method"] in _LETTAS_METHODS and _NOT_OURS.fullmatch(path)
         if not is_letta or any(route.matches(scope)[0] is Match.FULL for route in self._lists):
