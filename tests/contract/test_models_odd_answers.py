@@ -53,6 +53,17 @@ async def test_whole_calls_that_all_have_the_number_0_were_one_call() -> None:
     assert [(made.call_id, made.arguments) for made in calls_made(events)] == [("one", '{"a": 1}'), ("two", '{"a": 2}')]
 
 
+@pytest.mark.parametrize("no_id", [None, ""])
+async def test_whole_calls_that_have_the_number_0_and_no_id_were_one_call(no_id: str | None) -> None:
+    pieces = [call_piece("add", text, index=0, id=no_id) for text in ('{"a": 1}', '{"a": 2}')]
+    one_by_one = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)
+    together = await answered(chunk(tool_calls=pieces), chunk("tool_calls"), DONE)
+    for events in (one_by_one, together):
+        made = calls_made(events)
+        assert [(one.name, one.arguments) for one in made] == [("add", '{"a": 1}'), ("add", '{"a": 2}')]
+        assert len({one.call_id for one in made}) == 2
+
+
 async def test_calls_without_numbers_and_ids_are_told_apart_by_their_names() -> None:
     pieces = [call_piece("add"), call_piece(None, '{"a"'), call_piece(None, ": 1}"), call_piece("add", "{}")]
     events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("stop"), DONE)

@@ -333,6 +333,18 @@ async def test_the_answer_so_far_beside_each_delta_is_not_said_twice() -> None:
         await answered(CHAT, chunks, "last chunk")
 
 
+async def test_a_whole_answer_behind_its_deltas_was_taken_a_second_time() -> None:
+    call = {"index": 0, "id": "one", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    delta = {"content": "It is four.", "tool_calls": [call]}
+    chunks = [
+        data({"choices": [{"delta": delta, "finish_reason": None}]}),
+        data({"choices": [{"message": delta, "finish_reason": "tool_calls"}]}),
+    ]
+    events = await answered(CHAT, chunks)
+    assert text_said(events) == "It is four."
+    assert [made.arguments for made in calls_made(events)] == ['{"a": 1}']
+
+
 async def test_chunks_in_a_list_are_an_answer_of_gemini() -> None:
     first, last = ({"candidates": [{"content": {"parts": [{"text": text}]}}]} for text in ("It is ", "four."))
     body = json.dumps([first, {**last, "candidates": [{**last["candidates"][0], "finishReason": "STOP"}]}])

@@ -264,7 +264,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     message: Any = None
-    """The whole answer of a server that does not stream. With a delta, the answer so far."""
+    """The whole answer of a server that does not stream. With a delta or behind deltas, the answer so far."""
     finish_reason: str | None = None
     error: Any = None
 
@@ -281,7 +281,6 @@ class _Chunk(msgspec.Struct):
 
 _CHUNKS = Decoder(_Chunk)
 _WHOLE = Decoder(_Delta)
-
 _DONE = b"[DONE]"
 
 _REASONS: Mapping[str, FinishReason] = {
@@ -354,7 +353,8 @@ class ChatAnswer:
             self._take_delta(choice.delta)
         elif choice.message:
             self._raw_reason = self._raw_reason or "stop"
-            self._take_delta(_WHOLE.convert(choice.message))
+            if not self.has_begun:  # some servers repeat the whole answer behind its deltas
+                self._take_delta(_WHOLE.convert(choice.message))
 
     def finish(self) -> None:
         """Takes the end of the stream. Raises `ModelError` if the answer is not complete."""
@@ -423,7 +423,7 @@ class ChatAnswer:
             last = self._parts.open_call
             return last if last is not None and not function.name else self._parts.begin_call(piece.id)
         call = self._calls.get(piece.index)
-        if call is None or (piece.id and function.name and _begins_another(piece, function, call)):
+        if call is None or (function.name and _begins_another(piece, function, call)):
             # Some servers send whole calls, all with index 0.
             call = self._calls[piece.index] = self._parts.begin_call(piece.id)
         return call
@@ -431,10 +431,10 @@ class ChatAnswer:
 
 def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
     """Returns whether a piece with a name begins another call after this one: it has its own id or arguments."""
-    arguments = function.arguments
+    has_other_id = bool(piece.id) and piece.id != call.given_id
     if not call.is_whole():
-        return not str(call.pieces) and piece.id != call.given_id is not None
-    return piece.id != call.given_id or isinstance(arguments, dict) or str(arguments or "").lstrip().startswith("{")
+        return has_other_id and call.given_id is not None and not str(call.pieces)
+    return has_other_id or str(function.arguments).lstrip().startswith("{")  # a text, or a dict
 
 
 def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
