@@ -49,8 +49,7 @@ from shared.process.context import ProcessContext
 from shared.process.importing import VERSION
 from shared.process.service_answers import Readiness, ServiceAnswers
 from shared.process.telemetry import measured, traced
-from shared.redis.channel_listener import CancelSignal
-from shared.redis.connection import try_writing
+from shared.redis.connection import CancelSignal, try_writing
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.process_presence import ProcessPresence
 from shared.redis.queue import IntervalLock, Quotas, RunQueue, WorkerPresence

@@ -26,7 +26,7 @@ from shared.redis.process_presence import ProcessPresence, RedisServers, ToolPre
 from shared.redis.queue import RunQueue
 from shared.sql.engine import Database
 from shared.sql.runs.callbacks import CallbackStore
-from shared.sql.runs.run_stats import RunStatStore
+from shared.sql.runs.listing import RunStatStore
 from shared.sql.runs.webhooks import WebhookDeliveryStore
 from shared.telemetry.metrics import DeploymentState, Metrics
 

@@ -31,7 +31,7 @@ from shared.process.context import ProcessContext
 from shared.process.importing import VERSION, without_collections
 from shared.process.settings import Settings
 from shared.process.telemetry import measured, traced
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id
 from shared.redis.process_presence import ProcessPresence, ToolPresence, VersionPresence

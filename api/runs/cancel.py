@@ -14,7 +14,7 @@ from shared.domain.events import is_end
 from shared.domain.ids import AgentId, ProjectId, RunId, Seq, ThreadId, is_id
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.runs import CancelRequest, Run
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog, Subscription
 from shared.redis.queue import RunQueue
 from shared.runs.orphans import OrphanedRuns

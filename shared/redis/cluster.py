@@ -16,8 +16,7 @@ from redis.crc import key_slot
 
 from shared.concurrency import background
 from shared.domain.errors import InvalidRequest, Unavailable
-from shared.redis.channel_listener import ChannelListener
-from shared.redis.connection import Address, Redis, connect, redis_answers
+from shared.redis.connection import Address, ChannelListener, Redis, connect, redis_answers
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -17,10 +17,10 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.concurrency import AnswerTimeout, background
 from shared.domain.errors import Unavailable
-from shared.redis.channel_listener import ChannelListener
 from shared.redis.cluster import Cluster, ClusterListener, ForEachNode, is_cluster
 from shared.redis.connection import (
     ANSWER_S,
+    ChannelListener,
     LuaScript,
     Redis,
     Script,

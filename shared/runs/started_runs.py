@@ -17,7 +17,7 @@ from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import NewMessage, UserMessage
 from shared.domain.models import code_agent_of
 from shared.domain.runs import CancelRequest, Run, RunOptions, SubmissionKeys
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.queue import RunQueue
 from shared.sql.definitions.agents import AgentStore
 from shared.sql.definitions.due_turns import GroupTurnStore

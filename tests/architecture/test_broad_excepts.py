@@ -24,7 +24,7 @@ NAMED_PLACES: dict[tuple[str, str], str] = {
     ("shared/mcp/connection.py", "_outcome"): "the tool: whatever a request to an MCP server raises is its outcome",
     ("shared/concurrency.py", "_repeat"): "a background loop: the next round may find things better",
     (
-        "shared/redis/channel_listener.py",
+        "shared/redis/connection.py",
         "ChannelListener._hand_on",
     ): "a background loop: what somebody publishes must not end those who listen",
     (

@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 from shared.domain.errors import CancelMode, Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.channel_listener import Announcements, CancelSignal
+from shared.redis.connection import Announcements, CancelSignal
 from shared.redis.event_log import EventLog
 from tests.kit.services.redis_servers import PrivateRedis, RedisService
 

@@ -13,7 +13,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import LogTail
 from shared.domain.run_trees import ParentCall, SeenChild
 from shared.domain.runs import Run, RunOptions
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.queue import RunQueue
 from shared.runs.started_runs import RunTrees
 from shared.sql.runs.listing import RunListing

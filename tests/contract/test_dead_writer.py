@@ -15,7 +15,7 @@ from shared.domain.ids import Seq
 from shared.domain.log_writer import Entries, continues, first_seq_of
 from shared.domain.runs import Run
 from shared.redis import keys
-from shared.redis.channel_listener import ChannelListener
+from shared.redis.connection import ChannelListener
 from shared.redis.event_log import EventLog
 from tests.kit.runs.stored_runs import Stores, stored_runs
 from tests.kit.runs.unobserved import unobserved

@@ -13,8 +13,7 @@ from shared.domain.errors import CancelMode, LeaseLost, Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail, first_seq_of
 from shared.redis import keys
-from shared.redis.channel_listener import CancelSignal
-from shared.redis.connection import dedicated_connection
+from shared.redis.connection import CancelSignal, dedicated_connection
 from shared.redis.event_log import EventLog, RedisLostData
 from shared.redis.log_servers import LogServers, OneLogServer
 from tests.kit.services.redis_fixtures import LogService

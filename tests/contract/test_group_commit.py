@@ -17,7 +17,7 @@ from shared.domain.ids import RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.domain.runs import Run
 from shared.redis import keys
-from shared.redis.channel_listener import ChannelListener
+from shared.redis.connection import ChannelListener
 from shared.redis.embedded import connect_embedded
 from shared.redis.event_log import EventLog
 from shared.sql.group_commit import COMMITS_PER_CHECKPOINT, GroupCommit

@@ -8,7 +8,7 @@ from arq.connections import ArqRedis
 from shared.concurrency import SystemClock
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns

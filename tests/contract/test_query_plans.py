@@ -29,8 +29,7 @@ from shared.sql.run_tables import (
     submission_keys,
     tool_intents,
 )
-from shared.sql.runs.listing import RunFilter
-from shared.sql.runs.run_stats import RunStatStore
+from shared.sql.runs.listing import RunFilter, RunStatStore
 from shared.sql.runs.steps import StepFilter
 from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 from shared.sql.tables import conversations, messages, to_json

@@ -10,7 +10,7 @@ from shared.domain.errors import CancelMode, InvalidRequest, Unavailable
 from shared.domain.ids import Fence, RunId, Seq
 from shared.domain.log_writer import LogTail
 from shared.redis import keys
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.log_servers import LogServers, log_servers
 from tests.kit.services.redis_cluster import NODES, PrivateCluster

@@ -13,7 +13,7 @@ from shared.redis.log_servers import OneLogServer, log_servers
 from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
 from shared.sql.engine import Database
-from shared.sql.runs.run_stats import RunStatStore
+from shared.sql.runs.listing import RunStatStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.exposition import Figures, scraped
 from tests.kit.free_ports import free_port

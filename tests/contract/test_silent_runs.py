@@ -19,7 +19,7 @@ from shared.redis.event_log import EventLog
 from shared.redis.log_servers import OneLogServer
 from shared.redis.process_presence import RedisServers
 from shared.redis.queue import RunQueue
-from shared.sql.runs.run_stats import RunStatStore
+from shared.sql.runs.listing import RunStatStore
 from shared.telemetry.metrics import Metrics
 from tests.kit.clocks import FrozenClock
 from tests.kit.exposition import Figures

@@ -20,7 +20,7 @@ from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
-from shared.redis.channel_listener import Announcements, CancelSignal, ChannelListener
+from shared.redis.connection import Announcements, CancelSignal, ChannelListener
 from shared.redis.event_log import EventFeed, EventLog, adopt_log
 from shared.redis.log_servers import OneLogServer
 from shared.redis.queue import JobLeases, RunQueue

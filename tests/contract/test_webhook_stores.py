@@ -14,7 +14,7 @@ from shared.domain.ids import ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import RunOptions
 from shared.domain.settling import RunOutcome
-from shared.sql.runs.run_stats import RunStatStore
+from shared.sql.runs.listing import RunStatStore
 from shared.sql.runs.webhooks import (
     FORMER_SECRET,
     SECRET,

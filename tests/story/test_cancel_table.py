@@ -14,7 +14,7 @@ import pytest
 
 from shared.domain.errors import CancelMode
 from shared.domain.ids import RunId
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from tests.kit.log_events import LogEvents, log_events
 from tests.kit.model_server import ModelServer
 from tests.kit.product import Product, running_product

@@ -18,8 +18,7 @@ from redis.exceptions import RedisError
 from shared.domain.errors import LeaseLost, MoreInput, ShutdownRequested, Unavailable
 from shared.domain.ids import RunId
 from shared.redis import keys
-from shared.redis.channel_listener import ChannelListener
-from shared.redis.connection import Redis
+from shared.redis.connection import ChannelListener, Redis
 from shared.redis.queue import EXECUTE_RUN, NO_AGENTS, NO_LIMITS, InFlightLimits, JobLeases, decode_job, encode_job
 from worker.queue.leases import LeaseRenewer, LeaseState
 

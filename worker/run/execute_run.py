@@ -32,7 +32,7 @@ from shared.domain.ids import Fence, RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import AttemptLimits, Run
 from shared.domain.settling import RunEnd
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.sql.runs.run_store import RunStore
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shared.domain.errors import LeaseLost, MoreInput, ShutdownRequested, Unavailable
 from shared.redis import keys
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.queue import JobLeases
 from tests.kit.protocol.owner import Owner, Surroundings
 from tests.kit.protocol.round_trips import Party

@@ -12,7 +12,7 @@ from shared.domain.code_agents import ANY_VERSION, OwnVersions
 from shared.domain.ids import RunId
 from shared.domain.limits import Budgets
 from shared.domain.runs import AttemptLimits, RunKind
-from shared.redis.channel_listener import CancelSignal
+from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import RunQueue
