@@ -73,6 +73,57 @@ async def test_calls_without_numbers_and_ids_are_told_apart_by_their_names() -> 
     assert ending(events).reason == "tool_calls"
 
 
+ONE, TWO = ("add", '{"a": 1}'), ("add", '{"a": 2}')
+
+
+@pytest.mark.parametrize(
+    ("pieces", "made"),
+    [
+        (
+            [
+                *(call_piece("add", "", id=call_id) for call_id in ("one", "two")),
+                *(call_piece(None, '{"a": ', id=call_id) for call_id in ("one", "two")),
+                *(call_piece(None, f"{number}}}", id=call_id) for number, call_id in ((1, "one"), (2, "two"))),
+            ],
+            [ONE, TWO],
+        ),
+        ([call_piece("add", text, id="one") for text in ("", '{"a": ', "1}", "")], [ONE]),
+        ([call_piece("add", text, id="one") for text in ('{"a": 1}', '{"a": 2}')], [ONE, TWO]),
+        ([call_piece("add", text) for text in ('{"a"', ": 1}", '{"a": 2}')], [ONE, TWO]),
+        ([call_piece("add", ""), call_piece("list", "")], [("add", "{}"), ("list", "{}")]),
+    ],
+    ids=["in turns", "id and name each time", "one id", "name each time", "no arguments"],
+)
+async def test_pieces_of_calls_without_numbers_went_to_the_call_that_began_last(
+    pieces: list[dict[str, Any]], made: list[tuple[str, str]]
+) -> None:
+    events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)
+    last = {one.index: (one.name, one.arguments) for one in calls_made(events)}
+    assert list(last.values()) == made
+
+
+async def test_the_rest_of_a_call_without_a_number_was_lost_behind_a_text() -> None:
+    pieces = [chunk(tool_calls=[call_piece("add", '{"a"')]), chunk(content="Hm."), chunk(tool_calls=[{}])]
+    rest = chunk(tool_calls=[call_piece(None, ": 1}")])
+    events = await answered(*pieces, rest, chunk("tool_calls"), DONE)
+    assert (text_said(events), calls_made(events)[-1].arguments) == ("Hm.", '{"a": 1}')
+
+
+async def test_pieces_of_two_calls_that_both_have_the_number_0_went_to_the_second() -> None:
+    begun = [call_piece("add", "", index=0, id=call_id) for call_id in ("one", "two")]
+    rest = [call_piece(None, text, index=0, id=call_id) for text, call_id in (('{"a": 1}', "one"), ('{"a": 2}', "two"))]
+    events = await answered(*(chunk(tool_calls=[one]) for one in (*begun, *rest)), chunk("tool_calls"), DONE)
+    last = {one.index: (one.call_id, one.arguments) for one in calls_made(events)}
+    assert list(last.values()) == [("one", '{"a": 1}'), ("two", '{"a": 2}')]
+
+
+@pytest.mark.parametrize("pieces", [[ONE, ("list", "")], [("list", ""), ONE], [("add", '{"a": '), ("list", "")]])
+async def test_a_call_without_arguments_and_one_with_them_became_one_name(pieces: list[tuple[str, str]]) -> None:
+    chunks = [chunk(tool_calls=[call_piece(name, text, index=0)]) for name, text in pieces]
+    made = calls_made(await answered(*chunks, chunk("tool_calls"), DONE))
+    assert [(one.name, one.arguments) for one in made] == [(name, text or "{}") for name, text in pieces]
+
+
 async def test_a_name_that_comes_with_every_piece_is_said_once() -> None:
     pieces = [call_piece("add", text, index=0, id="one") for text in ('{"a"', ": 1}")]
     events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)

@@ -123,12 +123,52 @@ async def test_items_that_a_server_puts_at_one_place_are_told_apart_by_their_ids
     assert list(made.values()) == [{"a": 1, "b": 3}, {"a": 2, "b": 2}]
 
 
-@pytest.mark.parametrize("handle", [RESPONSES, GOOGLE])
-@pytest.mark.parametrize("nothing", [b"null", b"{}", b'{"type": "response.novelty", "response": null}'])
+NOTHING = [b"null", b"{}", b"[]", b'"keepalive"', b" ", b"5", b'{"type": "response.novelty", "response": null}']
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("nothing", NOTHING)
 async def test_an_event_that_says_nothing_lost_the_answer(handle: str, nothing: bytes) -> None:
     frames = stream_of(handle, TURN)
     said = await answered(handle, [one for frame in frames for one in (b"data: %b\n\n" % nothing, frame)])
     assert (text_said(said), len({one.index for one in calls_made(said)})) == ("It is four.", 1)
+
+
+EMPTY: list[dict[str, Any]] = [
+    {"choices": {}},
+    {"choices": ""},
+    {"choices": [None]},
+    {"choices": [{"delta": ""}]},
+    {"choices": [{"delta": []}]},
+    {"choices": [{"delta": {"tool_calls": [None]}}]},
+    {"choices": [{"delta": {"tool_calls": {}}}]},
+    {"choices": [{"delta": {"tool_calls": [{"function": ""}]}}]},
+]
+
+
+@pytest.mark.parametrize("nothing", EMPTY)
+async def test_an_empty_field_of_another_kind_lost_the_answer(nothing: dict[str, Any]) -> None:
+    empty = b"data: %b\n\n" % json.dumps(nothing).encode()
+    said = await answered(CHAT, [one for frame in stream_of(CHAT, TURN) for one in (empty, frame)])
+    made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
+    assert (text_said(said), made) == ("It is four.", {0: {"a": 1, "b": 3}})
+
+
+async def test_a_call_or_a_choice_that_was_in_no_list_lost_the_answer() -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(CHAT, TURN)[:-1]]
+    for event in told:
+        for choice in event["choices"]:
+            for name, value in choice["delta"].items():
+                choice["delta"][name] = value[0] if name == "tool_calls" else value
+        event["choices"] = event["choices"][0] if event["choices"] else {}
+    said = await answered(CHAT, [b"data: %b\n\n" % json.dumps(event).encode() for event in told])
+    assert (text_said(said), len({one.index for one in calls_made(said)})) == ("It is four.", 1)
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_the_mark_of_the_end_behind_two_spaces_was_no_json(handle: str) -> None:
+    frames = [frame.replace(b"data: ", b"data:   ").replace(b"\n\n", b" \n\n") for frame in stream_of(handle, TURN)]
+    assert text_said(await answered(handle, frames)) == "It is four."
 
 
 @pytest.mark.parametrize("delta", [None, LEFT_OUT, 4])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import product
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -302,6 +303,17 @@ class GrowingCall:
             return False
         return True
 
+    def ends_before(self, index: int | None, call_id: str | None, name: str, arguments: str) -> bool:
+        """Returns whether a piece with a name begins another call. Some servers send whole calls, all with index 0 or
+        without an index; others repeat id and name with each piece."""
+        begins_arguments, has_other_id = arguments.lstrip().startswith("{"), bool(call_id) and call_id != self.given_id
+        has_arguments = bool(str(self.pieces))
+        if self.name not in ("", name) and (index is None or has_arguments or begins_arguments):
+            return True  # a name may also come in pieces, but none of them after arguments
+        if (begins_arguments or has_other_id) and self.is_whole():
+            return True
+        return has_other_id and bool(self.given_id) and (index is None or not has_arguments)
+
 
 _Growing = _GrowingText | GrowingThought | GrowingCall
 _GrowingPart = TypeVar("_GrowingPart", _GrowingText, GrowingThought, GrowingCall)
@@ -318,6 +330,8 @@ class AnswerParts:
         self._open: _Growing | None = None
         """The part that began last."""
         self._calls = 0
+        self._newest: dict[tuple[int | None, str | None], GrowingCall] = {}
+        """The newest call of each index and id; with None, of any index or any id."""
         self._thought: GrowingThought | None = None
         """The part of reasoning whose event went out last."""
         self._events: list[ModelEvent] = []
@@ -331,11 +345,6 @@ class AnswerParts:
     def is_saying(self) -> bool:
         """Whether the part that began last is text."""
         return isinstance(self._open, _GrowingText)
-
-    @property
-    def open_call(self) -> GrowingCall | None:
-        """The call in progress, if no other part began since."""
-        return self._open if isinstance(self._open, GrowingCall) else None
 
     def drain_events(self) -> list[ModelEvent]:
         """Returns the events since the last call."""
@@ -368,6 +377,14 @@ class AnswerParts:
     def begin_call(self, call_id: str | None) -> GrowingCall:
         """Begins a tool call."""
         return self._begin(GrowingCall(call_id, self._pieces()))
+
+    def call_of(self, index: int | None, call_id: str | None, name: str, arguments: str) -> GrowingCall:
+        """Returns the call that a piece belongs to; a new one if the piece begins a call."""
+        call = self._newest.get((index, call_id)) or self._newest.get((index, None))
+        if call is None or (name and call.ends_before(index, call_id, name, arguments)):
+            call = self.begin_call(call_id)
+            self._newest |= dict.fromkeys(product((index, None), (call_id, None)), call)
+        return call
 
     def name_call(self, call: GrowingCall, name: str) -> None:
         """Adds the name of a call, or a piece of it; some servers repeat the whole name with every piece of the

@@ -22,7 +22,6 @@ from worker.models.answer_parts import (
     CallIds,
     CountedTokens,
     FinishReason,
-    GrowingCall,
     TaggedThoughts,
     WholeAnswer,
     add_details,
@@ -312,7 +311,6 @@ class ChatAnswer:
         self._call = call
         self._route = route
         self._parts = AnswerParts(CallIds(call, new_id), mends_tokens=tokenizes_text(route.model))
-        self._calls: dict[int, GrowingCall] = {}
         self._drops_blank_beginnings = route.model.lower().startswith(_TEXT_MAY_BEGIN_BLANK)
         self._raw_reason: str | None = None
         self._refusal = ""
@@ -407,34 +405,15 @@ class ChatAnswer:
 
     def _take_call(self, piece: _ToolCall) -> None:
         function = piece.function or _Function()
-        call = self._call_of(piece, function)
+        name, arguments = function.name or "", function.arguments or ""
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        call = self._parts.call_of(piece.index, piece.id or None, name, text)
         if piece.extra_content:
             call.details = {"extra_content": piece.extra_content}
-        if function.name:
-            self._parts.name_call(call, function.name)
-        if arguments := function.arguments:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        if name:
+            self._parts.name_call(call, name)
+        if text:
             self._parts.argue(call, text)
-
-    def _call_of(self, piece: _ToolCall, function: _Function) -> GrowingCall:
-        """Returns the call that the piece belongs to; a new one if the piece begins a call."""
-        if piece.index is None:
-            # Without an index, a name begins a call, and other pieces continue the last call.
-            last = self._parts.open_call
-            return last if last is not None and not function.name else self._parts.begin_call(piece.id)
-        call = self._calls.get(piece.index)
-        if call is None or (function.name and _begins_another(piece, function, call)):
-            # Some servers send whole calls, all with index 0.
-            call = self._calls[piece.index] = self._parts.begin_call(piece.id)
-        return call
-
-
-def _begins_another(piece: _ToolCall, function: _Function, call: GrowingCall) -> bool:
-    """Returns whether a piece with a name begins another call after this one: it has its own id or arguments."""
-    has_other_id = bool(piece.id) and piece.id != call.given_id
-    if not call.is_whole():
-        return has_other_id and call.given_id is not None and not str(call.pieces)
-    return has_other_id or str(function.arguments).lstrip().startswith("{")  # a text, or a dict
 
 
 def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:

@@ -92,7 +92,7 @@ class EventStream:
 
     def _take(self, line: bytes, ended: list[bytes]) -> None:
         if not line:
-            if data := b"\n".join(self._data):
+            if data := b"\n".join(self._data).strip():
                 ended.append(data)
             self._data = []
         elif line.startswith(b"data:"):

@@ -129,7 +129,7 @@ class SdkFields:
             return data
         found = read_json(data)
         if not isinstance(found, dict):
-            return b"" if found is None else data
+            return b""  # some servers send null, an empty list or a text to keep the connection open
         event = cast("dict[str, Any]", found)
         is_geminis = "candidates" in event or "usageMetadata" in event
         completed = self._of_gemini(event) if is_geminis else self._of_responses(event)

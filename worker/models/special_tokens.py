@@ -48,28 +48,32 @@ class Decoder(Generic[_Event]):
             value = read_json(data)
         except (ValueError, RecursionError):
             raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.") from why
-        return self.convert(value)
+        # Some servers send null, a list or a text to keep the connection open.
+        return self.convert(cast("object", value) if isinstance(value, dict) else {})
 
     def convert(self, value: object) -> _Event:
         """The event from parsed JSON. Raises `ModelError`."""
         try:
-            return msgspec.convert(_fitting(value, self._type), self._event)
+            return msgspec.convert(_fitting(value, self._type) or {}, self._event)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
 
 
 def _fitting(value: Any, kind: msgspec.inspect.Type) -> Any:
     """The value with its texts and numbers in the types of the fields. Servers that imitate a protocol send numbers as
-    ids and texts as numbers; values that cannot be converted are left out, as if the server had not sent them. Values
-    of another structure stay unchanged, and are refused later."""
+    ids and texts as numbers, and one object for a list of one; values that are empty or cannot be converted are left
+    out, as if the server had not sent them. Values of another structure stay unchanged, and are refused later."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             given = cast("dict[str, Any]", value)
             types = {field.encode_name: field.type for field in fields}
             fitted = {name: _fitting(one, types[name]) if name in types else one for name, one in given.items()}
             return {name: one for name, one in fitted.items() if one is not None}
-        case msgspec.inspect.ListType(item_type=item) if isinstance(value, list):
-            return [_fitting(one, item) for one in cast("list[Any]", value)]
+        case msgspec.inspect.StructType() | msgspec.inspect.ListType() if not value:
+            return None
+        case msgspec.inspect.ListType(item_type=item) if isinstance(value, list | dict):
+            values = cast("list[Any]", value if isinstance(value, list) else [value])
+            return [fitted for one in values if (fitted := _fitting(one, item)) is not None]
         case msgspec.inspect.UnionType(types=types):
             [only] = [one for one in types if not isinstance(one, msgspec.inspect.NoneType)]
             return None if value is None else _fitting(value, only)
