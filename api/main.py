@@ -475,7 +475,8 @@ def _readiness(process: ProcessContext) -> Readiness:
     return Readiness(
         itself=ServiceAnswers({"database": database.greet}, clock=process.clock),
         everything=ServiceAnswers(
-            {"database": database.greet, "redis": process.has_redis, "redis_writes": writes},
+            {"database": database.greet, "database_writes": database.try_writing}
+            | {"redis": process.has_redis, "redis_writes": writes},
             {"migrations": partial(is_current, database), "worker": WorkerPresence(process.redis).is_any_alive},
             clock=process.clock,
         ),

@@ -246,8 +246,9 @@ async def health_port(
     process: ProcessContext, queue_worker: QueueWorker, secrets: ReadableSecrets, sockets: Sequence[socket.socket]
 ) -> AsyncGenerator[None]:
     """Answers on the sockets for as long as the block lasts."""
-    writes = partial(try_writing, process.redis)
-    asked = {"database": process.database.greet, "redis": process.has_redis, "redis_writes": writes}
+    database, writes = process.database, partial(try_writing, process.redis)
+    asked = {"database": database.greet, "database_writes": database.try_writing}
+    asked |= {"redis": process.has_redis, "redis_writes": writes}
     services = ServiceAnswers(asked, clock=process.clock)
     readiness = Readiness(services=services, queue_worker=queue_worker, secrets=secrets)
     port = HealthPort(readiness, process.metrics.exposition)

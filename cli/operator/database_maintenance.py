@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from shared.domain.tools import SandboxTier
 from shared.process.data_directory import keys_of
 from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.redis.connection import Redis, is_reachable
+from shared.redis.connection import Redis, is_reachable, try_writing
 from shared.redis.process_presence import ProcessPresence, ToolPresence
 from shared.redis.queue import WorkerPresence
 from shared.secret_keys import PLAIN, SecretKeys, StoredSecrets, key_id_of, new_key
@@ -262,50 +262,65 @@ class _Status:
 
     version: str
     database: bool
-    redis: bool
-    workers: bool | None
+    database_writes: bool
+    redis: bool = False
+    redis_writes: bool = False
+    workers: bool | None = None
     """Whether at least one worker is alive. None: unknown, because Redis does not answer or refuses writes."""
-    worker_count: int | None
+    worker_count: int | None = None
     """How many workers report themselves. A live worker that has just started, or hangs, may be missing."""
-    sandboxes: list[SandboxTier]
-    node: bool | None
+    sandboxes: Sequence[SandboxTier] = ()
+    node: bool | None = None
 
 
 async def run_status(settings: Settings, *, as_json: bool) -> None:
-    """Prints the state of the deployment. Raises `typer.Exit` if the database or every worker is away."""
+    """Prints the state of the deployment. Raises `typer.Exit` if the database, Redis or every worker is away, or if one
+    of the two refuses writes."""
     redis = await production_redis(settings)
     try:
-        problem = await _problem_of_database(settings)
-        found = await _ask(redis, has_database=not problem)
+        answers, problem = await _ask_database(settings)
+        found = await _ask(redis, _Status(VERSION, database=answers, database_writes=not problem))
     finally:
         await redis.aclose(close_connection_pool=True)
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
         print("\n".join(_lines(found, problem)))
-    if problem or not found.workers:
+    if problem or not (found.redis_writes and found.workers):
         raise typer.Exit(FAILURE)
 
 
-async def _problem_of_database(settings: Settings) -> str:
-    """Returns why the database does not answer; empty if it does. Raises `Unusable`, which ends the command."""
+async def _ask_database(settings: Settings) -> tuple[bool, str]:
+    """Returns whether the database answers, and why it accepts no writes; empty if it does. Raises `Unusable`, which
+    ends the command."""
     try:
         database = await production_database(settings, start_s=0)
     except Unavailable as error:
         if isinstance(error, Unusable):
             raise
-        return error.message
-    await database.aclose()
-    return ""
+        return False, error.message
+    try:
+        await database.try_writing()
+    except Unavailable as error:
+        return True, error.message
+    finally:
+        await database.aclose()
+    return True, ""
 
 
-async def _ask(redis: Redis, *, has_database: bool) -> _Status:
+async def _ask(redis: Redis, found: _Status) -> _Status:
     if not await is_reachable(redis):
-        return _Status(VERSION, has_database, redis=False, workers=None, worker_count=None, sandboxes=[], node=None)
+        return found
     tools = ToolPresence(redis)
-    lives, sandboxes = await WorkerPresence(redis).is_any_alive(), await tools.sandboxes()
-    count, node = len(await ProcessPresence(redis).workers()), await tools.runs_javascript()
-    return _Status(VERSION, has_database, redis=True, workers=lives, worker_count=count, sandboxes=sandboxes, node=node)
+    return replace(
+        found,
+        redis=True,
+        redis_writes=await is_reachable(redis, try_writing),
+        workers=await WorkerPresence(redis).is_any_alive(),
+        worker_count=len(await ProcessPresence(redis).workers()),
+        sandboxes=await tools.sandboxes(),
+        node=await tools.runs_javascript(),
+    )
 
 
 def _lines(found: _Status, problem: str) -> list[str]:
@@ -314,7 +329,7 @@ def _lines(found: _Status, problem: str) -> list[str]:
         return [*shown, "redis      does not answer"]
     return [
         *shown,
-        "redis      answers",
+        f"redis      {'answers' if found.redis_writes else 'refuses writes; `holdfast doctor` says why'}",
         f"workers    {_workers(found)}",
         f"walls      {_walls(found.sandboxes)}",
         f"node       {_NODE[found.node]}",
@@ -329,7 +344,7 @@ def _workers(found: _Status) -> str:
     return f"{found.worker_count} live" if found.worker_count else "at least one is alive"
 
 
-def _walls(sandboxes: list[SandboxTier]) -> str:
+def _walls(sandboxes: Sequence[SandboxTier]) -> str:
     if not sandboxes:
         return "unknown: no worker reports them"
     if sandboxes[-1] is SandboxTier.PROCESS:

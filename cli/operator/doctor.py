@@ -5,7 +5,7 @@ It changes nothing, and calls a model only with `--call`, because that costs mon
 
 import os
 import resource
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 
 import typer
 
@@ -82,6 +82,7 @@ async def _database(settings: Settings) -> AsyncGenerator[Finding]:
         now = await database.now()
         yield good(subject, "answers")
         yield skew("database clock", (now - before).total_seconds() if abs((now - before).total_seconds()) > 1 else 0.0)
+        yield await _writes(subject, database.try_writing(), "docs/operations/database-lost.md")
         migrations = await _migrations(database)
         yield migrations
         for finding in await role_findings(settings, database):
@@ -123,7 +124,7 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         for finding in _redis_settings(subject, found):
             yield finding
         yield _redis_memory(subject, await memory_of(redis))
-        yield await _redis_writes(redis)
+        yield await _writes(subject, try_writing(redis), "docs/operations/redis.md")
         for finding in (*await shared_key_findings(settings, redis), *await _event_log(settings, redis)):
             yield finding
     except Unavailable as error:
@@ -132,12 +133,12 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding]:
         await redis.aclose(close_connection_pool=True)
 
 
-async def _redis_writes(redis: Redis) -> Finding:
+async def _writes(subject: str, trial: Awaitable[None], fix: str) -> Finding:
     try:
-        await try_writing(redis)
+        await trial
     except Unavailable as error:
-        return wrong("redis writes", error.message, "docs/operations/redis.md")
-    return good("redis writes", "it takes writes and messages")
+        return wrong(f"{subject} writes", error.message, fix)
+    return good(f"{subject} writes", "it accepts them")
 
 
 async def _event_log(settings: Settings, redis: Redis) -> list[Finding]:

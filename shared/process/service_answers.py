@@ -78,6 +78,7 @@ HINT = "Repair the services that are false in `services`, and ask again: `holdfa
 
 _MISSING = {
     "database": "the database does not answer",
+    "database_writes": "the database refuses writes",
     "redis": "Redis does not answer",
     "redis_writes": "Redis refuses writes or messages",
     "migrations": "the database lacks migrations of this version",
@@ -92,9 +93,9 @@ _UNKNOWN = {
 
 def what_is_missing(services: Mapping[str, bool | None]) -> list[str]:
     """A clause for each service that is missing or whose state is unknown."""
-    # A Redis that does not answer accepts no writes either: one clause is enough.
-    shown = {name: answer for name, answer in services.items() if name != "redis_writes" or services["redis"]}
-    false = [_MISSING[name] for name, answer in shown.items() if answer is False]
+    # A service that does not answer accepts no writes either: one clause is enough.
+    shown = [name for name in services if not name.endswith("_writes") or services[name.removesuffix("_writes")]]
+    false = [_MISSING[name] for name in shown if services[name] is False]
     return false + [_UNKNOWN[name] for name, answer in services.items() if answer is None]
 
 

@@ -7,7 +7,7 @@ Clients are lazy: the first command connects. Close one with `await client.aclos
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from importlib.resources import files
@@ -162,10 +162,10 @@ async def try_writing(redis: Redis) -> None:
         await cast("Any", redis).publish(keys.TRIAL, b"")
 
 
-async def is_reachable(redis: Redis) -> bool:
-    """Whether Redis answers."""
+async def is_reachable(redis: Redis, trial: Callable[[Redis], Awaitable[None]] = greet) -> bool:
+    """Whether Redis answers, or passes another trial."""
     try:
-        await greet(redis)
+        await trial(redis)
     except Unavailable:
         return False
     return True

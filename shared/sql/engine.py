@@ -115,6 +115,11 @@ it, a session sees the rows of all projects, as workers need."""
 
 _SHOWN = "holdfast_shown"
 
+_REFUSE_LIKE_A_WRITE = (
+    "DO $$BEGIN IF current_setting('transaction_read_only')::bool THEN RAISE read_only_sql_transaction; END IF; END$$"
+)
+"""Postgres answers it on a read-only server with the error of a write, and changes nothing on any server."""
+
 
 def _set_project(*, until_the_end: bool) -> sa.Select[tuple[str]]:
     return sa.select(sa.func.set_config(PROJECT_SETTING, sa.bindparam("project", type_=sa.Text), until_the_end))
@@ -259,6 +264,14 @@ class Database:
         """Returns when the database has answered. Raises `Unavailable`."""
         async with self.read() as connection:
             await connection.execute(sa.text("SELECT 1"))
+
+    async def try_writing(self) -> None:
+        """Returns when the database has answered and its server accepts writes. Raises `Unavailable`. SQLite, which has
+        one writer, need only answer."""
+        await self.greet()
+        if not self.is_sqlite:
+            async with self.read() as connection:
+                await connection.tell(_REFUSE_LIKE_A_WRITE)
 
     async def now(self) -> datetime:
         """Returns the database's time, to the second; SQLite uses this machine's clock. Raises `Unavailable`."""

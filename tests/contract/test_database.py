@@ -76,6 +76,18 @@ async def test_a_failover_left_processes_at_the_standby_and_each_write_was_an_er
             await connection.execute(sa.text("CREATE TEMPORARY TABLE of_the_primary ()"))
 
 
+async def test_a_check_of_health_kept_the_connection_to_the_standby(postgres_url: str) -> None:
+    async with one_connection(postgres_url, trusted_s=60) as database:
+        await database.try_writing()
+        first = await backend_of(database)
+        async with database.read() as connection:
+            await connection.execute(sa.text("SET default_transaction_read_only = on"))
+        with pytest.raises(Unavailable, match="refuses writes"):
+            await database.try_writing()
+        assert await backend_of(database) != first
+        await database.try_writing()
+
+
 async def test_a_query_of_no_rows_was_compiled_for_a_tenth_of_a_second(postgres_url: str) -> None:
     """The cost that the planner expects of a table with a policy grows with the table."""
     async with one_connection(postgres_url, trusted_s=60) as database, database.read() as connection:

@@ -19,11 +19,11 @@ from tests.kit.wait_until import wait_until
 
 READY: dict[str, Any] = {
     "status": "ready",
-    "services": {"database": True, "redis": True, "redis_writes": True, "queue": True},
+    "services": {"database": True, "database_writes": True, "redis": True, "redis_writes": True, "queue": True},
     "draining": False,
     "runs": 0,
 }
-WITHOUT_REDIS = {"database": True, "redis": False, "redis_writes": False, "queue": False}
+WITHOUT_REDIS = {"database": True, "database_writes": True, "redis": False, "redis_writes": False, "queue": False}
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from tests.kit.model_server import ModelServer
 from tests.kit.product.terminal import clean_environment, said
 from tests.kit.runs.definitions import NOW, some_agent
 from tests.kit.runs.stored_runs import some_endpoint
-from tests.kit.services.databases import patient_database
+from tests.kit.services.databases import patient_database, read_only
 from tests.kit.services.redis_cluster import PrivateCluster
 from tests.kit.services.redis_servers import PrivateRedis
 
@@ -79,6 +79,16 @@ async def test_a_redis_that_took_no_writes_was_said_to_be_well(tmp_path: Path, p
     await client.config_set("maxmemory", "0")
     _, found = await _findings(tmp_path, HOLDFAST_REDIS_URL=private_redis.url)
     assert found["redis writes"]["verdict"] == "ok"
+
+
+async def test_a_database_that_took_no_writes_was_said_to_be_well(tmp_path: Path, postgres_url: str) -> None:
+    async with read_only(postgres_url):
+        status, found = await _findings(tmp_path, HOLDFAST_DATABASE_URL=postgres_url)
+    writes = found["database writes"]
+    assert (status, found["database"]["verdict"], writes["verdict"]) == (1, "ok", "wrong")
+    assert "its server is a standby" in writes["said"] and writes["fix"] == "docs/operations/database-lost.md"
+    _, found = await _findings(tmp_path, HOLDFAST_DATABASE_URL=postgres_url)
+    assert found["database writes"]["verdict"] == "ok"
 
 
 async def test_a_redis_user_without_channels_was_found_by_nothing(

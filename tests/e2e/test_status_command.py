@@ -8,8 +8,9 @@ from shared.sql.migrate import migrate
 from tests.kit.commands import Command, fork
 from tests.kit.free_ports import free_port
 from tests.kit.product.processes import processes_in
-from tests.kit.services.databases import patient_database
+from tests.kit.services.databases import patient_database, read_only
 from tests.kit.services.redis_servers import PrivateRedis
+from tests.kit.services.redis_servers import read_only as read_only_redis
 from tests.kit.wait_until import wait_until
 
 
@@ -74,3 +75,17 @@ async def test_the_walls_of_the_workers_are_shown(
     assert (status, "redis      does not answer" in text) == (1, True), text
     told = json.loads((await _said(environment, files, "--json"))[1].splitlines()[0])
     assert (told["redis"], told["workers"], told["worker_count"]) == (False, None, None), "workers may live"
+
+
+async def test_services_that_refused_writes_were_said_to_answer(
+    tmp_path: Path, postgres_url: str, private_redis: PrivateRedis
+) -> None:
+    environment = {"HOLDFAST_DATABASE_URL": postgres_url, "HOLDFAST_REDIS_URL": private_redis.url}
+    files = tmp_path / "output", tmp_path / "errors"
+    async with read_only(postgres_url), read_only_redis(private_redis):
+        status, text = await _said(environment, files)
+        assert (status, "database   the database refuses writes" in text) == (1, True), text
+        assert "redis      refuses writes; `holdfast doctor` says why" in text
+        told = json.loads((await _said(environment, files, "--json"))[1].splitlines()[0])
+    answers, writes = (told["database"], told["redis"]), (told["database_writes"], told["redis_writes"])
+    assert (answers, writes) == ((True, True), (False, False))

@@ -12,12 +12,20 @@ from sqlalchemy.engine import make_url
 from tests.kit.free_ports import free_port
 from tests.kit.product.behind_proxies import Outage, unavailable
 from tests.kit.product.processes import Processes, api_at, processes_in
+from tests.kit.services.databases import read_only
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import TcpProxy
 from tests.kit.wait_until import wait_until
 
-WHOLE = {"database": True, "redis": True, "redis_writes": True, "migrations": True, "worker": True}
-WITHOUT_REDIS = {"database": True, "redis": False, "redis_writes": False, "migrations": True, "worker": None}
+WHOLE = {
+    "database": True,
+    "database_writes": True,
+    "redis": True,
+    "redis_writes": True,
+    "migrations": True,
+    "worker": True,
+}
+WITHOUT_REDIS = {**WHOLE, "redis": False, "redis_writes": False, "worker": None}
 
 
 @pytest.fixture
@@ -106,11 +114,36 @@ async def test_an_api_without_its_database_is_not_ready_and_says_so_in_time(
             assert refused.json()["message"] == "Not ready: the database does not answer"
             full = (await http.get("/readyz?full")).json()
             assert full["message"].endswith("; whether the database has all migrations cannot be known")
-            assert full["services"] == {
-                "database": False,
-                "redis": True,
-                "redis_writes": True,
-                "migrations": None,
-                "worker": False,
-            }
+            assert "refuses writes" not in full["message"]
+            away = {"database": False, "database_writes": False, "migrations": None, "worker": False}
+            assert full["services"] == WHOLE | away
             assert (await http.get("/healthz")).status_code == 200, "a restart would not mend the database"
+
+
+async def test_a_database_that_refused_writes_was_said_to_be_well(processes: Processes, postgres_url: str) -> None:
+    """After a failover to a standby, each request that writes was a 503, and no page of the operator showed it."""
+    port, worker_port = free_port(), free_port()
+    await processes.api(port)
+    await processes.worker(worker_port=worker_port)
+    async with api_at(port) as http, api_at(worker_port) as worker:
+        await services(http, WHOLE)
+        async with read_only(postgres_url):
+            await services(http, {**WHOLE, "database_writes": False})
+            assert (await http.get("/readyz?full")).json()["message"] == "Not ready: the database refuses writes"
+            refused = await http.post("/v1/agents", json={"model": "builtin/echo"})
+            assert (refused.status_code, "refuses writes" in refused.text) == (503, True)
+            assert (await http.get("/readyz")).status_code == 200, "the API still shows histories and streams"
+            assert (await http.get("/v1/admin/operations")).json()["services"]["database_writes"] is False
+
+            async def worker_is_not_ready() -> bool:
+                answer = await worker.get("/readyz")
+                return answer.status_code == 503 and answer.json()["services"]["database_writes"] is False
+
+            await wait_until(worker_is_not_ready, description="the worker to miss the database's writes")
+        await services(http, WHOLE)
+        await is_served(http)
+
+        async def worker_is_ready() -> bool:
+            return (await worker.get("/readyz")).status_code == 200
+
+        await wait_until(worker_is_ready, description="the worker to be ready again")

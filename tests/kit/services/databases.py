@@ -29,6 +29,11 @@ from tests.kit.wait_until import HANGS_S
 
 CONNECT_S = 60
 
+CLOSE_OTHERS = sa.text(
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
 EMPTY_ALL_TABLES = """
     DO $$ BEGIN
         PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity
@@ -277,3 +282,22 @@ def round_trips() -> Generator[list[str]]:
         yield sent
     finally:
         event.remove(Pool, "connect", listen)
+
+
+@asynccontextmanager
+async def read_only(url: str) -> AsyncGenerator[None]:
+    """For the block, every connection to this Postgres database refuses writes, as at a standby since a failover. The
+    connections that were open at its beginning are closed."""
+    await _alter(url, "SET default_transaction_read_only = on")
+    async with open_database(url) as database, database.read() as connection:
+        await connection.execute(CLOSE_OTHERS)
+    try:
+        yield
+    finally:
+        await _alter(url, "RESET default_transaction_read_only")
+
+
+async def _alter(url: str, how: str) -> None:
+    async with open_database(url) as database, database.read() as connection:
+        await connection.execute(sa.text("SET default_transaction_read_only = off"))
+        await connection.execute(sa.text(f'ALTER DATABASE "{make_url(url).database}" {how}'))

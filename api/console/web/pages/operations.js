@@ -19,7 +19,8 @@ import { usePolled } from "../lib/polling.js";
  *   queue_wait_p50_ms: number | null, first_token_p50_ms: number | null}} Minute
  * @typedef {{
  *   at: string, version: string,
- *   services: Record<"database" | "migrations" | "redis" | "redis_writes" | "worker", boolean | null>,
+ *   services: Record<"database" | "database_writes" | "migrations" | "redis" | "redis_writes" | "worker",
+ *     boolean | null>,
  *   database: {kind: string, answers_ms: number | null},
  *   redis: {embedded: boolean, answers_ms: number | null, used_memory_bytes: number | null,
  *     max_memory_bytes: number | null},
@@ -77,7 +78,8 @@ function Services({ now }) {
   return html`<section aria-labelledby="services-title">
     <h2 id="services-title">Services</h2>
     <ul class="services">
-      <${Service} name="Database" works=${services.database}>
+      <${Service} name="Database" works=${services.database && services.database_writes !== false}>
+        ${services.database && services.database_writes === false && "refuses writes; "}
         ${database.kind}, answers in ${duration(database.answers_ms)}
       <//>
       <${Service} name="Migrations" works=${services.migrations}>
