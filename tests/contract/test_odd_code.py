@@ -239,6 +239,10 @@ async def test_a_state_that_no_later_run_could_read_ended_its_thread(world: Worl
     assert await _answer(world, "says", "emits half") == "a?b", "the thread goes on"
 
 
+async def test_a_state_that_is_not_english_was_too_large_at_a_sixth_of_the_limit(world: World) -> None:
+    assert await _answer(world, "goes-wrong", "keeps otters") == "\N{OTTER}" * 200_000
+
+
 async def test_an_answer_that_was_no_text_was_lost(world: World) -> None:
     answer = await _answer(world, "goes-wrong", "returns an object")
     assert msgspec.json.decode(answer) == {"page": "otters", "at": 1.5, "who": "\N{OTTER}"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +39,44 @@ def test_a_value_is_what_json_makes_of_it() -> None:
         plain({1})
     with pytest.raises(ValueError, match=str(LARGEST_VALUE)):
         plain("a" * LARGEST_VALUE)
+
+
+async def _yields() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({1}, "a set is nothing that JSON can say: use texts, numbers, lists"),
+        (b"", "a bytes is nothing that JSON can say: use texts, numbers, lists"),
+        ((one for one in "ab"), "a generator is nothing that JSON can say: let the function return a list"),
+        (_yields(), "a async_generator is nothing that JSON can say: let the function return a list"),
+    ],
+)
+def test_a_result_that_is_no_json_got_the_advice_for_an_argument(value: Any, said: str) -> None:
+    for made in (value, {"inside": [value]}):
+        with pytest.raises(TypeError, match=said) as refused:
+            plain(made)
+        assert "functools.partial" not in str(refused.value)
+        with pytest.raises(TypeError, match=f"{said}.*or give it to the function by functools.partial"):
+            plain(made, is_argument=True)
+        with pytest.raises(TypeError, match=f"{said}.*or give it to the function by functools.partial"):
+            content_hash(made)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_none_was_refused_without_a_remedy(number: str) -> None:
+    with pytest.raises(ValueError, match=r"the data 'x' is no JSON: Out of range.*; use None or a text for NaN"):
+        plain({"loss": float(number)}, "the data 'x'")
+
+
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\u65e5", "\N{OTTER}"])
+def test_text_that_is_not_english_was_too_large_at_a_sixth_of_the_limit(character: str) -> None:
+    most = (LARGEST_VALUE - 2) // len(character.encode())
+    assert plain(character * most) == character * most
+    with pytest.raises(ValueError, match=f"has {(most + 1) * len(character.encode()) + 2} bytes, {LARGEST_VALUE} are"):
+        plain(character * (most + 1))
 
 
 def test_half_a_character_in_a_value_is_a_question_mark_the_first_time_as_well() -> None:

@@ -188,6 +188,11 @@ async def _keeps_much(run: Run) -> str:
     return "not reached"
 
 
+async def _keeps_otters(run: Run) -> str:
+    run.state["page"] = "\N{OTTER}" * 200_000
+    return await run.step("draw", _same, "\N{OTTER}" * 200_000)
+
+
 async def _emits_number(run: Run) -> str:
     run.emit_text(5)  # type: ignore[arg-type]
     return "not reached"
@@ -299,6 +304,7 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "says much": _says_much,
     "has a list as state": _has_list_as_state,
     "keeps much": _keeps_much,
+    "keeps otters": _keeps_otters,
     "emits a number": _emits_number,
     "names nothing": _names_nothing,
     "names much": _names_much,
