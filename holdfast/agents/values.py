@@ -124,7 +124,7 @@ def _argument(value: Any) -> Any:
     try:
         return _as_json(value)
     except TypeError as error:
-        raise TypeError(f"{error}, or give it to the function by functools.partial, and the call a key") from error
+        raise TypeError(f"{error}, or give it to the function by functools.partial, and the call a key") from None
 
 
 def _counted(value: Any) -> Any:

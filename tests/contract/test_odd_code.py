@@ -180,6 +180,13 @@ async def test_code_that_left_by_sys_exit_was_taken_for_a_crash(world: World) ->
     assert await world.results() == ["Error: SystemExit: usage: parse FILE", f"Error: {in_thread}"]
 
 
+@pytest.mark.parametrize("way", ["task exits", "task exits beside step"])
+async def test_code_that_left_by_sys_exit_in_a_task_was_taken_for_cancelled_or_never_ended(
+    world: World, way: str
+) -> None:
+    assert (await _failed(world, way)).startswith("SystemExit: usage: parse FILE (in _parse in parse")
+
+
 async def test_code_that_was_cancelled_by_itself_was_taken_for_a_crash(world: World) -> None:
     detail = await _failed(world, "awaits cancelled")
     assert detail.startswith("CancelledError: the code was cancelled, and nobody has cancelled its run (in ")

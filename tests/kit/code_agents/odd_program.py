@@ -100,6 +100,19 @@ async def _tool_exits(run: Run) -> str:
     return await _failure(run.tool("parse", parse))
 
 
+async def _task_exits(run: Run) -> str:
+    async def parse() -> None:
+        _parse()
+
+    task = asyncio.create_task(parse())
+    await asyncio.Event().wait()
+    return f"not reached {task}"
+
+
+async def _task_exits_beside_step(run: Run) -> str:
+    return await run.step("wait", functools.partial(_task_exits, run))
+
+
 async def _tool_exits_in_thread(run: Run) -> str:
     return await _failure(run.tool("parse", _parse))
 
@@ -293,6 +306,8 @@ print("imported")
 
 WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "exits": _exits,
+    "task exits": _task_exits,
+    "task exits beside step": _task_exits_beside_step,
     "tool exits": _tool_exits,
     "tool exits in a thread": _tool_exits_in_thread,
     "awaits cancelled": _awaits_cancelled,
