@@ -103,9 +103,13 @@ def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
         return value
     made: Any = returns
     validate = getattr(made, "model_validate", None)
-    if validate is not None:
-        return validate(value)
-    return made(**value) if hasattr(made, "__dataclass_fields__") else made(value)
+    if validate is not None:  # `plain` writes the names of fields, also where the model has aliases
+        by_name = {"by_name": True} if "by_name" in inspect.signature(validate).parameters else {}
+        return validate(value, **by_name)
+    if not hasattr(made, "__dataclass_fields__"):
+        return made(value)
+    later = {one.name for one in dataclasses.fields(made) if not one.init}
+    return made(**{name: one for name, one in value.items() if name not in later})
 
 
 def _as_json(value: Any) -> Any:

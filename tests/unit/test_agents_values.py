@@ -3,12 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from holdfast.agents import adapters
 from holdfast.agents.adapters import Adapter, Body, body_for
@@ -103,6 +103,29 @@ def test_a_value_comes_back_as_the_wanted_type() -> None:
     assert restored({"x": 1}, Point) == Point(1)
     assert restored({"title": "t"}, Page) == Page(title="t")
     assert restored({"x": 1}, None) == {"x": 1}
+
+
+class Aliased(BaseModel):
+    page_title: str = Field(default="none", alias="pageTitle")
+
+
+@dataclass
+class Measured:
+    text: str
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.text)
+
+
+def test_a_model_with_aliases_lost_its_fields_on_the_way_through_the_journal() -> None:
+    page = Aliased(pageTitle="otters")
+    assert restored(plain(page), Aliased) == page
+    assert restored({"pageTitle": "otters"}, Aliased) == page
+
+
+def test_a_dataclass_with_a_field_that_it_computes_did_not_come_back() -> None:
+    assert restored(plain(Measured("otters")), Measured) == Measured("otters")
 
 
 def test_callables_count_by_their_names() -> None:
