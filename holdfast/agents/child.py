@@ -111,9 +111,20 @@ class WorkerConnection:
         self.hang_up()
 
 
+_EXITS: list[BaseException] = []
+"""The exceptions with which tasks of the body have stopped the loop, as by `sys.exit`."""
+
+
 def execute(name: str, connection: socket.socket) -> None:
     """Executes the body of the agent `name` and ends this process."""
-    asyncio.run(_execute(name, connection))
+    loop = asyncio.new_event_loop()
+    execution = loop.create_task(_execute(name, connection))
+    while not execution.done():
+        try:
+            loop.run_until_complete(execution)
+        except (SystemExit, KeyboardInterrupt) as error:  # of a task beside the body: it has stopped the loop
+            _EXITS.append(error)
+            execution.cancel()  # cancels the body, and not the tasks that bring the worker's answers
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of the body would delay an ordinary exit. They end with the run.
@@ -143,7 +154,7 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
         return packed({"t": "returned", "text": _answer_of(value), "state": _state_of(run)})
     except asyncio.CancelledError as error:
         # Code that awaits a cancelled task of its own is cancelled as well, without a request to cancel the run.
-        return packed({"t": "stopped"} if run.cancelled else _raised(error))
+        return packed({"t": "stopped"} if run.cancelled else _raised(_EXITS[0] if _EXITS else error))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the run fails with it
         return packed(_raised(error))
 

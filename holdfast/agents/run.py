@@ -272,7 +272,7 @@ class Run:
             "tool",
             name,
             content_hash(arguments if key is None else key),
-            arguments=plain(arguments),
+            arguments=plain(arguments, is_argument=True),
             idempotent=idempotent,
             probe=probe is not None,
             of_client=function is None,

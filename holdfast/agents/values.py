@@ -20,18 +20,28 @@ LARGEST_DATA = 64_000
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def plain(value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE) -> Any:
+def plain(
+    value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE, *, is_argument: bool = False
+) -> Any:
     """Returns the value as JSON has it; dataclasses and pydantic models become objects. Raises `TypeError` for values
-    that JSON cannot express, and `ValueError`, with this name, for more than `largest` bytes. Half a character of
-    UTF-16, as in the name of a file that is not text, becomes a question mark."""
-    text = json.dumps(value, default=_as_json, allow_nan=False)
-    if len(text) > largest:
+    that JSON cannot express, and `ValueError`, with this name, for NaN, and for more than `largest` bytes. Half a
+    character of UTF-16, as in the name of a file that is not text, becomes a question mark."""
+    try:
+        text = json.dumps(value, default=_argument if is_argument else _as_json, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{name} is no JSON: {error}; use None or a text for NaN and infinity") from error
+    if len(text) > largest and (size := len(_utf8(text))) > largest:
         raise ValueError(
-            f"{name} has {len(text)} bytes, {largest} are allowed: keep what is large elsewhere, and return its address"
+            f"{name} has {size} bytes, {largest} are allowed: keep what is large elsewhere, and return its address"
         )
     if "\\ud" in text:  # half a character, which no database stores and no reader can be sent
-        text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
+        text = _utf8(text).decode()
     return json.loads(text)
+
+
+def _utf8(text: str) -> bytes:
+    """Returns JSON with each character as itself, and not as the escapes of six bytes that the process writes."""
+    return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def content_hash(value: Any) -> str:
@@ -93,9 +103,13 @@ def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
         return value
     made: Any = returns
     validate = getattr(made, "model_validate", None)
-    if validate is not None:
-        return validate(value)
-    return made(**value) if hasattr(made, "__dataclass_fields__") else made(value)
+    if validate is not None:  # `plain` writes the names of fields, also where the model has aliases
+        by_name = {"by_name": True} if "by_name" in inspect.signature(validate).parameters else {}
+        return validate(value, **by_name)
+    if not hasattr(made, "__dataclass_fields__"):
+        return made(value)
+    later = {one.name for one in dataclasses.fields(made) if not one.init}
+    return made(**{name: one for name, one in value.items() if name not in later})
 
 
 def _as_json(value: Any) -> Any:
@@ -104,13 +118,20 @@ def _as_json(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump(mode="json")
-    raise TypeError(
-        f"a {type(value).__name__} is nothing that JSON can say: use texts, numbers, lists, dictionaries, dataclasses "
-        "or pydantic models, or give it to the function by functools.partial, and the call a key"
-    )
+    instead = "use texts, numbers, lists, dictionaries, dataclasses or pydantic models"
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        instead = "let the function return a list instead of yielding"
+    raise TypeError(f"a {type(value).__name__} is nothing that JSON can say: {instead}")
+
+
+def _argument(value: Any) -> Any:
+    try:
+        return _as_json(value)
+    except TypeError as error:
+        raise TypeError(f"{error}, or give it to the function by functools.partial, and the call a key") from None
 
 
 def _counted(value: Any) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return _as_json(value)
+    return _argument(value)

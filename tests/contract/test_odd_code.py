@@ -180,6 +180,13 @@ async def test_code_that_left_by_sys_exit_was_taken_for_a_crash(world: World) ->
     assert await world.results() == ["Error: SystemExit: usage: parse FILE", f"Error: {in_thread}"]
 
 
+@pytest.mark.parametrize("way", ["task exits", "task exits beside step"])
+async def test_code_that_left_by_sys_exit_in_a_task_was_taken_for_cancelled_or_never_ended(
+    world: World, way: str
+) -> None:
+    assert (await _failed(world, way)).startswith("SystemExit: usage: parse FILE (in _parse in parse")
+
+
 async def test_code_that_was_cancelled_by_itself_was_taken_for_a_crash(world: World) -> None:
     detail = await _failed(world, "awaits cancelled")
     assert detail.startswith("CancelledError: the code was cancelled, and nobody has cancelled its run (in ")
@@ -237,6 +244,10 @@ async def test_a_state_that_no_later_run_could_read_ended_its_thread(world: Worl
     said = "ValueError: run.state has 1000012 bytes, 1000000 are allowed"
     assert (await _failed(world, "keeps much")).startswith(said)
     assert await _answer(world, "says", "emits half") == "a?b", "the thread goes on"
+
+
+async def test_a_state_that_is_not_english_was_too_large_at_a_sixth_of_the_limit(world: World) -> None:
+    assert await _answer(world, "goes-wrong", "keeps otters") == "\N{OTTER}" * 200_000
 
 
 async def test_an_answer_that_was_no_text_was_lost(world: World) -> None:

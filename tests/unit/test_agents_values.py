@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from holdfast.agents import adapters
 from holdfast.agents.adapters import Adapter, Body, body_for
@@ -40,6 +41,44 @@ def test_a_value_is_what_json_makes_of_it() -> None:
         plain("a" * LARGEST_VALUE)
 
 
+async def _yields() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({1}, "a set is nothing that JSON can say: use texts, numbers, lists"),
+        (b"", "a bytes is nothing that JSON can say: use texts, numbers, lists"),
+        ((one for one in "ab"), "a generator is nothing that JSON can say: let the function return a list"),
+        (_yields(), "a async_generator is nothing that JSON can say: let the function return a list"),
+    ],
+)
+def test_a_result_that_is_no_json_got_the_advice_for_an_argument(value: Any, said: str) -> None:
+    for made in (value, {"inside": [value]}):
+        with pytest.raises(TypeError, match=said) as refused:
+            plain(made)
+        assert "functools.partial" not in str(refused.value)
+        with pytest.raises(TypeError, match=f"{said}.*or give it to the function by functools.partial"):
+            plain(made, is_argument=True)
+        with pytest.raises(TypeError, match=f"{said}.*or give it to the function by functools.partial"):
+            content_hash(made)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_none_was_refused_without_a_remedy(number: str) -> None:
+    with pytest.raises(ValueError, match=r"the data 'x' is no JSON: Out of range.*; use None or a text for NaN"):
+        plain({"loss": float(number)}, "the data 'x'")
+
+
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\u65e5", "\N{OTTER}"])
+def test_text_that_is_not_english_was_too_large_at_a_sixth_of_the_limit(character: str) -> None:
+    most = (LARGEST_VALUE - 2) // len(character.encode())
+    assert plain(character * most) == character * most
+    with pytest.raises(ValueError, match=f"has {(most + 1) * len(character.encode()) + 2} bytes, {LARGEST_VALUE} are"):
+        plain(character * (most + 1))
+
+
 def test_half_a_character_in_a_value_is_a_question_mark_the_first_time_as_well() -> None:
     assert plain({"a\udcff": ["\ud83d", "\ud83d\ude00", "\N{OTTER}", "\\ud83d", "\0"]}) == {
         "a?": ["?", "\N{GRINNING FACE}", "\N{OTTER}", "\\ud83d", "\0"]
@@ -64,6 +103,29 @@ def test_a_value_comes_back_as_the_wanted_type() -> None:
     assert restored({"x": 1}, Point) == Point(1)
     assert restored({"title": "t"}, Page) == Page(title="t")
     assert restored({"x": 1}, None) == {"x": 1}
+
+
+class Aliased(BaseModel):
+    page_title: str = Field(default="none", alias="pageTitle")
+
+
+@dataclass
+class Measured:
+    text: str
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.text)
+
+
+def test_a_model_with_aliases_lost_its_fields_on_the_way_through_the_journal() -> None:
+    page = Aliased(pageTitle="otters")
+    assert restored(plain(page), Aliased) == page
+    assert restored({"pageTitle": "otters"}, Aliased) == page
+
+
+def test_a_dataclass_with_a_field_that_it_computes_did_not_come_back() -> None:
+    assert restored(plain(Measured("otters")), Measured) == Measured("otters")
 
 
 def test_callables_count_by_their_names() -> None:

@@ -192,9 +192,8 @@ class Attempt:
         error: dict[str, str] | None = frame.get("error")
         value = frame.get("value")
         call = self._calls.get(entry.slot)
-        result = None
-        if call is not None:
-            result = result_of(call, value) if error is None else failure_of(call, error)
+        made = result_of(call, value) if call and error is None else None
+        result = failure_of(call, error) if call and error is not None else made
         ended = await self._store_end(entry, "done" if error is None else "failed", error or value, call, result, frame)
         return {"t": "stored", "at": seconds(ended.ended_at)}
 
@@ -479,7 +478,8 @@ class Attempt:
         # An earlier attempt may have stored another state before its worker died.
         if frame["state"] or self._hello["state"] or self._hello["attempt"] > 1:
             # No checkpoint: the answer enters the history only with the run's end. Until then it can become void.
-            await self._handle.record_journal(self._unstored, state=json.dumps(frame["state"]).encode())
+            state = json.dumps(frame["state"], ensure_ascii=False).encode()
+            await self._handle.record_journal(self._unstored, state=state)
         return self._completed(StopReason.ANSWERED)
 
     def _completed(self, reason: StopReason) -> Outcome:

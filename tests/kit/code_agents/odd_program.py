@@ -100,6 +100,19 @@ async def _tool_exits(run: Run) -> str:
     return await _failure(run.tool("parse", parse))
 
 
+async def _task_exits(run: Run) -> str:
+    async def parse() -> None:
+        _parse()
+
+    task = asyncio.create_task(parse())
+    await asyncio.Event().wait()
+    return f"not reached {task}"
+
+
+async def _task_exits_beside_step(run: Run) -> str:
+    return await run.step("wait", functools.partial(_task_exits, run))
+
+
 async def _tool_exits_in_thread(run: Run) -> str:
     return await _failure(run.tool("parse", _parse))
 
@@ -186,6 +199,11 @@ async def _has_list_as_state(run: Run) -> str:
 async def _keeps_much(run: Run) -> str:
     run.state["page"] = "x" * 1_000_000
     return "not reached"
+
+
+async def _keeps_otters(run: Run) -> str:
+    run.state["page"] = "\N{OTTER}" * 200_000
+    return await run.step("draw", _same, "\N{OTTER}" * 200_000)
 
 
 async def _emits_number(run: Run) -> str:
@@ -288,6 +306,8 @@ print("imported")
 
 WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "exits": _exits,
+    "task exits": _task_exits,
+    "task exits beside step": _task_exits_beside_step,
     "tool exits": _tool_exits,
     "tool exits in a thread": _tool_exits_in_thread,
     "awaits cancelled": _awaits_cancelled,
@@ -299,6 +319,7 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "says much": _says_much,
     "has a list as state": _has_list_as_state,
     "keeps much": _keeps_much,
+    "keeps otters": _keeps_otters,
     "emits a number": _emits_number,
     "names nothing": _names_nothing,
     "names much": _names_much,
