@@ -3,6 +3,8 @@
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Path, Query, Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from api.ai_sdk.answer_chunks import NEWEST_SDK, Sdk
 from api.ai_sdk.chat_request import UiChatRequest
@@ -20,7 +22,17 @@ ChatId = Annotated[str, Path(min_length=1, max_length=LONGEST_NAME)]
 SdkQuery = Annotated[int, Query(ge=5, le=7)]
 """The major version of the page's `ai` package. Older versions refuse chunks that newer versions know."""
 
-router = APIRouter(tags=["ai-sdk"], route_class=LateRoute)
+
+class ChatRoute(LateRoute):
+    """A route below a chat's name, whose slashes pages escape: the path of the chat `x/stream` is no stream of `x`."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        end = self.path.rpartition("/")[2].encode()
+        is_meant = end.startswith(b"{") or scope["raw_path"].rstrip(b"/").endswith(b"/" + end)
+        return super().matches(scope) if is_meant else (Match.NONE, {})
+
+
+router = APIRouter(tags=["ai-sdk"], route_class=ChatRoute)
 create_router = APIRouter(tags=["ai-sdk"], route_class=DirectRoute)
 
 

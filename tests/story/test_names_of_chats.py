@@ -8,7 +8,7 @@ from tests.kit.product import Product
 
 pytestmark = pytest.mark.shared_product
 
-NAMES = ["a/b", "/guide/intro/", "chat/1/stop", "Gespräch é/ü", "50% ?&#", "..", "x" * 200]
+NAMES = ["a/b", "/guide/intro/", "chat/1/stop", "live/stream", "Gespräch é/ü", "50% ?&#", "..", "x" * 200]
 
 
 @pytest.mark.parametrize("name", NAMES)
