@@ -114,9 +114,14 @@ class MessageIn(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _type_may_be_null(cls, value: Any) -> Any:
+    def _type_may_be_missing(cls, value: Any) -> Any:
+        """Older SDKs send a decision without its type, and a client may leave out any type or send null."""
         given = as_object(value)
-        return value if given is None or given.get("type") is not None else {**given, "type": "message"}
+        if given is None or given.get("type") is not None:
+            return value
+        decides = given.get("approve") is not None or given.get("approval_request_id") or given.get("approvals")
+        other = "tool_return" if given.get("tool_returns") else "message"
+        return {**given, "type": "approval" if decides else other}
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> "MessageIn":

@@ -64,6 +64,22 @@ async def test_the_older_form_decides_the_one_call_that_it_names(product: Produc
     assert (status, await asked.results()) == (200, ["moon"])
 
 
+@pytest.mark.parametrize("form", ["approve", "approvals", "tool_returns"])
+async def test_a_decision_without_its_type_was_a_message_without_content(product: Product, form: str) -> None:
+    """`ApprovalCreate(approve=…, approval_request_id=…)` of letta-client 0.1 sends no type, so its users got a 422."""
+    asked = await waiting_calls(product, "moon")
+    product.models.say("Launched.")
+    returned = {"type": "tool", "tool_call_id": "call_0", "tool_return": "moon", "status": "success"}
+    forms = {
+        "approve": older(asked.approvals[0]["message_id"]),
+        "approvals": verdicts(("call_0", True)),
+        "tool_returns": {"type": None, "tool_returns": [returned]},
+    }
+    untyped = {name: value for name, value in forms[form].items() if name != "type" or form == "tool_returns"}
+    status, answer = await sent(asked, untyped)
+    assert (status, await asked.results()) == (200, ["moon"]), answer
+
+
 async def check_that_old_decisions_change_nothing(asked: WaitingCalls, *, approve: bool) -> None:
     """The call `call_0` was decided, and its target was the moon. Another call waits now."""
     [then] = await waiting(asked.product)
