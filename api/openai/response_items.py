@@ -328,8 +328,10 @@ def _answer_items(owner: RunId, message: Message | NewMessage, body: AssistantMe
     if body.text:
         part: dict[str, Any] = {"type": "output_text", "text": body.text, "annotations": [], "logprobs": []}
         yield _message(message_id, "assistant", [part])
+    # Clients may repeat answers of other servers, which number the calls of each answer from one.
+    step_id = message.step_id or (None if isinstance(message, Message) and message.run_id else StepId(message_id))
     for call in body.tool_calls:
-        item_id = call_item_id("fc", owner, message.step_id, call.id)
+        item_id = call_item_id("fc", owner, step_id, call.id)
         of_call = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         yield {"id": item_id, "type": "function_call", "status": "completed", **of_call}
 

@@ -71,7 +71,8 @@ class ResponseInput:
 
     def texts(self) -> list[object]:
         """The countable parts of each message, for the limit on its length."""
-        return [_texts_of(body) for body in (*self.story, *self.said)]
+        decided = (*self.outputs.values(), *self.verdicts.values())
+        return [*map(_texts_of, (*self.story, *self.said)), *(one.tool_return or one.reason or "" for one in decided)]
 
 
 def _texts_of(body: MessageBody) -> object:

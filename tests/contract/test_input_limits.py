@@ -68,6 +68,22 @@ async def test_every_way_in_has_the_limit(http: httpx.AsyncClient, agent: str) -
         assert place in refused.text
 
 
+async def test_an_output_of_a_function_could_be_as_long_as_a_body(http: httpx.AsyncClient) -> None:
+    conversation = (await http.post("/openai/v1/conversations", json={})).json()["id"]
+    items = f"/openai/v1/conversations/{conversation}/items"
+    call = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"}
+    assert (await http.post(items, json={"items": [call]})).status_code == 200
+    output = {"type": "function_call_output", "call_id": "call_1", "output": LONG}
+    verdict = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": False, "reason": LONG}
+    for path, body in (
+        (items, {"items": [output]}),
+        ("/openai/v1/responses", {"previous_response_id": "resp_1", "input": [output]}),
+        ("/openai/v1/responses", {"previous_response_id": "resp_1", "input": [verdict]}),
+    ):
+        refused = await http.post(path, json=body)
+        assert (refused.status_code, "HOLDFAST_MAX_MESSAGE_CHARS" in refused.text) == (400, True), refused.text
+
+
 async def test_a_message_at_the_limit_and_an_image_beyond_it_are_taken(http: httpx.AsyncClient, agent: str) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa" * MOST}}
     content = [{"type": "text", "text": "x" * (MOST - 10)}, image]

@@ -137,3 +137,19 @@ async def test_what_waits_is_bounded(openai: AsyncOpenAI) -> None:
     with pytest.raises(BadRequestError, match="1000 messages would wait"):
         for _ in range(60):
             await added(openai, conversation.id, *[said("more")] * 20)
+
+
+async def test_a_list_of_items_never_ended_if_two_answers_numbered_their_calls_alike(openai: AsyncOpenAI) -> None:
+    conversation = await openai.conversations.create()
+    for output in ("1", "4"):
+        await added(openai, conversation.id, said("Square."), call("call_1"), output_of("call_1", output))
+
+    ids: list[str] = []
+    after = ""
+    while after not in ids[:-1]:
+        page = await openai.conversations.items.list(conversation.id, order="asc", limit=1, after=after)
+        ids += [str(item.to_dict()["id"]) for item in page.data]
+        if not page.has_more:
+            break
+        after = ids[-1]
+    assert len(set(ids)) == len(ids) == 6
