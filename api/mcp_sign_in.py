@@ -165,7 +165,7 @@ class McpSignIns:
             authorization = await self.authorization.ready()
             begun = await authorization.begin(target_of(server, keys), redirect_uri, known)
         except (SignInRefused, SignInFailed) as error:
-            raise McpServerUnavailable(_nobody(server, error)) from error
+            raise McpServerUnavailable(_sign_in_fails(server, error)) from error
         except UnreadableSecret as error:
             raise McpServerUnavailable(f"{error.message}. Send the secret anew") from error
         session_id = self.servers.ids.mcp_sign_in()
@@ -256,7 +256,7 @@ def _refuse_return(request: SignInRequest, returned: BrowserReturn) -> None:
         raise InvalidRequest("Nobody is signed in: the authorization server has sent no code", field="code")
 
 
-def _nobody(server: McpServer, error: Exception) -> str:
+def _sign_in_fails(server: McpServer, error: Exception) -> str:
     return f"Nobody can sign in at the MCP server {server.name!r} now: {error}"
 
 

@@ -45,7 +45,7 @@ SETTLED_S = 1.0
 
 @asynccontextmanager
 async def opened(name: str) -> AsyncGenerator[ToolSandbox]:
-    walls = await SandboxChoice(name, "nobody", "", 64).best_walls() or PlainProcess(sys.executable, None)
+    walls = await SandboxChoice(name, "nobody", "", 64).best_isolation() or PlainProcess(sys.executable, None)
     node = await find_node("", walls, LIMITS)
     sandbox: ToolSandbox
     if isinstance(walls, PlainProcess):

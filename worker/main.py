@@ -107,7 +107,7 @@ async def tool_parts(process: ProcessContext, network: NetworkRules) -> AsyncGen
     """
     settings = process.settings
     choice = SandboxChoice(settings.sandbox, settings.tool_user, settings.tool_python, settings.tool_scratch_mb)
-    walls = await choice.best_walls() or await plain_process(choice)
+    walls = await choice.best_isolation() or await plain_process(choice)
     tier, python = _described(walls)
     limits = CallLimits(
         memory_bytes=settings.tool_memory_mb << 20,
@@ -150,7 +150,7 @@ def with_certificates(plan: ZygotePlan, above: Path, network: NetworkRules) -> Z
 def _described(walls: ZygotePlan | PlainProcess) -> tuple[SandboxTier, str]:
     """Returns the tier, and the Python inside it. Logs both."""
     if isinstance(walls, PlainProcess):
-        tier, danger = SandboxTier.PROCESS, f"tool code can do whatever {walls.whose_power} can"
+        tier, danger = SandboxTier.PROCESS, f"tool code can do whatever {walls.acting_user} can"
         log.warning("tools_run_without_walls", sandbox=tier.value, danger=danger, user=walls.user)
         return tier, walls.python
     python = walls.interpreter.executable

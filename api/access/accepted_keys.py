@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from api.access.callers import EVERYBODY, Caller, ConfiguredKeys, Credential
+from api.access.callers import ANONYMOUS, Caller, ConfiguredKeys, Credential
 from api.errors import Refused
 from shared.concurrency import Clock
 from shared.domain.api_keys import (
@@ -115,7 +115,7 @@ class AcceptedKeys:
     async def still_hold(self, credential: Credential) -> bool:
         """Returns whether this credential still identifies its caller. Open streams are checked with it."""
         key_id, proof = credential
-        if key_id == EVERYBODY.key_id:
+        if key_id == ANONYMOUS.key_id:
             return not await self.are_required()
         if self._configured.of_id(key_id) is not None:
             return True
@@ -126,8 +126,8 @@ class AcceptedKeys:
 
     async def signer(self, key_id: str) -> TokenSigner | None:
         """Returns the signer of the stream tokens made with this key; None if the key is no longer valid."""
-        if key_id == EVERYBODY.key_id:
-            return None if await self.are_required() else TokenSigner(EVERYBODY, b"", is_guessable=False)
+        if key_id == ANONYMOUS.key_id:
+            return None if await self.are_required() else TokenSigner(ANONYMOUS, b"", is_guessable=False)
         configured = self._configured.of_id(key_id)
         if configured is not None:
             return TokenSigner(configured.caller, configured.secret, is_guessable=True)

@@ -24,7 +24,7 @@ from starlette.types import Scope
 from structlog.contextvars import bind_contextvars
 
 from api.access.accepted_keys import AcceptedKeys, FailedKeys, StreamTokens, TokenSignatures
-from api.access.callers import EVERYBODY, Caller
+from api.access.callers import ANONYMOUS, Caller
 from api.access.route_rules import CHAT, OF_ADMINS, OF_PAGES, RULES, AgentReach, Reach, refused_field
 from api.direct_route import RouteIndex
 from api.errors import SHOULD_RETRY, Refused, refused
@@ -186,7 +186,7 @@ class Authentication:
             if token is not None:
                 return await access.tokens.caller_of(token.text, token.run_id, access.clock.now())
             if not await access.keys.are_required():
-                return EVERYBODY
+                return ANONYMOUS
             return await self._of_key(request, address)
         except Refused as refused:
             raise NotLetIn(refused) from refused
@@ -362,7 +362,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 # refused; work of the API for all projects uses another database object.
 
 
-NOBODYS = "\x1f"
+NO_TENANT = "\x1f"
 """The tenant of a request whose key may see nothing. No project has this name; an empty name means all projects."""
 
 _PROJECT: ContextVar[ProjectId | None] = ContextVar("project of the request", default=None)
@@ -373,7 +373,7 @@ def project_of_request() -> str:
     project_id = _PROJECT.get()
     if project_id is None:
         raise LookupError("this task acts for no project: it is outside of a request, or before authentication")
-    return project_id or NOBODYS
+    return project_id or NO_TENANT
 
 
 def act_for(project_id: ProjectId | None) -> Token[ProjectId | None]:

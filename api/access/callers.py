@@ -62,7 +62,7 @@ def may_see_instructions(caller: Caller) -> bool:
     return not caller.scopes.agents
 
 
-EVERYBODY = Caller(DEFAULT_PROJECT, ANYBODY, EVERYTHING, ANYBODY)
+ANONYMOUS = Caller(DEFAULT_PROJECT, ANYBODY, EVERYTHING, ANYBODY)
 """The caller of a server without keys."""
 
 

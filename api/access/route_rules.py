@@ -286,7 +286,7 @@ def _beyond(fields: Mapping[str, Any], *, is_chat: bool) -> Iterator[str]:
             yield f"messages[{number}].role {str(role)[:50]!r}"
 
 
-NOBODY = ProjectId("")
+NO_PROJECT = ProjectId("")
 """An empty project, which no key belongs to."""
 
 _OWNED = ("run_id", "conversation_id", "step_id", "approval_id", "message_id", "response_id", "model")
@@ -312,7 +312,7 @@ class AgentReach:
         if caller.thread_id is not None and "conversation_id" in path:
             threads = named if path["conversation_id"] == _DEFAULT else [path["conversation_id"]]
             if {*threads} != {caller.thread_id}:
-                return replace(caller, project_id=NOBODY)
+                return replace(caller, project_id=NO_PROJECT)
         return await self._as(caller, named)
 
     async def through_body(self, caller: Caller, path: str, fields: Mapping[str, Any]) -> Caller:
@@ -327,7 +327,7 @@ class AgentReach:
     async def _as(self, caller: Caller, named: Iterable[object]) -> Caller:
         for one in named:
             if not (isinstance(one, str) and await self._is_theirs(caller, one)):
-                return replace(caller, project_id=NOBODY)
+                return replace(caller, project_id=NO_PROJECT)
         return caller
 
     async def _is_theirs(self, caller: Caller, name: str) -> bool:

@@ -81,7 +81,7 @@ def limits_for(at_once: int) -> dict[str, str]:
 
 async def tier_of(sandbox: str) -> str:
     """Returns the isolation of tools with this value of HOLDFAST_SANDBOX. Raises `InvalidRequest` if there is none."""
-    plan = await SandboxChoice(sandbox, "nobody", "", 64).best_walls()
+    plan = await SandboxChoice(sandbox, "nobody", "", 64).best_isolation()
     return SandboxTier.PROCESS if plan is None else plan.tier
 
 

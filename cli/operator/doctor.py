@@ -204,7 +204,7 @@ async def _walls(settings: Settings) -> Finding:
     subject = "walls around tools"
     choice = SandboxChoice(settings.sandbox, settings.tool_user, settings.tool_python, settings.tool_scratch_mb)
     try:
-        walls = await choice.best_walls()
+        walls = await choice.best_isolation()
     except InvalidRequest as error:
         return wrong(subject, error.message, "docs/tools.md")
     if walls is None:

@@ -106,7 +106,7 @@ TRUSTED_S = 1.0
 
 _USED_AT = "holdfast_used_at"
 
-EVERYBODY = ""
+ALL_PROJECTS = ""
 """Used in place of a project, for processes that serve all of them, such as workers: no filter of rows."""
 
 PROJECT_SETTING = "holdfast.project"
@@ -175,8 +175,8 @@ class Database:
         self._statements = CompiledStatements(self._engine.dialect)
         self.one_writer = asyncio.Lock()
         """Each writer to SQLite in this process holds it."""
-        self.whose: Callable[[], str] = _everybody
-        self.tells_whose = not self.is_sqlite
+        self.project_of_task: Callable[[], str] = _all_projects
+        self.sets_project = not self.is_sqlite
         if self.is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _set_pragmas)
         else:
@@ -185,13 +185,13 @@ class Database:
         trusted_s = math.inf if self.is_sqlite else trusted_s
         event.listen(self._engine.sync_engine, "checkout", partial(_check, self._engine.dialect, trusted_s))
 
-    def scoped_to(self, whose: Callable[[], str], *, policies: bool = True) -> "Database":
-        """Returns a view of the same connections for a caller that acts for one project. Each use calls `whose` for the
-        project, which raises if there is none. On Postgres, each use sets its session to that project, so that the
-        tables' policies hide all other rows; without `policies`, it does not."""
+    def scoped_to(self, project_of_task: Callable[[], str], *, policies: bool = True) -> "Database":
+        """Returns a view of the same connections for a caller that acts for one project. Each use calls
+        `project_of_task`, which raises if there is none. On Postgres, each use sets its session to that project, so
+        that the tables' policies hide all other rows; without `policies`, it does not."""
         bound = copy.copy(self)
-        bound.whose = whose
-        bound.tells_whose = policies and not self.is_sqlite
+        bound.project_of_task = project_of_task
+        bound.sets_project = policies and not self.is_sqlite
         return bound
 
     def connections(self) -> dict[str, int]:
@@ -213,9 +213,9 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[Connection]:
         """A connection for reading: each statement sees what is committed when it starts."""
-        project = self.whose()
+        project = self.project_of_task()
         async with database_answers(), Connection(self._engine, self._statements) as connection:
-            if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
+            if self.sets_project and connection.info.get(_SHOWN, ALL_PROJECTS) != project:
                 await connection.execute(_FOR_THE_SESSION, {"project": project})
                 connection.info[_SHOWN] = project
             yield connection
@@ -232,12 +232,12 @@ class Database:
     async def write(self, crash_point: CrashPoint | None = None, *locks: Filled) -> AsyncGenerator[Connection]:
         """A transaction. Commits at the end of the block, and rolls back if the block raises. It begins with these
         locks; on SQLite the write lock makes them unnecessary."""
-        project = self.whose()
+        project = self.project_of_task()
         turn = self.one_writer if self.is_sqlite else nullcontext()
         async with database_answers(), turn, Connection(self._engine, self._statements) as connection:
             try:
                 first = [] if self.is_sqlite else [*locks]
-                if self.tells_whose and connection.info.get(_SHOWN, EVERYBODY) != project:
+                if self.sets_project and connection.info.get(_SHOWN, ALL_PROJECTS) != project:
                     # Sets it for the transaction only: a rollback would silently undo a setting for the session.
                     first.insert(0, Filled(_FOR_THE_TRANSACTION, {"project": project}))
                 await connection.open_transaction(self._begin, first)
@@ -330,8 +330,8 @@ def _make_room(path: Path) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _everybody() -> str:
-    return EVERYBODY
+def _all_projects() -> str:
+    return ALL_PROJECTS
 
 
 def _note_use(_: Any, entry: ConnectionPoolEntry) -> None:

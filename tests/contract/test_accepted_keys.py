@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from api.access.accepted_keys import FRESH_S, AcceptedKeys
-from api.access.callers import EVERYBODY, ConfiguredKeys
+from api.access.callers import ANONYMOUS, ConfiguredKeys
 from shared.domain.errors import Unavailable
 from shared.sql.access.api_keys import ApiKeyStore
 from shared.sql.engine import Database
@@ -121,10 +121,10 @@ async def test_streams_of_configured_keys_stay_and_those_of_an_open_server_end_w
     found = await configured.find(b"a-secret")
     assert found is not None
     assert await configured.still_hold(credential_of(found.caller))
-    assert await opened.still_hold(credential_of(EVERYBODY))
+    assert await opened.still_hold(credential_of(ANONYMOUS))
     await KeyMaker(database, clock=clock)("read")
     clock.advance(FRESH_MS)
-    assert not await opened.still_hold(credential_of(EVERYBODY))
+    assert not await opened.still_hold(credential_of(ANONYMOUS))
 
 
 async def test_a_known_key_ends_by_its_time_without_a_query(database: Database, clock: FrozenClock) -> None:

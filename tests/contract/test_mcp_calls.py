@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from api.access.callers import EVERYBODY
+from api.access.callers import ANONYMOUS
 from api.letta.model_settings import changed_by_settings
 from api.mcp.agent_tools import AgentTools, tool_name, wire_tool
 from api.mcp.messages import RpcError
@@ -28,7 +28,7 @@ from tests.kit.runs.definitions import OTHER_PROJECT, PROJECT, some_agent
 from tests.kit.services.databases import open_database
 from tests.kit.wait_until import wait_until
 
-CALLER = replace(EVERYBODY, project_id=PROJECT)
+CALLER = replace(ANONYMOUS, project_id=PROJECT)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from api.access.accepted_keys import AcceptedKeys, StreamTokens, end_of_token
-from api.access.callers import EVERYBODY, Caller, ConfiguredKeys
+from api.access.callers import ANONYMOUS, Caller, ConfiguredKeys
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.errors import Unavailable
 from shared.domain.ids import RunId
@@ -69,9 +69,9 @@ async def test_a_token_is_for_one_run_and_for_the_key_that_made_it(database: Dat
 
 
 async def test_a_token_of_an_open_server_ends_when_the_server_asks_for_keys(database: Database) -> None:
-    token = await tokens_of(database, "").make(EVERYBODY, RUN, end_of_token(NOW, 60))
+    token = await tokens_of(database, "").make(ANONYMOUS, RUN, end_of_token(NOW, 60))
     reader = await tokens_of(database, "").caller_of(token, RUN, NOW)
-    assert (reader.project_id, reader.scopes) == (EVERYBODY.project_id, Scopes(Level.READ))
+    assert (reader.project_id, reader.scopes) == (ANONYMOUS.project_id, Scopes(Level.READ))
     with pytest.raises(HTTPException, match="key is unknown"):
         await tokens_of(database).caller_of(token, RUN, NOW)
 

@@ -23,7 +23,7 @@ EVERY_SANDBOX = (*WALLED, "process")
 async def walls(name: str) -> ZygotePlan:
     """The walls of this name on this machine. Skips the test if the machine lacks them."""
     try:
-        plan = await SandboxChoice(name, "nobody", "", SCRATCH_MB).best_walls()
+        plan = await SandboxChoice(name, "nobody", "", SCRATCH_MB).best_isolation()
     except InvalidRequest as error:
         pytest.skip(error.message)
     assert plan is not None

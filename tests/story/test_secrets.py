@@ -8,7 +8,7 @@ import pytest
 from arq.connections import ArqRedis
 
 from api.access.authentication import act_for
-from api.access.callers import DEFAULT_PROJECT, EVERYBODY, Caller, ConfiguredKeys, may_see_secrets
+from api.access.callers import ANONYMOUS, DEFAULT_PROJECT, Caller, ConfiguredKeys, may_see_secrets
 from shared.domain.api_keys import Level, Scopes
 from shared.domain.ids import AgentId
 from shared.sql.engine import Database
@@ -77,7 +77,7 @@ async def test_a_key_that_is_not_the_operators_sees_names(product: Product) -> N
     configured = ConfiguredKeys.parse("default=a-key").find(b"a-key")
     assert configured is not None
     operators, user = configured.caller, Caller(DEFAULT_PROJECT, "key-1", Scopes(Level.WRITE))
-    assert [may_see_secrets(caller) for caller in (operators, EVERYBODY, user)] == [True, True, False]
+    assert [may_see_secrets(caller) for caller in (operators, ANONYMOUS, user)] == [True, True, False]
     made = await product.agent(secrets={"TOKEN": SECRET})
     act_for(DEFAULT_PROJECT)
     agent = await product.services.agents.get(DEFAULT_PROJECT, AgentId(made.id))

@@ -87,7 +87,7 @@ async def test_root_whose_tools_cannot_be_somebody_else_does_not_start(
 async def test_root_is_the_tools_user_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 0)
     plain = await plain_process(choice("root"))
-    assert (plain.user, plain.whose_power) == (None, "root, which is this worker's user,")
+    assert (plain.user, plain.acting_user) == (None, "root, which is this worker's user,")
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     plain = await plain_process(choice())
-    assert (plain.user, plain.whose_power) == (None, "this worker's user")
+    assert (plain.user, plain.acting_user) == (None, "this worker's user")

@@ -44,7 +44,7 @@ async def test_a_tier_that_works_is_taken_by_its_name(name: str, tier: SandboxTi
 
 async def test_the_best_tier_is_taken_unasked() -> None:
     tier_1 = await walls("tier1")
-    found = await choice().best_walls()
+    found = await choice().best_isolation()
     assert found is not None
     assert (found.tier, found.interpreter) == (tier_1.tier, tier_1.interpreter)
 
@@ -55,20 +55,20 @@ async def test_a_machine_without_walls_is_refused_with_the_reason_and_the_fix(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(os, "defpath", str(tmp_path))
     with pytest.raises(InvalidRequest) as refused:
-        await SandboxChoice("tier1", "nobody", "", 9).best_walls()
+        await SandboxChoice("tier1", "nobody", "", 9).best_isolation()
     assert "tier 1: bubblewrap (bwrap) is not installed" in refused.value.message
     assert "HOLDFAST_SANDBOX=process" in refused.value.message
 
 
 async def test_another_system_gets_plain_processes_unless_walls_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert await choice().best_walls() is None
+    assert await choice().best_isolation() is None
     with pytest.raises(InvalidRequest, match="need Linux on x86_64 or aarch64, this is darwin"):
-        await SandboxChoice("tier2", "nobody", "", 10).best_walls()
+        await SandboxChoice("tier2", "nobody", "", 10).best_isolation()
 
 
 async def test_plain_processes_are_taken_when_they_are_asked_for() -> None:
-    assert await choice("process").best_walls() is None
+    assert await choice("process").best_isolation() is None
 
 
 @pytest.mark.parametrize("tier", WALLED)

@@ -29,7 +29,7 @@ from worker.run.run_handle import RunHandle
 
 Result = TypeVar("Result")
 
-NOBODY = 0
+NO_FRAME = 0
 """The number of a frame that does not exist."""
 
 
@@ -133,7 +133,7 @@ class AttachedTools:
         await asyncio.wait(waiting, timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
         for slot, task in self._tasks.items():
             if task.done():
-                return {"t": "made", "call": slot, "id": self._awaited.pop(slot, NOBODY)}
+                return {"t": "made", "call": slot, "id": self._awaited.pop(slot, NO_FRAME)}
         if self._reading is None or not self._reading.done():
             return {"t": "quiet"}
         frame, self._reading = self._reading.result(), None
@@ -215,7 +215,7 @@ class AttachedTools:
 
     def keep(self, slot: str, end: Frame, number: int) -> Frame:
         """Returns the end of a call, and keeps it if no frame waits for it yet."""
-        if number == NOBODY:
+        if number == NO_FRAME:
             self._ends[slot] = end
         return end
 

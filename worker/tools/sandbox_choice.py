@@ -82,7 +82,7 @@ class SandboxChoice(msgspec.Struct, frozen=True):
     tool_python: str
     scratch_mb: int
 
-    async def best_walls(self) -> ZygotePlan | None:
+    async def best_isolation(self) -> ZygotePlan | None:
         """Returns the best isolation that works here. None for a plain process, if the settings demand it or this kind
         of machine has nothing better. Raises `InvalidRequest`, with the reason and the fix, if no isolation works."""
         if self.sandbox == "process" or (self.sandbox == "auto" and sys.platform != "linux"):
@@ -365,7 +365,7 @@ class PlainProcess(msgspec.Struct, frozen=True):
     """User and group; None: the worker's own."""
 
     @property
-    def whose_power(self) -> str:
+    def acting_user(self) -> str:
         """The user whose rights a tool has, in words."""
         if self.user is not None:
             return f"the user {self.user[0]}"

@@ -40,7 +40,7 @@ GRACE_S = 0.5
 async def make_sandbox(tier: SandboxTier, allowed_port: int) -> ToolSandbox:
     """As the worker makes its own, for this tier and no other."""
     settings = {SandboxTier.ONE: "tier1", SandboxTier.TWO: "tier2", SandboxTier.PROCESS: "process"}
-    plan = await SandboxChoice(settings[tier], tool_user="nobody", tool_python="", scratch_mb=64).best_walls()
+    plan = await SandboxChoice(settings[tier], tool_user="nobody", tool_python="", scratch_mb=64).best_isolation()
     walls = plan or PlainProcess(sys.executable, None)
     node = await find_node("", walls, LIMITS)
     if isinstance(walls, PlainProcess):
