@@ -286,7 +286,7 @@ async def run_status(settings: Settings, *, as_json: bool) -> None:
         print(msgspec.json.encode(found).decode())
     else:
         print("\n".join(_lines(found, problem)))
-    if problem or not (found.redis_writes and found.workers):
+    if not (found.database_writes and found.redis_writes and found.workers):
         raise typer.Exit(FAILURE)
 
 
