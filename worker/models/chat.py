@@ -60,6 +60,8 @@ from worker.models.tool_schema import chat_choice, chat_tool
 FROM_TAGS = "content"
 """The name of reasoning that arrived between tags in the text instead of in its own field."""
 _FIELDS_OF_REASONING = ("reasoning", "reasoning_content")
+_FIELDS_OF_THOUGHTS = ("thinking", "summary", "content", "text", "reasoning")
+"""Of parts of the content."""
 _DETAILS = "reasoning_details"
 _FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
 """Prefixes of hosts' names for models that do not follow `$ref` in a tool's schema."""
@@ -258,6 +260,8 @@ class _Delta(msgspec.Struct):
     """OpenRouter's form of the reasoning, with the signatures of the model's provider."""
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
+    """The form of calls before `tool_calls`. Some servers send both."""
 
 
 class _Choice(msgspec.Struct):
@@ -391,8 +395,7 @@ class ChatAnswer:
         elif delta.content:
             for is_thought, text in _pieces_in(delta.content):
                 self._say([(True, text)] if is_thought else self._tags.more(text))
-        for call in delta.tool_calls or ():
-            self._say(self._tags.rest())
+        for call in delta.tool_calls or ([_ToolCall(function=delta.function_call)] if delta.function_call else ()):
             self._take_call(call)
 
     def _say(self, pieces: Iterable[tuple[bool, str]]) -> None:
@@ -406,6 +409,9 @@ class ChatAnswer:
     def _take_call(self, piece: _ToolCall) -> None:
         function = piece.function or _Function()
         name, arguments = function.name or "", function.arguments or ""
+        if not (piece.id or name or arguments or piece.extra_content):
+            return  # some servers send an empty call with each piece of text
+        self._say(self._tags.rest())
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         call = self._parts.call_of(piece.index, piece.id or None, name, text)
         if piece.extra_content:
@@ -417,15 +423,16 @@ class ChatAnswer:
 
 
 def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
-    """Yields the texts of content, and whether each is reasoning. Mistral sends reasoning in a list of parts."""
+    """Yields the texts of content, and whether each is reasoning. Mistral and Databricks send it in a list of parts."""
     for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
             case str():
                 yield False, part
-            case {"type": "text", "text": str(text)}:
+            case {"type": "text" | "output_text" | "summary_text" | "reasoning_text", "text": str(text)}:
                 yield False, text
-            case {"type": "thinking"}:
-                thought = cast("Mapping[str, object]", part).get("thinking")
+            case {"type": "thinking" | "reasoning"}:
+                fields = cast("Mapping[str, object]", part)
+                thought = next((fields[name] for name in _FIELDS_OF_THOUGHTS if fields.get(name)), None)
                 yield True, "".join(text for _, text in _pieces_in(thought))
             case _:
                 continue
