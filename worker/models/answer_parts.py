@@ -66,15 +66,24 @@ FinishReason = str
 `content_filter` and `error`."""
 
 
+_REASONS: Mapping[str, FinishReason] = {
+    **dict.fromkeys(("tool_calls", "tool_use", "function_call"), "tool_call"),
+    **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("content_filter", "safety", "refusal"), "content_filter"),
+    **dict.fromkeys(("error", "abort"), "error"),
+}
+"""OpenAI's and Anthropic's, Mistral's `model_length` and `error`, and `abort` of vLLM and SGLang. Gateways forward the
+reasons of other APIs. Any other reason counts as `stop`."""
+
 _NO_REASONS = ("null", "none")
 """Values that some gateways send while there is no reason yet."""
 
 
-def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReason | None:
+def reason_in(said: str | None) -> FinishReason | None:
     """Translates a provider's reason to ours. An unknown reason ends an answer as well."""
     if not said or said.lower() in _NO_REASONS:
         return None
-    return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
+    return _REASONS.get(said.lower(), "length" if "context" in said.lower() else "stop")
 
 
 MOST_TOKENS = 1_000_000_000

@@ -15,7 +15,6 @@ from worker.models.answer_parts import (
     AnswerParts,
     CallIds,
     CountedTokens,
-    FinishReason,
     GrowingCall,
     GrowingThought,
     WholeAnswer,
@@ -317,15 +316,6 @@ class _WholeMessage(_Message):
 _EVENTS = Decoder(_Event)
 _WHOLE = Decoder(_WholeMessage)
 
-_REASONS: Mapping[str, FinishReason] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_call",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
-}
-
 
 class AnthropicAnswer:
     """One answer, from its first event to its last."""
@@ -348,7 +338,7 @@ class AnthropicAnswer:
 
     @property
     def has_reason(self) -> bool:
-        return bool(self._raw_reason)
+        return reason_in(self._raw_reason) not in (None, "error")
 
     def drain_events(self) -> list[ModelEvent]:
         """The events since the last call."""
@@ -385,7 +375,7 @@ class AnthropicAnswer:
     def finish(self) -> None:
         """Ends the stream. Raises `ModelError` if the answer had not ended."""
         parts = self._parts.finish()
-        reason = reason_in(_REASONS, self._raw_reason)
+        reason = reason_in(self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
         given = msgspec.structs.replace(self._given, reason=reason or "error", details=details)
         finished = finalize(

@@ -21,7 +21,6 @@ from worker.models.answer_parts import (
     AnswerParts,
     CallIds,
     CountedTokens,
-    FinishReason,
     TaggedThoughts,
     WholeAnswer,
     add_details,
@@ -286,24 +285,6 @@ _CHUNKS = Decoder(_Chunk)
 _WHOLE = Decoder(_Delta)
 _DONE = b"[DONE]"
 
-_REASONS: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "end_turn": "stop",
-    "length": "length",
-    "model_length": "length",
-    "tool_calls": "tool_call",
-    "function_call": "tool_call",
-    "content_filter": "content_filter",
-    "error": "error",
-    "abort": "error",
-    "max_tokens": "length",
-    "safety": "content_filter",
-    "refusal": "content_filter",
-}
-"""OpenAI's, Together's `eos`, Mistral's `model_length` and `error`, `abort` of vLLM and SGLang, and other APIs' reasons
-that gateways forward. Any other reason counts as `stop`."""
-
 _TEXT_MAY_BEGIN_BLANK = ("qwen/", "deepseek/", "moonshotai/", "openai/gpt-oss")
 """Prefixes of hosts' names for models that write blank lines before a tool call."""
 
@@ -332,7 +313,7 @@ class ChatAnswer:
 
     @property
     def has_reason(self) -> bool:
-        return reason_in(_REASONS, self._raw_reason) not in (None, "error")
+        return reason_in(self._raw_reason) not in (None, "error")
 
     def drain_events(self) -> list[ModelEvent]:
         """Returns the events since the last call."""
@@ -363,7 +344,7 @@ class ChatAnswer:
         self._say(self._tags.rest())
         parts = self._parts.finish()
         provider = self._route.provider
-        reason = "content_filter" if self._refusal else reason_in(_REASONS, self._raw_reason)
+        reason = "content_filter" if self._refusal else reason_in(self._raw_reason)
         details = {_DETAILS: self._details} if self._details else None
         given = Given(provider, self._model, self._response_id, reason or "error", details)
         finished = finalize(
