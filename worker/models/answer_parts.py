@@ -1,5 +1,6 @@
 """The parts of one answer while they arrive, and their events. Every protocol uses them."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import product
@@ -294,6 +295,8 @@ class GrowingCall:
         self.id = ""
         self.name = ""
         self.pieces = pieces
+        self.first_arguments = ""
+        """The arguments from the call's beginning. Some servers repeat them in pieces."""
         self.details: dict[str, Any] | None = None
         self.number: int | None = None
         self.finished_arguments: str | None = None
@@ -322,6 +325,11 @@ class GrowingCall:
         if (begins_arguments or has_other_id) and self.is_whole():
             return True
         return has_other_id and bool(self.given_id) and (index is None or not has_arguments)
+
+
+def arguments_text(arguments: object) -> str:
+    """A call's arguments as text. Some servers send an object, or a text in place of an object."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
 _Growing = _GrowingText | GrowingThought | GrowingCall
@@ -463,6 +471,8 @@ class AnswerParts:
         """Emits the complete call, and again if the provider continued it after all."""
         if call.number is None:
             return
+        if call.first_arguments and not str(call.pieces):
+            self.argue(call, call.first_arguments)
         if rest:
             self._events.append(CallArguments(call.number, rest))
         if call.finished_arguments != (arguments := call.arguments):

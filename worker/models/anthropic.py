@@ -1,7 +1,6 @@
 """Anthropic's Messages: builds requests, and turns an answer's events into ours. No I/O. The protocol itself is at the
 end of the file."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -18,6 +17,7 @@ from worker.models.answer_parts import (
     GrowingCall,
     GrowingThought,
     WholeAnswer,
+    arguments_text,
     finalize,
     reason_in,
 )
@@ -291,7 +291,7 @@ class _Delta(msgspec.Struct):
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
-    partial_json: str | None = None
+    partial_json: Any = None
     stop_reason: str | None = None
 
 
@@ -424,8 +424,7 @@ class AnthropicAnswer:
             case "tool_use":
                 call = self._blocks[index] = self._parts.begin_call(block.id)
                 self._parts.name_call(call, block.name or "")
-                if block.input:
-                    self._parts.argue(call, json.dumps(block.input, ensure_ascii=False))
+                call.first_arguments = arguments_text(block.input) if block.input else ""
             case _:
                 return
 
@@ -441,7 +440,7 @@ class AnthropicAnswer:
             case "signature_delta" if isinstance(block, GrowingThought):
                 block.signature = delta.signature
             case "input_json_delta" if isinstance(block, GrowingCall) and delta.partial_json:
-                self._parts.argue(block, delta.partial_json)
+                self._parts.argue(block, arguments_text(delta.partial_json))
             case _:
                 return
 

@@ -4,7 +4,6 @@ Compatible servers send many things that OpenAI does not. Unknown content is ign
 would be left. A server's deviations from OpenAI are in its `Quirks`.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -24,6 +23,7 @@ from worker.models.answer_parts import (
     TaggedThoughts,
     WholeAnswer,
     add_details,
+    arguments_text,
     finalize,
     reason_in,
 )
@@ -389,11 +389,10 @@ class ChatAnswer:
 
     def _take_call(self, piece: _ToolCall) -> None:
         function = piece.function or _Function()
-        name, arguments = function.name or "", function.arguments or ""
-        if not (piece.id or name or arguments or piece.extra_content):
+        name, text = function.name or "", arguments_text(function.arguments or "")
+        if not (piece.id or name or text or piece.extra_content):
             return  # some servers send an empty call with each piece of text
         self._say(self._tags.rest())
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         call = self._parts.call_of(piece.index, piece.id or None, name, text)
         if piece.extra_content:
             call.details = {"extra_content": piece.extra_content}
