@@ -63,6 +63,35 @@ async def test_a_reason_in_a_word_of_another_server_is_an_end(handle: str, word:
         assert (text_said(said), len(calls_made(said)), ending(said).reason) == (turn.text, len(turn.calls), reason)
 
 
+FORWARDED = [
+    (b'"length"', "length"),
+    (b'"max_tokens"', "length"),
+    (b'"MAX_TOKENS"', "length"),
+    (b'"model_length"', "length"),
+    (b'"model_context_window_exceeded"', "length"),
+    (b'"content_filter"', "content_filter"),
+    (b'"refusal"', "content_filter"),
+    (b'"SAFETY"', "content_filter"),
+]
+
+
+@pytest.mark.parametrize("handle", [CHAT, ANTHROPIC])
+@pytest.mark.parametrize(("word", "reason"), FORWARDED)
+async def test_an_answer_cut_for_a_reason_of_another_protocol_was_whole(handle: str, word: bytes, reason: str) -> None:
+    """Gateways forward the words of the servers behind them."""
+    *before, last = up_to_reason(handle, Turn(text="It is"))
+    said = await answered(handle, [*before, last.replace(WORDS[handle], word)], "close")
+    assert (text_said(said), ending(said).reason) == ("It is", reason)
+
+
+@pytest.mark.parametrize("handle", [CHAT, ANTHROPIC])
+async def test_an_answer_that_ended_with_an_error_in_the_word_of_another_protocol_was_whole(handle: str) -> None:
+    *before, last = up_to_reason(handle, Turn(text="It is"))
+    for word in (b'"error"', b'"abort"'):
+        with pytest.raises(ModelError, match="ended its answer with an error"):
+            await answered(handle, [*before, last.replace(WORDS[handle], word)], "last chunk")
+
+
 @pytest.mark.parametrize("reason", [None, "fertig", "context_window_exceeded", "stop"])
 async def test_a_call_of_a_response_that_is_incomplete_for_an_unknown_reason_was_made(reason: str | None) -> None:
     *before, last = up_to_reason(RESPONSES, Turn(calls=[Call("add", {"a": 1, "b": 3})]))

@@ -312,6 +312,55 @@ async def test_the_reasoning_of_mistrals_models_was_not_shown() -> None:
     assert (thoughts(events), text_said(events)) == ("Hm.", "Four.!")
 
 
+HM, FOUR = {"type": "summary_text", "text": "Hm."}, {"type": "output_text", "text": "Four."}
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        {"summary": [HM]},
+        {"content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"text": "Hm."},
+        {"reasoning": "Hm."},
+    ],
+)
+async def test_the_reasoning_and_the_text_of_databricks_models_were_lost(thought: dict[str, Any]) -> None:
+    """Gateways put the parts of another protocol into the content."""
+    reasoning = {"type": "reasoning", **thought}
+    for chunks in ([chunk(content=[reasoning]), chunk(content=[FOUR])], [chunk(content=[reasoning, FOUR])]):
+        events = await answered(*chunks, chunk("stop"), DONE)
+        assert (thoughts(events), text_said(events)) == ("Hm.", "Four.")
+
+
+async def test_a_call_in_the_form_before_tool_calls_was_lost() -> None:
+    pieces = [{"name": "add", "arguments": ""}, {"arguments": '{"a": '}, {"name": None, "arguments": "1}"}]
+    chunks = [chunk(content="Hm."), *(chunk(function_call=piece) for piece in pieces), chunk("function_call"), DONE]
+    whole = {"message": {"content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}}
+    for said in (chunks, [json.dumps({"choices": [{**whole, "finish_reason": "function_call"}]}).encode()]):
+        events = await answered(*said)
+        assert [(made.name, made.arguments) for made in calls_made(events)] == [("add", '{"a": 1}')]
+        assert ending(events).reason == "tool_calls"
+
+
+async def test_a_call_in_both_forms_is_one_call() -> None:
+    called = {"name": "add", "arguments": '{"a": 1}'}
+    both = chunk(tool_calls=[{"index": 0, "id": "one", "function": called}], function_call=called)
+    assert len(calls_made(await answered(both, chunk("tool_calls"), DONE))) == 1
+
+
+@pytest.mark.parametrize("none", [{"tool_calls": [{"index": 0}]}, {"function_call": {"name": "", "arguments": ""}}])
+async def test_an_empty_call_in_each_piece_of_a_text_parted_it(none: dict[str, Any]) -> None:
+    """The model read its text with a paragraph between every two words."""
+    said = {"reasoning": "Hm.", "content": "Fo"}
+    async with models_on_server() as (server, models):
+        server.play(Turn(raw=(chunk(**said, **none), chunk(content="ur.", **none), chunk("stop"), DONE)))
+        first = await ask(models, call("vllm/m"))
+        spoken = AssistantMessage("Four.", model="vllm/m", provider_response=ending(first).provider_response)
+        await ask(models, call("vllm/m", history(UserMessage("?"), spoken, UserMessage("And?"))))
+        sent = server.requests[1].body["messages"]
+    assert [one["content"] for one in sent if one["role"] == "assistant"] == ["Four."]
+
+
 DETAILS = [
     {"type": "reasoning.text", "text": "Hm, ", "index": 0, "format": "anthropic-claude-v1"},
     {"type": "reasoning.text", "text": "yes.", "index": 0, "format": "anthropic-claude-v1"},

@@ -18,6 +18,7 @@ from tests.kit.model_server.model_calls import (
     text_said,
 )
 from tests.kit.model_server.turn import Call
+from worker.models.provider import CallArguments
 
 TURN = Turn(text="It is four.", calls=[Call("add", {"a": 1, "b": 3})])
 
@@ -235,6 +236,40 @@ async def test_each_event_of_geminis_with_an_id_of_its_own_was_an_interruption()
     told = [json.loads(frame.partition(b"data: ")[2]) | {"responseId": f"r{n}"} for n, frame in enumerate(frames)]
     said = await answered(GOOGLE, [b"data: %b\n\n" % json.dumps(one).encode() for one in told])
     assert (text_said(said), len(calls_made(said))) == ("It is four.", 1)
+
+
+CALL_OF_CLAUDE: list[tuple[Any, list[Any]]] = [
+    ({"a": 1, "b": 3}, ['{"a": 1, ', '"b": 3}']),
+    ({"a": 1, "b": 3}, [""]),
+    ('{"a": 1, "b": 3}', []),
+    ("", ['{"a": 1, "b": 3}']),
+    ([], [{"a": 1, "b": 3}]),
+    (None, ["", {"a": 1, "b": 3}]),
+]
+
+
+@pytest.mark.parametrize(("given", "pieces"), CALL_OF_CLAUDE)
+async def test_arguments_that_came_with_the_call_and_in_pieces_were_there_twice(given: Any, pieces: list[Any]) -> None:
+    """Anthropic's own clients ignore those that come with the call, so servers send both unnoticed."""
+    begun, *_, end = [frame for frame in stream_of(ANTHROPIC, TURN) if b"content_block_st" in frame][2:]
+    frames = stream_of(ANTHROPIC, TURN)
+    first, last = frames.index(begun), frames.index(end)
+    index = json.loads(begun.partition(b"data: ")[2])["index"]
+    deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+    told = [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+    begun = json.dumps(changed(json.loads(begun.partition(b"data: ")[2]), "input", None, given)).encode()
+    said = await answered(
+        ANTHROPIC,
+        [
+            *frames[:first],
+            b"data: %b\n\n" % begun,
+            *(b"data: %b\n\n" % json.dumps(one).encode() for one in told),
+            *frames[last:],
+        ],
+    )
+    made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
+    assert made == {0: {"a": 1, "b": 3}}
+    assert json.loads("".join(one.text for one in said if isinstance(one, CallArguments))) == made[0]
 
 
 @pytest.mark.parametrize("delta", [None, ""])

@@ -1,5 +1,6 @@
 """The parts of one answer while they arrive, and their events. Every protocol uses them."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import product
@@ -66,15 +67,24 @@ FinishReason = str
 `content_filter` and `error`."""
 
 
+_REASONS: Mapping[str, FinishReason] = {
+    **dict.fromkeys(("tool_calls", "tool_use", "function_call"), "tool_call"),
+    **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("content_filter", "safety", "refusal"), "content_filter"),
+    **dict.fromkeys(("error", "abort"), "error"),
+}
+"""OpenAI's and Anthropic's, Mistral's `model_length` and `error`, and `abort` of vLLM and SGLang. Gateways forward the
+reasons of other APIs. Any other reason counts as `stop`."""
+
 _NO_REASONS = ("null", "none")
 """Values that some gateways send while there is no reason yet."""
 
 
-def reason_in(known: Mapping[str, FinishReason], said: str | None) -> FinishReason | None:
+def reason_in(said: str | None) -> FinishReason | None:
     """Translates a provider's reason to ours. An unknown reason ends an answer as well."""
     if not said or said.lower() in _NO_REASONS:
         return None
-    return known.get(said.lower(), "length" if "context" in said.lower() else "stop")
+    return _REASONS.get(said.lower(), "length" if "context" in said.lower() else "stop")
 
 
 MOST_TOKENS = 1_000_000_000
@@ -285,6 +295,8 @@ class GrowingCall:
         self.id = ""
         self.name = ""
         self.pieces = pieces
+        self.first_arguments = ""
+        """The arguments from the call's beginning. Some servers repeat them in pieces."""
         self.details: dict[str, Any] | None = None
         self.number: int | None = None
         self.finished_arguments: str | None = None
@@ -313,6 +325,11 @@ class GrowingCall:
         if (begins_arguments or has_other_id) and self.is_whole():
             return True
         return has_other_id and bool(self.given_id) and (index is None or not has_arguments)
+
+
+def arguments_text(arguments: object) -> str:
+    """A call's arguments as text. Some servers send an object, or a text in place of an object."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
 _Growing = _GrowingText | GrowingThought | GrowingCall
@@ -454,6 +471,8 @@ class AnswerParts:
         """Emits the complete call, and again if the provider continued it after all."""
         if call.number is None:
             return
+        if call.first_arguments and not str(call.pieces):
+            self.argue(call, call.first_arguments)
         if rest:
             self._events.append(CallArguments(call.number, rest))
         if call.finished_arguments != (arguments := call.arguments):

@@ -1,7 +1,6 @@
 """Anthropic's Messages: builds requests, and turns an answer's events into ours. No I/O. The protocol itself is at the
 end of the file."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -15,10 +14,10 @@ from worker.models.answer_parts import (
     AnswerParts,
     CallIds,
     CountedTokens,
-    FinishReason,
     GrowingCall,
     GrowingThought,
     WholeAnswer,
+    arguments_text,
     finalize,
     reason_in,
 )
@@ -292,7 +291,7 @@ class _Delta(msgspec.Struct):
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
-    partial_json: str | None = None
+    partial_json: Any = None
     stop_reason: str | None = None
 
 
@@ -317,15 +316,6 @@ class _WholeMessage(_Message):
 _EVENTS = Decoder(_Event)
 _WHOLE = Decoder(_WholeMessage)
 
-_REASONS: Mapping[str, FinishReason] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "tool_call",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
-}
-
 
 class AnthropicAnswer:
     """One answer, from its first event to its last."""
@@ -348,7 +338,7 @@ class AnthropicAnswer:
 
     @property
     def has_reason(self) -> bool:
-        return bool(self._raw_reason)
+        return reason_in(self._raw_reason) not in (None, "error")
 
     def drain_events(self) -> list[ModelEvent]:
         """The events since the last call."""
@@ -385,7 +375,7 @@ class AnthropicAnswer:
     def finish(self) -> None:
         """Ends the stream. Raises `ModelError` if the answer had not ended."""
         parts = self._parts.finish()
-        reason = reason_in(_REASONS, self._raw_reason)
+        reason = reason_in(self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
         given = msgspec.structs.replace(self._given, reason=reason or "error", details=details)
         finished = finalize(
@@ -434,8 +424,7 @@ class AnthropicAnswer:
             case "tool_use":
                 call = self._blocks[index] = self._parts.begin_call(block.id)
                 self._parts.name_call(call, block.name or "")
-                if block.input:
-                    self._parts.argue(call, json.dumps(block.input, ensure_ascii=False))
+                call.first_arguments = arguments_text(block.input) if block.input else ""
             case _:
                 return
 
@@ -451,7 +440,7 @@ class AnthropicAnswer:
             case "signature_delta" if isinstance(block, GrowingThought):
                 block.signature = delta.signature
             case "input_json_delta" if isinstance(block, GrowingCall) and delta.partial_json:
-                self._parts.argue(block, delta.partial_json)
+                self._parts.argue(block, arguments_text(delta.partial_json))
             case _:
                 return
 

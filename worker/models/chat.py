@@ -4,7 +4,6 @@ Compatible servers send many things that OpenAI does not. Unknown content is ign
 would be left. A server's deviations from OpenAI are in its `Quirks`.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -21,10 +20,10 @@ from worker.models.answer_parts import (
     AnswerParts,
     CallIds,
     CountedTokens,
-    FinishReason,
     TaggedThoughts,
     WholeAnswer,
     add_details,
+    arguments_text,
     finalize,
     reason_in,
 )
@@ -60,6 +59,8 @@ from worker.models.tool_schema import chat_choice, chat_tool
 FROM_TAGS = "content"
 """The name of reasoning that arrived between tags in the text instead of in its own field."""
 _FIELDS_OF_REASONING = ("reasoning", "reasoning_content")
+_FIELDS_OF_THOUGHTS = ("thinking", "summary", "content", "text", "reasoning")
+"""Of parts of the content."""
 _DETAILS = "reasoning_details"
 _FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
 """Prefixes of hosts' names for models that do not follow `$ref` in a tool's schema."""
@@ -258,6 +259,8 @@ class _Delta(msgspec.Struct):
     """OpenRouter's form of the reasoning, with the signatures of the model's provider."""
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
+    """The form of calls before `tool_calls`. Some servers send both."""
 
 
 class _Choice(msgspec.Struct):
@@ -281,24 +284,6 @@ class _Chunk(msgspec.Struct):
 _CHUNKS = Decoder(_Chunk)
 _WHOLE = Decoder(_Delta)
 _DONE = b"[DONE]"
-
-_REASONS: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "end_turn": "stop",
-    "length": "length",
-    "model_length": "length",
-    "tool_calls": "tool_call",
-    "function_call": "tool_call",
-    "content_filter": "content_filter",
-    "error": "error",
-    "abort": "error",
-    "max_tokens": "length",
-    "safety": "content_filter",
-    "refusal": "content_filter",
-}
-"""OpenAI's, Together's `eos`, Mistral's `model_length` and `error`, `abort` of vLLM and SGLang, and other APIs' reasons
-that gateways forward. Any other reason counts as `stop`."""
 
 _TEXT_MAY_BEGIN_BLANK = ("qwen/", "deepseek/", "moonshotai/", "openai/gpt-oss")
 """Prefixes of hosts' names for models that write blank lines before a tool call."""
@@ -328,7 +313,7 @@ class ChatAnswer:
 
     @property
     def has_reason(self) -> bool:
-        return reason_in(_REASONS, self._raw_reason) not in (None, "error")
+        return reason_in(self._raw_reason) not in (None, "error")
 
     def drain_events(self) -> list[ModelEvent]:
         """Returns the events since the last call."""
@@ -359,7 +344,7 @@ class ChatAnswer:
         self._say(self._tags.rest())
         parts = self._parts.finish()
         provider = self._route.provider
-        reason = "content_filter" if self._refusal else reason_in(_REASONS, self._raw_reason)
+        reason = "content_filter" if self._refusal else reason_in(self._raw_reason)
         details = {_DETAILS: self._details} if self._details else None
         given = Given(provider, self._model, self._response_id, reason or "error", details)
         finished = finalize(
@@ -391,8 +376,7 @@ class ChatAnswer:
         elif delta.content:
             for is_thought, text in _pieces_in(delta.content):
                 self._say([(True, text)] if is_thought else self._tags.more(text))
-        for call in delta.tool_calls or ():
-            self._say(self._tags.rest())
+        for call in delta.tool_calls or ([_ToolCall(function=delta.function_call)] if delta.function_call else ()):
             self._take_call(call)
 
     def _say(self, pieces: Iterable[tuple[bool, str]]) -> None:
@@ -405,8 +389,10 @@ class ChatAnswer:
 
     def _take_call(self, piece: _ToolCall) -> None:
         function = piece.function or _Function()
-        name, arguments = function.name or "", function.arguments or ""
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        name, text = function.name or "", arguments_text(function.arguments or "")
+        if not (piece.id or name or text or piece.extra_content):
+            return  # some servers send an empty call with each piece of text
+        self._say(self._tags.rest())
         call = self._parts.call_of(piece.index, piece.id or None, name, text)
         if piece.extra_content:
             call.details = {"extra_content": piece.extra_content}
@@ -417,15 +403,16 @@ class ChatAnswer:
 
 
 def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
-    """Yields the texts of content, and whether each is reasoning. Mistral sends reasoning in a list of parts."""
+    """Yields the texts of content, and whether each is reasoning. Mistral and Databricks send it in a list of parts."""
     for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
             case str():
                 yield False, part
-            case {"type": "text", "text": str(text)}:
+            case {"type": "text" | "output_text" | "summary_text" | "reasoning_text", "text": str(text)}:
                 yield False, text
-            case {"type": "thinking"}:
-                thought = cast("Mapping[str, object]", part).get("thinking")
+            case {"type": "thinking" | "reasoning"}:
+                fields = cast("Mapping[str, object]", part)
+                thought = next((fields[name] for name in _FIELDS_OF_THOUGHTS if fields.get(name)), None)
                 yield True, "".join(text for _, text in _pieces_in(thought))
             case _:
                 continue
