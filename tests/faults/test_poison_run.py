@@ -6,7 +6,7 @@ from itertools import count
 from tests.kit.model_server import ModelServer, ReceivedRequest, Turn
 from tests.kit.product import Product
 from tests.kit.product.frame_reader import read_whole
-from tests.kit.product.processes import Processes
+from tests.kit.product.processes import HoldfastProcess, Processes
 from tests.kit.services.redis_losses import end_leases
 from tests.kit.wait_until import wait_until
 
@@ -26,8 +26,10 @@ async def submit(product: Product, text: str) -> str:
 async def test_a_run_that_kills_its_workers_fails_alone(
     product: Product, processes: Processes, models: ModelServer
 ) -> None:
-    """Three workers died of one run, and whatever else they had in hand was failed with it as `worker_lost`."""
+    """Three workers died of one run, and whatever else they had in hand was failed with it as `worker_lost`. A worker
+    logged that it executes a run alone each time that it gave the run back, because another one was alone."""
 
+    workers = list[HoldfastProcess]()
     asked = Counter[str]()
 
     def answer(request: ReceivedRequest) -> Turn:
@@ -47,6 +49,7 @@ async def test_a_run_that_kills_its_workers_fails_alone(
 
     for death in count(1):
         worker = await processes.worker()
+        workers.append(worker)
 
         async def is_time(death: int = death) -> bool:
             in_company = death > 2 or all(asked[text] == death for text in runs)
@@ -65,6 +68,9 @@ async def test_a_run_that_kills_its_workers_fails_alone(
         assert (await product.ended(runs[text]))["status"] == "completed"
         whole = await read_whole(product.http, runs[text])
         whole.assert_complete()
+    for log in (worker.log.read_text().splitlines() for worker in workers):
+        said = Counter(run for entry in log if "run_quarantined" in entry for run in runs.values() if run in entry)
+        assert max(said.values(), default=1) == 1, said
 
 
 async def test_a_suspect_waits_for_the_steps_of_its_neighbours_and_then_runs_alone(

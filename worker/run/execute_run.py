@@ -273,8 +273,8 @@ class RunExecutor:
             try:
                 await self._execute_tracked(active, run_id, dispatch, limits=self.limits)
             except QuarantineRequired as error:
-                log.warning("run_quarantined", reason=str(error))
                 with self.active_runs.alone(active):
+                    log.warning("run_quarantined", reason=str(error))
                     await self.active_runs.others_left(active)
                     await self._execute_tracked(active, run_id, dispatch)
 
