@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from api.ag_ui.messages import WireMessage, newest_within, wire_call, wire_result
+from api.ag_ui.messages import WireMessage, add_in_place, newest_within, wire_call, wire_result
 from api.pages import leg_parts as parts
 from shared.domain import events
 from shared.domain.approvals import Approval
@@ -207,11 +207,7 @@ class LegFold:
     def _in_order(self, without: Container[str]) -> list[WireMessage]:
         shown: list[WireMessage] = []
         for message in self._messages.values():
-            wire = message.wire(without)
-            if "toolCallId" in wire:
-                shown.insert(_place_of_result(shown, wire["toolCallId"]), wire)
-            else:
-                shown.append(wire)
+            add_in_place(shown, message.wire(without))
         return shown
 
     def _event(self, kind: str) -> Event:
@@ -409,17 +405,6 @@ def _deltas(text: str) -> Iterator[str]:
     """The text in pieces that fit into frames; no piece for an empty text, which older clients refuse."""
     for start in range(0, len(text), LONGEST_DELTA):
         yield text[start : start + LONGEST_DELTA]
-
-
-def _place_of_result(shown: Sequence[WireMessage], call_id: str) -> int:
-    """The place at which clients insert a result: after the message with its call, and after that message's results."""
-    for place, message in enumerate(shown):
-        if any(call["id"] == call_id for call in message.get("toolCalls", ())):
-            place += 1
-            while place < len(shown) and shown[place]["role"] == "tool":
-                place += 1
-            return place
-    return len(shown)
 
 
 def _interrupt(asked: Approval, call_id: str) -> Event:

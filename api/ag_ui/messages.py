@@ -46,19 +46,32 @@ def reasoning_id(message_id: MessageId) -> str:
     return f"reasoning-{message_id}"
 
 
-def wire_messages(stored: Iterable[Message | NewMessage], *, takes_parts: bool) -> Iterator[WireMessage]:
+def wire_messages(stored: Iterable[Message | NewMessage], *, takes_parts: bool) -> list[WireMessage]:
     """The client's messages for stored messages, in order, without instructions and summaries: these are for the model.
 
     `takes_parts`: whether the client supports results with images.
     """
     taken: set[str] = set()
+    made: list[WireMessage] = []
     for message in stored:
         for shown in _wire_message(message, takes_parts=takes_parts):
             # A client may have used one of its ids twice.
             if shown["id"] in taken:
                 shown["id"] = message.id
             taken.add(shown["id"])
-            yield shown
+            add_in_place(made, shown)
+    return made
+
+
+def add_in_place(shown: list[WireMessage], message: WireMessage) -> None:
+    """Adds a message where clients add it: a result after the message with its call, and after that one's results."""
+    place = len(shown)
+    for number in reversed(range(len(shown) if "toolCallId" in message else 0)):
+        if any(call["id"] == message["toolCallId"] for call in shown[number].get("toolCalls", ())):
+            after = range(number + 1, len(shown))
+            place = next((one for one in after if shown[one]["role"] != "tool"), place)
+            break
+    shown.insert(place, message)
 
 
 def _wire_message(message: Message | NewMessage, *, takes_parts: bool) -> Iterator[WireMessage]:

@@ -169,14 +169,24 @@ def _after_answer(messages: Sequence[Message]) -> Iterator[Placed]:
 def _new_results(messages: Sequence[Message]) -> Iterator[Placed]:
     """The page's own results of calls of the last answer. Results with our ids came from this server."""
     answers = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
-    asking = next((number for number in reversed(answers) if messages[number].get("toolCalls")), -1)
+    calling = [number for number in answers if messages[number].get("toolCalls")][-2:]
+    if len(calling) == 2 and not _is_one_answer(messages[calling[0] + 1 : calling[1] + 1]):
+        del calling[0]
     # An answer's text may follow its calls, as a separate message.
-    follows = [number for number in answers if number > asking]
-    if any(asking < 0 or messages[number]["id"].rstrip(AGAIN) != messages[asking]["id"] for number in follows):
+    of_answer = {messages[number]["id"] for number in calling}
+    follows = [number for number in answers if number > max(calling, default=-1)]
+    if any(messages[number]["id"].rstrip(AGAIN) not in of_answer for number in follows):
         return
-    for number, one in enumerate(messages[asking + 1 :], start=asking + 1):
+    start = calling[0] + 1 if calling else 0
+    for number, one in enumerate(messages[start:], start=start):
         if one["role"] == "tool" and one["id"] != result_id(str(one.get("toolCallId"))):
             yield number, one
+
+
+def _is_one_answer(rest: Sequence[Message]) -> bool:
+    """Whether these messages, the last of which has calls, belong to the answer before them. An answer's calls are in
+    two messages if only some of them wait, and pages may put the first one's results between the two."""
+    return not rest[-1].get("content") and all(one["role"] == "tool" for one in rest[:-1])
 
 
 def _user_message(number: int, message: Message) -> UserMessage:

@@ -155,10 +155,10 @@ class ThreadFrames:
     def began(self, leg: Leg, beginning: LegInput) -> bytes:
         """RUN_STARTED, and the messages that the client may lack."""
         client = self._client
-        given = list(wire_messages(beginning.given, takes_parts=client.is_current))
+        given = wire_messages(beginning.given, takes_parts=client.is_current)
         before = client.sent
         if before is None:
-            before = [*wire_messages([*beginning.before, *beginning.given], takes_parts=client.is_current)]
+            before = wire_messages([*beginning.before, *beginning.given], takes_parts=client.is_current)
         fold = LegFold(leg.run, client, before, joins=self._shows_history)
         if self._shows_history:
             events = [fold.started(), fold.snapshot()]

@@ -105,6 +105,8 @@ class PageDecisions:
         if not waiting:
             return Read([], _continuation(answers, decided))
         given = _by_approval(answers, waiting, [one for one in decided if one.run_id == waiting[0].run_id], decided)
+        if not given:
+            return Read([], _continuation(answers, decided))
         _refuse_expired(waiting, given, self.clock.now())
         missing = [one.id for one in waiting if one.id not in given]
         if missing:

@@ -163,6 +163,8 @@ class PageService:
             tries += 1
             read = await self.decisions.read(project_id, thread.id, submission.answers)
             if read.continuation is not None:
+                if new:  # only the answers are repeated
+                    return await self.submit(replace(submission, answers=()))
                 release_permit()
                 return Submitted(await self.submissions.runs.get(project_id, read.continuation), is_new=False)
             try:

@@ -140,6 +140,44 @@ async def test_the_page_runs_a_tool_of_its_own(product: Product) -> None:
     assert client.text.endswith("Again?")
 
 
+@pytest.mark.parametrize("names", ["paint roll launch", "roll paint launch", "launch roll", "roll launch roll launch"])
+async def test_a_page_that_was_loaded_again_had_the_results_in_another_order(product: Product, names: str) -> None:
+    """The server stores all results of an answer after its calls, which can be in two messages of the page."""
+    launch, roll = await product.tool(LAUNCH, default_requires_approval=True), await product.tool(ROLL_DICE)
+    page = await page_of(product, tools=[launch, roll])
+    calls = {
+        "paint": Call("paint", {"color": "red"}),
+        "roll": Call("roll_dice", {"num_sides": 6}),
+        "launch": Call("launch", {"target": "moon"}),
+    }
+    product.models.play(Turn(text="So.", calls=[calls[name] for name in names.split()]))
+    client = await page.say("Go.", tools=[COLOR])
+    product.models.say("Done.")
+    painted = {"id": "mine", "role": "tool", "content": "painted"}
+    for call_id in [call_id for call_id, name, _ in client.calls if name == "paint"]:
+        client.messages.append({**painted, "toolCallId": call_id})
+    approved = {one["id"]: {"approved": True} for one in client.pending}
+    await page.resume(**approved)
+    product.models.say("More.")
+    await page.say("And?")
+
+    late = Page(product.http, page.agent_id, page.thread)
+    await late.connect()
+    assert order_without(late, "painted") == order_without(page, "painted")
+
+
+def order_without(page: Page, result: str) -> list[Any]:
+    """The page's messages in order, without a result that the page itself placed. The results of one message's calls
+    are a set, because they arrive as they are made."""
+    shown = list[Any]()
+    for one in page.client.messages:
+        if one["role"] != "tool":
+            shown += [one["id"], set[str]()]
+        elif one["content"] != result:
+            shown[-1].add(one["toolCallId"])
+    return shown
+
+
 async def test_a_message_that_is_sent_again_is_the_same_run(product: Product) -> None:
     page = await page_of(product)
     product.models.say("Once.")

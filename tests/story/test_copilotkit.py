@@ -12,7 +12,7 @@ from tests.kit.clients import ClientProgram, client_program
 from tests.kit.model_server import Call, Turn
 from tests.kit.model_server.turn import Failure
 from tests.kit.product import Product
-from tests.kit.tools import LAUNCH
+from tests.kit.tools import LAUNCH, ROLL_DICE
 from tests.kit.wait_until import wait_until
 
 pytestmark = pytest.mark.shared_product
@@ -163,3 +163,19 @@ async def test_a_failure_is_told(product: Product, tab: Tab) -> None:
     product.models.play(Turn(failure=Failure("auth")))
     told = await tab.say("Hi", "u1")
     assert "llm_authentication" in [one["code"] for one in told["errors"]]
+
+
+@pytest.mark.parametrize("names", [["paint", "launch"], ["paint", "roll_dice"], ["roll_dice", "paint"]])
+async def test_a_page_that_puts_its_results_after_their_calls_waited_for_ever(
+    product: Product, program: ClientProgram, names: list[str]
+) -> None:
+    """The answer also called a tool of the agent, whose call is in a message after the page's result."""
+    agent = await product.agent(tools=[await product.tool(ROLL_DICE), await product.tool(LAUNCH)])
+    program.calls(product)
+    page = Tab(program, agent.id)
+    await page.open(tools=[PAINT])
+    arguments = {"paint": {"color": "red"}, "roll_dice": {"num_sides": 6}, "launch": {"target": "moon"}}
+    product.models.play(Turn(text="So.", calls=[Call(name, arguments[name]) for name in names]), Turn(text="Red."))
+    told = await page.say("Paint.", "u1")
+    assert (page.text, told["errors"]) == ("So.Red.", [])
+    assert len(page.of("tool")) == 2

@@ -47,6 +47,10 @@ def read(*messages: dict[str, Any], **fields: Any) -> RunAgentInput:
         # The text of an answer may go on after its calls.
         ([user("u1"), answer("m1", "c"), result("t1", "c"), answer("m1~")], [], ["c"]),
         ([user("u1"), answer("m1", "c"), result("t1", "c"), answer("m2"), user("u2")], ["u2"], []),
+        # The page has put its result between the two messages of an answer.
+        ([user("u1"), answer("m1", "c"), result("t1", "c"), {**answer("m2", "d"), "content": ""}], [], ["c"]),
+        ([answer("m1", "c"), result("t1", "c"), {**answer("m2", "d"), "content": ""}, answer("m1~")], [], ["c"]),
+        ([answer("m1", "c"), result("t1", "c"), user("u2"), {**answer("m2", "d"), "content": ""}], [], []),
         # A page that was loaded again has nothing but the result.
         ([result("t1", "c")], [], ["c"]),
         ([{"id": "s", "role": "system", "content": "Be brief."}, user("u1")], ["u1"], []),
