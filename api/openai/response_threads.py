@@ -13,6 +13,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from api.offered_models import OfferedModels
+from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, call_item_id, conversation_items, first_open_call, items_of
 from api.openai.response_object import conversation_id_of, message_id_of, response_id, run_id_of
 from api.openai.responses_input import ResponseInput, decisions_on, no_request, reference_of
@@ -129,7 +130,15 @@ class ResponseThreads:
         if not asking:
             return request, given
         behind = request.model_copy(update={"previous_response_id": response_id(asking[0])})
-        return behind, dataclasses.replace(given, story=[], said=given.since_asked)
+        waits = {one.tool_call_id for one in waiting if one.run_id == asking[0] and one.client_side}
+        # The outputs of the client's functions are history to a reader of the items alone, as their calls are repeated.
+        repeated = [one for body in given.story if isinstance(body, ToolReturns) for one in body.returns]
+        outputs = given.outputs | {
+            one.tool_call_id: Decision(one.tool_call_id, "tool", tool_return=one.text, parts=one.parts, is_plain=True)
+            for one in repeated
+            if one.tool_call_id.rstrip(AGAIN) in waits
+        }
+        return behind, dataclasses.replace(given, story=[], said=given.since_asked, outputs=outputs)
 
     async def history_of(self, project_id: ProjectId, thread: ResponseThread) -> list[Message]:
         """The messages in the context of an existing thread; empty for a new one."""

@@ -20,7 +20,7 @@ from api.event_stream import ENDS_WITH_CLIENT, StreamBroken, json_answer
 from api.input_limits import InputLimits
 from api.openai.response_fold import events_kept_of, fold_of
 from api.openai.response_items import Event as ResponseEvent
-from api.openai.response_items import items_of
+from api.openai.response_items import items_of, without_instructions
 from api.openai.response_object import DIALECT
 from api.openai.response_threads import ResponseThread, ResponseThreads
 from api.openai.responses_input import ResponseInput, read_input
@@ -132,6 +132,7 @@ class ResponseService:
             if isinstance(message.body, UserMessage)
             for item in items_of(run.id, message)
         ]
+        asked = without_instructions(asked) if headers.of_single_agents else asked
         about = {name: shown[name] for name in ("id", "created_at", "usage")}
         return await json_answer({**about, "object": "response.compaction", "output": [*asked, *shown["output"]]})
 

@@ -241,3 +241,12 @@ async def test_the_receiver_of_a_stranger_was_told_what_the_application_told_the
             await wait_until(lambda got=receiver: got.received, description="the callback")
             told = str(receiver.received[0].body)
         assert (SAID in told, SECRET in told) == (True, False)
+
+
+async def test_a_stranger_who_compacted_a_response_was_shown_what_the_application_told_the_model(setup: Setup) -> None:
+    setup.product.models.play(Turn(text="Three."), Turn(text="They asked."), Turn(text="They asked."))
+    told = await setup.post("/openai/v1/responses", {"model": setup.agent, "input": TOLD})
+    asked = {"model": setup.agent, "previous_response_id": told.json()["id"]}
+    strangers = await setup.post("/openai/v1/responses/compact", asked, headers=setup.write)
+    own = await setup.post("/openai/v1/responses/compact", asked)
+    assert [(SAID in one.text, SECRET in one.text) for one in (strangers, own)] == [(True, False), (True, True)]

@@ -168,6 +168,25 @@ async def test_clients_that_keep_the_story_could_not_decide_an_approval(
     assert [len(request.body["messages"]) for request in product.models.requests] == [2, 4, 6, 8]
 
 
+@pytest.mark.parametrize("repeats", ["item", "reference"])
+async def test_a_decision_beside_the_output_of_a_function_lacked_the_output(
+    product: Product, openai: AsyncOpenAI, repeats: str
+) -> None:
+    agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
+    calls = [Call("launch", {"target": "moon"}), Call("square", {"n": 3})]
+    product.models.play(Turn(text="Well.", calls=calls), Turn(text="Up."))
+    said = {"role": "user", "content": "Launch."}
+    asked = await created(openai, model=agent_id, input=[said], tools=[SQUARE])
+    [request] = [item for item in asked.output if item.type == "mcp_approval_request"]
+    verdict = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    repeated = [item.to_dict() if repeats == "item" else named(item) for item in asked.output]
+    whole = [said, *repeated, verdict, output_of(calls_of(asked)[0].call_id, "9")]
+    flown = await created(openai, model=agent_id, input=whole, tools=[SQUARE])
+    assert (flown.output_text, flown.previous_response_id) == ("Up.", asked.id)
+    assert "9" in told(product)
+    assert any("to the moon" in str(content) for content in told(product))
+
+
 async def test_a_message_behind_a_decision_is_new(product: Product, openai: AsyncOpenAI) -> None:
     agent_id = (await product.agent(tools=[await product.tool(LAUNCH, default_requires_approval=True)])).id
     product.models.play(Turn(text="Well.", calls=[Call("launch", {"target": "moon"})]), Turn(text="No."))
