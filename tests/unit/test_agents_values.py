@@ -106,7 +106,7 @@ def test_a_value_comes_back_as_the_wanted_type() -> None:
 
 
 class Aliased(BaseModel):
-    page_title: str = Field(default="none", alias="pageTitle")
+    title: str = Field(default="none", alias="pageTitle")
 
 
 @dataclass
