@@ -5,8 +5,10 @@ from typing import Any, cast
 
 import pytest
 
+from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Turn
 from tests.kit.model_server.bare_answers import answered, stream_of
+from tests.kit.model_server.frames import data
 from tests.kit.model_server.model_calls import (
     ANTHROPIC,
     CHAT,
@@ -213,6 +215,32 @@ async def test_a_count_that_cannot_be_was_taken(handle: str, count: int) -> None
     usage = ending(await answered(handle, frames_with(handle, COUNTS[handle], None, count))).usage
     assert usage.estimated
     assert 0 < usage.prompt_tokens < 10**9
+
+
+@pytest.mark.parametrize(("first", "last"), [(7, 0), (7, None), (0, 7), (None, 7)])
+async def test_a_count_of_0_at_one_end_of_the_stream_hid_the_count_at_the_other(
+    first: int | None, last: int | None
+) -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": first, "output_tokens": 0}}}
+    said = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Yes."}}
+    stop = {"delta": {"stop_reason": "end_turn"}, "usage": {"input_tokens": last, "output_tokens": 2}}
+    frames = [data(one) for one in (start, said, {"type": "message_delta", **stop})]
+    usage = ending(await answered(ANTHROPIC, frames)).usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.estimated) == (7, 2, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"type": "error", "message": "Slow down.", "code": 429},
+        {"message": "Slow down.", "type": "", "code": 429},
+        {"message": "Slow down.", "code": "rate_limit_exceeded"},
+    ],
+)
+async def test_the_words_of_an_error_on_anthropics_protocol_were_lost(error: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"^Slow down\.") as caught:
+        await answered(ANTHROPIC, [data(error)])
+    assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.RATE_LIMIT, True)
 
 
 @pytest.mark.parametrize("handle", [CHAT, ANTHROPIC, RESPONSES])
