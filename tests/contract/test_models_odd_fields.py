@@ -300,6 +300,27 @@ async def test_arguments_that_came_with_the_call_and_in_pieces_were_there_twice(
     assert json.loads("".join(one.text for one in said if isinstance(one, CallArguments))) == made[0]
 
 
+@pytest.mark.parametrize("given", ['{"a": 1, "b": 3}', {"a": 1, "b": 3}])
+async def test_arguments_of_a_response_that_came_with_the_call_and_in_pieces_were_there_twice(given: object) -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(RESPONSES, TURN)]
+    for one in told:
+        if one["type"] == "response.output_item.added" and one["item"]["type"] == "function_call":
+            one["item"]["arguments"] = given
+    said = await answered(RESPONSES, [data(one) for one in told])
+    assert {made.index: json.loads(made.arguments) for made in calls_made(said)} == {0: {"a": 1, "b": 3}}
+
+
+@pytest.mark.parametrize("rest", [{}, {"output": None}, {"id": "resp_1", "status": "failed"}])
+async def test_the_words_of_a_failed_response_without_other_fields_were_lost(rest: dict[str, Any]) -> None:
+    """It was a "TypeError", and was not tried again."""
+    error = {"code": "rate_limit_exceeded", "message": "Slow down."}
+    begun, *_ = stream_of(RESPONSES, TURN)
+    failed = data({"type": "response.failed", "response": {"error": error, **rest}})
+    with pytest.raises(ModelError, match="Slow down") as caught:
+        await answered(RESPONSES, [begun, failed])
+    assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.RATE_LIMIT, True)
+
+
 @pytest.mark.parametrize("delta", [None, ""])
 async def test_a_piece_of_a_call_that_is_null_was_an_error_of_the_sdk(delta: str | None) -> None:
     frames = stream_of(RESPONSES, TURN)
