@@ -184,7 +184,11 @@ async def test_a_text_that_is_a_number_or_nothing_was_an_error(delta: object) ->
     assert text_said(said) == "It is 4" + ("4" if delta == 4 else "")
 
 
-@pytest.mark.parametrize("content", [None, {}, {"parts": None}, {"parts": []}, {"parts": [None]}, LEFT_OUT])
+NO_PARTS: list[Any] = [None, [], "", {}, [None]]
+NO_CONTENT: list[Any] = [None, {}, "", [], *({"parts": parts} for parts in NO_PARTS), LEFT_OUT]
+
+
+@pytest.mark.parametrize("content", NO_CONTENT)
 async def test_geminis_last_event_has_no_content(content: object) -> None:
     *frames, last = stream_of(GOOGLE, TURN)
     event = changed(json.loads(last.partition(b"data: ")[2]), "content", None, content)

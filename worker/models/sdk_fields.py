@@ -191,6 +191,8 @@ def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.ListType(item_type=item) if isinstance(value, list):
             fitting = [fitted(one, item) for one in cast("list[Any]", value)]
             return [one for one in fitting if one is not None]
+        case msgspec.inspect.StructType() | msgspec.inspect.ListType() if not value:
+            return None
         case msgspec.inspect.DictType():
             return cast("object", value) if isinstance(value, dict) else None
         case msgspec.inspect.UnionType(types=types):
