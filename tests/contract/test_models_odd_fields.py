@@ -5,8 +5,10 @@ from typing import Any, cast
 
 import pytest
 
+from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Turn
 from tests.kit.model_server.bare_answers import answered, stream_of
+from tests.kit.model_server.frames import data
 from tests.kit.model_server.model_calls import (
     ANTHROPIC,
     CHAT,
@@ -182,7 +184,11 @@ async def test_a_text_that_is_a_number_or_nothing_was_an_error(delta: object) ->
     assert text_said(said) == "It is 4" + ("4" if delta == 4 else "")
 
 
-@pytest.mark.parametrize("content", [None, {}, {"parts": None}, {"parts": []}, {"parts": [None]}, LEFT_OUT])
+NO_PARTS: list[Any] = [None, [], "", {}, [None]]
+NO_CONTENT: list[Any] = [None, {}, "", [], *({"parts": parts} for parts in NO_PARTS), LEFT_OUT]
+
+
+@pytest.mark.parametrize("content", NO_CONTENT)
 async def test_geminis_last_event_has_no_content(content: object) -> None:
     *frames, last = stream_of(GOOGLE, TURN)
     event = changed(json.loads(last.partition(b"data: ")[2]), "content", None, content)
@@ -213,6 +219,32 @@ async def test_a_count_that_cannot_be_was_taken(handle: str, count: int) -> None
     usage = ending(await answered(handle, frames_with(handle, COUNTS[handle], None, count))).usage
     assert usage.estimated
     assert 0 < usage.prompt_tokens < 10**9
+
+
+@pytest.mark.parametrize(("first", "last"), [(7, 0), (7, None), (0, 7), (None, 7)])
+async def test_a_count_of_0_at_one_end_of_the_stream_hid_the_count_at_the_other(
+    first: int | None, last: int | None
+) -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": first, "output_tokens": 0}}}
+    said = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Yes."}}
+    stop = {"delta": {"stop_reason": "end_turn"}, "usage": {"input_tokens": last, "output_tokens": 2}}
+    frames = [data(one) for one in (start, said, {"type": "message_delta", **stop})]
+    usage = ending(await answered(ANTHROPIC, frames)).usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.estimated) == (7, 2, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"type": "error", "message": "Slow down.", "code": 429},
+        {"message": "Slow down.", "type": "", "code": 429},
+        {"message": "Slow down.", "code": "rate_limit_exceeded"},
+    ],
+)
+async def test_the_words_of_an_error_on_anthropics_protocol_were_lost(error: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"^Slow down\.") as caught:
+        await answered(ANTHROPIC, [data(error)])
+    assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.RATE_LIMIT, True)
 
 
 @pytest.mark.parametrize("handle", [CHAT, ANTHROPIC, RESPONSES])
@@ -270,6 +302,27 @@ async def test_arguments_that_came_with_the_call_and_in_pieces_were_there_twice(
     made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
     assert made == {0: {"a": 1, "b": 3}}
     assert json.loads("".join(one.text for one in said if isinstance(one, CallArguments))) == made[0]
+
+
+@pytest.mark.parametrize("given", ['{"a": 1, "b": 3}', {"a": 1, "b": 3}])
+async def test_arguments_of_a_response_that_came_with_the_call_and_in_pieces_were_there_twice(given: object) -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(RESPONSES, TURN)]
+    for one in told:
+        if one["type"] == "response.output_item.added" and one["item"]["type"] == "function_call":
+            one["item"]["arguments"] = given
+    said = await answered(RESPONSES, [data(one) for one in told])
+    assert {made.index: json.loads(made.arguments) for made in calls_made(said)} == {0: {"a": 1, "b": 3}}
+
+
+@pytest.mark.parametrize("rest", [{}, {"output": None}, {"id": "resp_1", "status": "failed"}])
+async def test_the_words_of_a_failed_response_without_other_fields_were_lost(rest: dict[str, Any]) -> None:
+    """It was a "TypeError", and was not tried again."""
+    error = {"code": "rate_limit_exceeded", "message": "Slow down."}
+    begun, *_ = stream_of(RESPONSES, TURN)
+    failed = data({"type": "response.failed", "response": {"error": error, **rest}})
+    with pytest.raises(ModelError, match="Slow down") as caught:
+        await answered(RESPONSES, [begun, failed])
+    assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.RATE_LIMIT, True)
 
 
 @pytest.mark.parametrize("delta", [None, ""])

@@ -40,7 +40,7 @@ from worker.models.history_mapping import (
 )
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
-from worker.models.special_tokens import Decoder, number_in
+from worker.models.special_tokens import Decoder, number_in, read_json
 from worker.models.tool_schema import parameters_of, schema_of, without_titles
 
 # A request of Anthropic's Messages.
@@ -298,7 +298,8 @@ class _Delta(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str = ""
     index: int = 0
-    message: _Message | None = None
+    message: Any = None
+    """A message, or the text of an error."""
     content_block: _AnswerBlock | None = None
     delta: _Delta | None = None
     usage: Any = None
@@ -314,6 +315,7 @@ class _WholeMessage(_Message):
 
 
 _EVENTS = Decoder(_Event)
+_STARTS = Decoder(_Message)
 _WHOLE = Decoder(_WholeMessage)
 
 
@@ -354,8 +356,8 @@ class AnthropicAnswer:
                 self._begin(event.index, event.content_block)
             case "content_block_stop":
                 self._parts.close()
-            case "message_start" if event.message is not None:
-                self._take_message(event.message)
+            case "message_start" if event.message:
+                self._take_message(_STARTS.convert(event.message))
             case "message_delta":
                 self._count(event.usage)
                 self._dropped = event.input_transformations or self._dropped
@@ -364,10 +366,8 @@ class AnthropicAnswer:
                 self.is_over = True
             case "message":
                 self._take_whole(_WHOLE.decode(data))
-            case "error":
-                raise stream_error(event.error, provider=self._route.provider)
-            case _ if event.error:
-                raise stream_error(event.error, provider=self._route.provider)
+            case kind if event.error or kind == "error" or (not kind and event.message):
+                raise stream_error(event.error or read_json(data), provider=self._route.provider)
             case _:
                 # New kinds of event may appear at any time.
                 return
@@ -407,7 +407,10 @@ class AnthropicAnswer:
         """Later counts replace earlier ones."""
         if isinstance(usage, Mapping):
             fields = cast("Mapping[str, Any]", usage)
-            self._usage.update((name, value) for name, value in fields.items() if value is not None)
+            # Some servers count the request only at its beginning, and send 0 at the end.
+            known = "input_tokens" if self._usage.get("input_tokens") else ""
+            counted = {name: one for name, one in fields.items() if one is not None}
+            self._usage |= {name: one for name, one in counted.items() if one or name != known}
 
     def _begin(self, index: int, block: _AnswerBlock) -> None:
         match block.type:

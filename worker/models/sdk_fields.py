@@ -19,7 +19,7 @@ _BEGINS = ("response.created", "response.queued", "response.in_progress")
 
 _COMPLETED = (
     *(b"response.output_item.", b"arguments.done", b"part.added", b'"parts"', b"responseId"),
-    *(kind.encode() for kind in (*_BEGINS, *ENDS)),
+    *(kind.encode() for kind in (*_BEGINS, *ENDS, "response.failed")),
 )
 """Words in events from which a server may have omitted fields. In other events such a field would be null."""
 
@@ -191,6 +191,8 @@ def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.ListType(item_type=item) if isinstance(value, list):
             fitting = [fitted(one, item) for one in cast("list[Any]", value)]
             return [one for one in fitting if one is not None]
+        case msgspec.inspect.StructType() | msgspec.inspect.ListType() if not value:
+            return None
         case msgspec.inspect.DictType():
             return cast("object", value) if isinstance(value, dict) else None
         case msgspec.inspect.UnionType(types=types):
@@ -259,7 +261,7 @@ def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
         return {**event, "item": {**item, "arguments": _arguments(item.get("arguments"), kind)}}
     if kind == "response.function_call_arguments.done":
         return {**event, "arguments": _arguments(event.get("arguments"), kind)}
-    if kind in ENDS:
+    if kind in (*ENDS, "response.failed"):
         response = _object(event.get("response"))
         bare = {name: one for name, one in _BARE_RESPONSE.items() if response.get(name) is None}
         is_list = isinstance(response.get("output"), list)
@@ -270,10 +272,10 @@ def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: object, kind: object) -> str:
-    """The arguments of a call as text. A new call has none yet: they follow in pieces."""
-    if isinstance(given, str):
-        return given
-    return json.dumps(given) if isinstance(given, dict) and kind != _ADDED else ""
+    """The arguments of a call as text. Those of a new call follow in pieces, even if some servers send them twice."""
+    if kind == _ADDED or not isinstance(given, str | dict):
+        return ""
+    return given if isinstance(given, str) else json.dumps(given)
 
 
 def _object(value: object) -> dict[str, Any]:
