@@ -29,6 +29,12 @@ def _seconds(text: str) -> int:
     return number
 
 
+def _project_of(name: str) -> ProjectId:
+    if not name.strip() or not name.isprintable():
+        raise InvalidRequest("--project is empty or has a character that cannot be printed: give a printable name")
+    return ProjectId(name.strip())
+
+
 @commands.command(epilog="Example: KEY=$(holdfast keys create --name backend --scope write)")
 def create(
     name: Annotated[str, typer.Option(help="A name that says who uses the key.")],
@@ -45,15 +51,14 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Make a key, and print its secret: it is shown once."""
-    if not project.strip() or not project.isprintable():
-        raise InvalidRequest("--project is empty or has a character that cannot be printed: give a printable name")
+    project_id = _project_of(project)
     settings = ready_settings()
     require_database(settings)
     with without_collections():
         from cli.operator.issued_keys import create_key
     lasts = None if expires_in_days is None else timedelta(days=expires_in_days)
     scopes = scope or ["write"]
-    execute(create_key(settings, ProjectId(project.strip()), name, scopes=scopes, lasts=lasts, as_json=as_json))
+    execute(create_key(settings, project_id, name, scopes=scopes, lasts=lasts, as_json=as_json))
 
 
 @commands.command("list", epilog="Example: holdfast keys list --project default --json")
@@ -106,9 +111,10 @@ def callback_secret(
     as_json: JsonOption = False,
 ) -> None:
     """Print the secret with which a project's receivers verify callbacks. Needs only HOLDFAST_CALLBACK_SECRET."""
+    project_id = _project_of(project)
     settings = read_settings()
     if not settings.callback_secret.get_secret_value():
         raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")
     from cli.operator.issued_keys import callback_secret_of
 
-    print(callback_secret_of(settings, ProjectId(project.strip()), as_json=as_json))
+    print(callback_secret_of(settings, project_id, as_json=as_json))

@@ -152,6 +152,8 @@ async def test_what_the_command_does_is_recorded(keys: KeysCommand, database: Da
         (["revoke", "key-1"], "Key key-1 not found"),
         (["create", "--name", "x", "--scope", "root"], "unknown scope 'root'"),
         (["create", "--name", "x", "--project", " "], "--project is empty"),
+        # It printed a secret that verifies no callback.
+        (["callback-secret", "--project", ""], "--project is empty"),
     ],
 )
 async def test_a_mistake_is_one_line(keys: KeysCommand, arguments: list[str], said: str) -> None:
