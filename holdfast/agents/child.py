@@ -15,7 +15,7 @@ from holdfast.agents.errors import StepFailed, error_fields, sole
 from holdfast.agents.frames import Frame, packed, read_frame
 from holdfast.agents.registry import REGISTERED
 from holdfast.agents.run import Run
-from holdfast.agents.values import plain
+from holdfast.agents.values import Answer, plain
 
 MOST_FRAMES_NAMED = 5
 """The functions of the program that an error names, the innermost last."""
@@ -111,8 +111,7 @@ class WorkerConnection:
         self.hang_up()
 
 
-_EXITS: list[BaseException] = []
-"""The exceptions with which tasks of the body have stopped the loop, as by `sys.exit`."""
+_EXITS: list[BaseException] = []  # with which tasks of the body have stopped the loop, as by `sys.exit`
 
 
 def execute(name: str, connection: socket.socket) -> None:
@@ -151,6 +150,8 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
         run.models.take_all()
     try:
         value = await REGISTERED[name].body(run)
+        if isinstance(value, Answer):
+            run.emit_text(f"\n\n{value}" if run.has_spoken else value)
         return packed({"t": "returned", "text": _answer_of(value), "state": _state_of(run)})
     except asyncio.CancelledError as error:
         # Code that awaits a cancelled task of its own is cancelled as well, without a request to cancel the run.

@@ -48,6 +48,7 @@ from holdfast.agents.adapters import Body
 from holdfast.agents.errors import Denied, OutcomeUnknown, StepFailed
 from holdfast.agents.models import Usage
 from holdfast.agents.run import Run
+from holdfast.agents.values import Answer
 
 try:
     from pydantic_ai.exceptions import ToolFailed
@@ -97,7 +98,8 @@ async def run_agent(run: Run, agent: Agent[Any, Any], **options: Any) -> str:
         result = await agent.run(prompt, message_history=_messages(history), **options)
     finally:
         _RUN.reset(token)
-    return result.output if isinstance(result.output, str) else to_json(result.output).decode()
+    output = result.output if isinstance(result.output, str) else to_json(result.output).decode()
+    return Answer(output) if isinstance(result.all_messages()[-1], ModelRequest) else output  # of an output tool
 
 
 @dataclass

@@ -133,6 +133,8 @@ class Run:
         self.cancelled = False
         """Whether the run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
         self.cancel_reason: str | None = None
+        self.has_spoken = False
+        """Whether text was shown since the last tool. Only for this package."""
         _SCOPE.set(Scope(self._journal, "", task, hello["at"]))
 
     @property
@@ -156,13 +158,7 @@ class Run:
         self._send({"t": "data", **shown_data(name, value)})
 
     async def step(
-        self,
-        name: str,
-        function: Function,
-        *args: Any,
-        key: Any = None,
-        returns: Callable[..., Result] | None = None,
-        **kwargs: Any,
+        self, name: str, function: Function, *args: Any, key: Any = None, returns: Function | None = None, **kwargs: Any
     ) -> Any:
         """Calls the function and journals its value, which is taken from the journal after a crash. If the function had
         not ended, it is called again.
@@ -221,17 +217,8 @@ class Run:
         `OutcomeUnknown`. With `needs_approval` a person decides first, and may change the arguments. Without a
         function, the client that sent the tool makes the call. Raises `StepFailed` and `Denied`.
         """
-        return await self._shown(
-            name,
-            function,
-            args,
-            kwargs,
-            returns,
-            key=key,
-            idempotent=idempotent,
-            probe=probe,
-            needs_approval=needs_approval,
-        )
+        options: dict[str, Any] = {"idempotent": idempotent, "probe": probe, "needs_approval": needs_approval}
+        return await self._shown(name, function, args, kwargs, returns, key=key, **options)
 
     async def _shown(
         self,
@@ -268,18 +255,15 @@ class Run:
         approved them. With `scope`, as `scope`. Raises `StepFailed`, `OutcomeUnknown` and `Denied`."""
         if (needs_approval or function is None) and not self.may_wait:
             raise NestedApproval(name)
-        answer = await self.begin(
-            "tool",
-            name,
-            content_hash(arguments if key is None else key),
-            arguments=plain(arguments, is_argument=True),
-            idempotent=idempotent,
-            probe=probe is not None,
-            of_client=function is None,
-            needs_approval=needs_approval,
-            scope=scope,
-        )
-        given = (answer["arguments"] if "arguments" in answer else plain(arguments),)
+        counted, shown = content_hash(arguments if key is None else key), plain(arguments)
+        options = {
+            "idempotent": idempotent,
+            "needs_approval": needs_approval,
+            "scope": scope,
+            "probe": probe is not None,
+        }
+        answer = await self.begin("tool", name, counted, arguments=shown, of_client=function is None, **options)
+        given = (answer.get("arguments", shown),)
         if answer["t"] == "probe" and probe is not None:
             answer = await self._probed(answer, probe, idempotent=idempotent)
         return await self._performed(name, answer, function or _nothing, given, {}, is_scope=scope)
@@ -320,7 +304,7 @@ class Run:
         name: str,
         arguments: Mapping[str, Any] | None = None,
         *,
-        returns: Callable[[Any], Any] | None = None,
+        returns: Function | None = None,
         parts: bool = False,
     ) -> Any:
         """Calls a tool that is attached to the agent, at most once, and returns its result: a text, or the value that
@@ -397,6 +381,7 @@ class Run:
         scope = self._here()
         if len(text_for("the name of a call", name)) > LONGEST_NAME:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
+        self.has_spoken &= kind not in ("tool", "approval") or self.in_call
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
         if "given_up_s" in answer:  # the code is about to give it up again, as `asyncio.timeout` does
@@ -485,7 +470,9 @@ class Run:
         return scope
 
     def _show(self, kind: str, text: str) -> None:
-        self._send({"t": kind, "text": text_for(f"emit_{kind}", text)})
+        if text_for(f"emit_{kind}", text):
+            self._send({"t": kind, "text": text})
+            self.has_spoken |= kind == "text"
 
     def _send(self, frame: Frame) -> None:
         data = packed(frame)

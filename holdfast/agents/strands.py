@@ -32,6 +32,7 @@ from holdfast.agents.adapters import Body, refuse_sharing
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed
 from holdfast.agents.models import Usage
 from holdfast.agents.run import Run
+from holdfast.agents.values import Answer
 
 refuse_sharing(__name__)  # agents hold conversations, and get a run's middlewares
 
@@ -119,7 +120,8 @@ async def run_agent(run: Run, agent: Any, **options: Any) -> str:
         raise error.original_exception from error
     if result.stop_reason == "interrupt":
         raise InterruptNotCovered(_not_covered(interrupt.name for interrupt in result.interrupts))
-    return str(result).rstrip("\n")
+    answer = str(result).rstrip("\n")
+    return Answer(answer) if result.structured_output else answer
 
 
 def messages_of(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -17,31 +17,29 @@ LARGEST_VALUE = 1_000_000
 LARGEST_DATA = 64_000
 """The most bytes of JSON that readers get at once."""
 
+
+class Answer(str):
+    """An output of an agent that is the answer even if text was shown before it, as of a tool for structured output."""
+
+
 _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def plain(
-    value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE, *, is_argument: bool = False
-) -> Any:
+def plain(value: Any, name: str = "a value of the journal", largest: int = LARGEST_VALUE) -> Any:
     """Returns the value as JSON has it; dataclasses and pydantic models become objects. Raises `TypeError` for values
     that JSON cannot express, and `ValueError`, with this name, for NaN, and for more than `largest` bytes. Half a
     character of UTF-16, as in the name of a file that is not text, becomes a question mark."""
     try:
-        text = json.dumps(value, default=_argument if is_argument else _as_json, allow_nan=False)
+        text = json.dumps(value, default=_as_json, allow_nan=False)
     except ValueError as error:
         raise ValueError(f"{name} is no JSON: {error}; use None or a text for NaN and infinity") from error
-    if len(text) > largest and (size := len(_utf8(text))) > largest:
+    if len(text) > largest or "\\ud" in text:  # long escapes, or half a character, which no database stores
+        text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
+    if (size := len(text.encode())) > largest:
         raise ValueError(
             f"{name} has {size} bytes, {largest} are allowed: keep what is large elsewhere, and return its address"
         )
-    if "\\ud" in text:  # half a character, which no database stores and no reader can be sent
-        text = _utf8(text).decode()
     return json.loads(text)
-
-
-def _utf8(text: str) -> bytes:
-    """Returns JSON with each character as itself, and not as the escapes of six bytes that the process writes."""
-    return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def content_hash(value: Any) -> str:
@@ -124,14 +122,10 @@ def _as_json(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is nothing that JSON can say: {instead}")
 
 
-def _argument(value: Any) -> Any:
+def _counted(value: Any) -> Any:
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     try:
         return _as_json(value)
     except TypeError as error:
         raise TypeError(f"{error}, or give it to the function by functools.partial, and the call a key") from None
-
-
-def _counted(value: Any) -> Any:
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return _argument(value)

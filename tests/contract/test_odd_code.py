@@ -250,6 +250,11 @@ async def test_a_state_that_is_not_english_was_too_large_at_a_sixth_of_the_limit
     assert await _answer(world, "goes-wrong", "keeps otters") == "\N{OTTER}" * 200_000
 
 
+async def test_an_answer_was_lost_behind_an_empty_text(world: World) -> None:
+    """As the last piece of a model's stream is."""
+    assert await _answer(world, "goes-wrong", "says nothing") == "found"
+
+
 async def test_an_answer_that_was_no_text_was_lost(world: World) -> None:
     answer = await _answer(world, "goes-wrong", "returns an object")
     assert msgspec.json.decode(answer) == {"page": "otters", "at": 1.5, "who": "\N{OTTER}"}

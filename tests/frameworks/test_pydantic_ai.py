@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from shared.domain.events import ReasoningChunk
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import ImageContent, NewMessage, TextContent, UserMessage
@@ -48,6 +50,17 @@ async def test_an_output_with_a_type_is_json(world: FrameworkWorld) -> None:
     assert "as seen from above" in str(world.sent_to_model(2)[-1]["content"])
     assert world.sent_to_model(3)[: len(world.sent_to_model(2))] == world.sent_to_model(2), "the model hears the same"
     assert "instructions_changed" not in str(await world.events(run)), "nothing has changed"
+
+
+@pytest.mark.parametrize(("said", "shown"), [("", ""), ("Let me think.", "Let me think.\n\n")])
+async def test_an_output_with_a_type_was_lost_if_its_model_also_wrote_text(
+    world: FrameworkWorld, said: str, shown: str
+) -> None:
+    world.models.play(Turn(text=said, calls=[Call("final_result", {"name": "Rome", "rivers": 3})]))
+    run = await world.done(await world.submitted("city", "Rome"))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert await world.texts() == ["Rome", f'{shown}{{"name":"Rome","rivers":3}}']
+    assert await world.shown_text(run) == f'{shown}{{"name":"Rome","rivers":3}}'
 
 
 async def test_its_system_prompt_is_before_the_history(world: FrameworkWorld) -> None:

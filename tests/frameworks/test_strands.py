@@ -172,6 +172,13 @@ async def test_the_structured_output_of_an_agent_is_its_answer(world: FrameworkW
     assert await world.texts() == ["go", '{"degrees":21}']
 
 
+async def test_structured_output_was_lost_if_the_model_also_wrote_text(world: FrameworkWorld) -> None:
+    world.models.play(Turn(text="It is warm.", calls=[Call("Weather", {"degrees": 21})]))
+    run = await world.done(await world.submitted("structured"))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert await world.texts() == ["go", 'It is warm.\n\n{"degrees":21}']
+
+
 async def test_an_agent_that_it_delegates_to_has_the_last_word(world: FrameworkWorld) -> None:
     world.models.call("ask_expert", input="otters")
     world.models.say("They swim.")
