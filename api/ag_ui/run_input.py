@@ -170,7 +170,9 @@ def _new_results(messages: Sequence[Message]) -> Iterator[Placed]:
     """The page's own results of calls of the last answer. Results with our ids came from this server."""
     answers = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
     calling = [number for number in answers if messages[number].get("toolCalls")][-2:]
-    if len(calling) == 2 and not _is_one_answer(messages[calling[0] + 1 : calling[1] + 1]):
+    # If only some of an answer's calls wait, they are in two messages, perhaps with the page's results between them.
+    between = messages[calling[0] + 1 : calling[-1]] if calling else ()
+    if between and (messages[calling[-1]].get("content") or any(one["role"] != "tool" for one in between)):
         del calling[0]
     # An answer's text may follow its calls, as a separate message.
     of_answer = {messages[number]["id"] for number in calling}
@@ -181,12 +183,6 @@ def _new_results(messages: Sequence[Message]) -> Iterator[Placed]:
     for number, one in enumerate(messages[start:], start=start):
         if one["role"] == "tool" and one["id"] != result_id(str(one.get("toolCallId"))):
             yield number, one
-
-
-def _is_one_answer(rest: Sequence[Message]) -> bool:
-    """Whether these messages, the last of which has calls, belong to the answer before them. An answer's calls are in
-    two messages if only some of them wait, and pages may put the first one's results between the two."""
-    return not rest[-1].get("content") and all(one["role"] == "tool" for one in rest[:-1])
 
 
 def _user_message(number: int, message: Message) -> UserMessage:

@@ -118,6 +118,31 @@ async def test_decisions_must_cover_every_call_and_are_taken_once(product: Produ
     assert client.outcomes[-1]["code"] == "NO_PENDING_APPROVAL"
 
 
+async def test_a_repeated_resume_was_refused_once_its_run_waited_again(product: Product) -> None:
+    """The page had lost the response. Its client keeps its interrupts after a refusal, and was stuck."""
+    page = await asking(product)
+    product.models.play(*(Turn(calls=[Call("launch", {"target": target})]) for target in ("moon", "mars")))
+    client = await page.say("Launch.")
+    asked, waiting = client.pending[0]["id"], list(client.messages)
+    await page.resume(**{asked: {"approved": True}})
+    [interrupt] = client.pending
+
+    client.messages, client.pending = list(waiting), []
+    await page.resume(**{asked: {"approved": True}})
+    assert (client.pending, len(client.calls)) == ([interrupt], 2)
+    for refused, code in (
+        (lambda: page.resume(**{asked: {"approved": False}}), "NO_PENDING_APPROVAL"),
+        (lambda: page.say("Hello?", resume=approvals(asked)), "PENDING_APPROVAL"),
+    ):
+        await refused()
+        assert client.outcomes[-1].get("code") == code
+        assert client.pending == [interrupt]
+
+
+def approvals(*interrupts: str) -> list[dict[str, Any]]:
+    return [{"interruptId": one, "status": "resolved", "payload": {"approved": True}} for one in interrupts]
+
+
 async def test_the_page_runs_a_tool_of_its_own(product: Product) -> None:
     page = await page_of(product)
     product.models.play(Turn(text="Let me.", calls=[Call("paint", {"color": "red"})]))

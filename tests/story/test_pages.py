@@ -33,7 +33,7 @@ from shared.sql.run_tables import approvals
 from shared.sql.runs.run_store import Submitted
 from tests.kit.model_server.turn import Call, Turn
 from tests.kit.product import Product
-from tests.kit.product.waiting_calls import WaitingCalls, waiting, waiting_calls
+from tests.kit.product.waiting_calls import WaitingCalls, waiting_calls
 from tests.kit.tools import LAUNCH
 from tests.kit.wait_until import wait_until
 
@@ -295,22 +295,6 @@ async def test_an_approval_continues_the_run_and_the_same_again_gives_the_same_c
         await page.answer(PageAnswer(call=asked.ids[0], approve=False))
     with refuses(RefusalCode.NO_PENDING_APPROVAL, asked.ids[0]):
         await page.answer(PageAnswer(call=asked.ids[0], approve=True, edited_arguments={"target": "mars"}))
-
-
-async def test_repeated_answers_were_refused_once_the_run_that_they_continued_asked_again(product: Product) -> None:
-    """The page had lost the response, and its client keeps interrupts that a refusal does not end."""
-    page, asked = await parked(product)
-    product.models.play(Turn(calls=[Call("launch", {"target": "mars"})]))
-    approval = PageAnswer(call=asked.ids[0], approve=True)
-    first = await page.answer(approval)
-    await product.ended(first.run.id)
-
-    again = await page.answer(approval)
-    assert (again.run.id, again.is_new) == (first.run.id, False)
-    with refuses(RefusalCode.NO_PENDING_APPROVAL, asked.ids[0]):
-        await page.answer(PageAnswer(call=asked.ids[0], approve=False))
-    with refuses(RefusalCode.PENDING_APPROVAL, *(one["id"] for one in await waiting(product))):
-        await page.answer(approval, said=[("m2", "And now?")])
 
 
 async def test_answers_cover_every_call_or_none_is_stored(product: Product) -> None:
