@@ -195,6 +195,13 @@ MessageTypes = Annotated[list[str] | None, Depends(_types_shown)]
 Texts = Annotated[list[str] | None, Query()]
 """A query parameter that may be repeated."""
 
+_Part = Literal[
+    "agent.blocks", "agent.identities", "agent.managed_group", "agent.pending_approval", "agent.secrets",
+    "agent.sources", "agent.tags", "agent.tools",
+]  # fmt: skip
+Included = Annotated[list[_Part] | None, Query()]
+"""The parts that an agent's state shall have. A wrong name is refused: the client would read a null as the part."""
+
 Moment = Annotated[datetime, AfterValidator(in_utc)]
 """A time in a request. Without a time zone it is UTC."""
 

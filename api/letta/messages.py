@@ -30,8 +30,9 @@ from shared.domain.messages import (
 from shared.domain.searches import LONGEST_QUERY
 
 WireStopReason = Literal[
-    "end_turn", "error", "llm_api_error", "invalid_llm_response", "max_steps", "max_tokens_exceeded", "tool_rule",
-    "cancelled", "requires_approval", "context_window_overflow_in_system_prompt",
+    "end_turn", "error", "llm_api_error", "invalid_llm_response", "invalid_tool_call", "max_steps",
+    "max_tokens_exceeded", "no_tool_call", "tool_rule", "cancelled", "insufficient_credits", "requires_approval",
+    "context_window_overflow_in_system_prompt",
 ]  # fmt: skip
 
 STOP_REASONS: Mapping[str, WireStopReason] = {
@@ -45,8 +46,8 @@ STOP_REASONS: Mapping[str, WireStopReason] = {
     StopReason.MODEL_FAILED: "llm_api_error",
     StopReason.INSTRUCTIONS_TOO_LONG: "context_window_overflow_in_system_prompt",
 }
-"""Letta's words for stop reasons. Letta has one more, for unreadable answers: Holdfast retries such an answer, and then
-reports a failure of the model."""
+"""Letta's words for stop reasons. Letta has four more, with which no run ends here: after an unreadable answer, for
+example, Holdfast asks the model again, and then reports a failure of the model."""
 
 STORED_REASONS: Mapping[str, str] = {shown: reason for reason, shown in STOP_REASONS.items()}
 """The reverse table, for searches of runs."""

@@ -203,13 +203,11 @@ class SubmissionService:
         try:
             return await self.submit(command)
         except PendingApproval as error:
-            now = self.clock.now()
             end = RunEnd(trigger=RunTrigger.FAIL, stop_reason=StopReason.FAILED, error=failure(error))
             given = self._stored(command.messages)
-            refused = Settlement(end=end, now=now)
             with self.traces.submitting(self._run(command)) as (run, span):
                 span.fail(type(error).__name__)
-                return await self.settlements.store_refused(run, given, refused)
+                return await self.settlements.store_refused(run, given, Settlement(end=end, now=run.created_at))
 
     def _stored(self, messages: Sequence[UserMessage]) -> list[NewMessage]:
         return list(map(self._new, messages))

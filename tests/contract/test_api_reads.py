@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
-from letta_client import AsyncLetta
+from letta_client import AsyncLetta, UnprocessableEntityError
+from letta_client.types import StopReasonType
 
 from api.access.callers import DEFAULT_PROJECT
 from shared.domain.ids import AgentId, ConversationId, ThreadId
@@ -147,3 +148,28 @@ async def test_a_tool_rule_that_came_twice_was_kept_twice(client: AsyncLetta) ->
         model="builtin/echo", include_base_tools=False, tool_ids=[tool.id], tool_rules=[rule, other, rule]
     )
     assert [found.to_dict()["type"] for found in made.tool_rules or []] == ["exit_loop", "run_first"]
+
+
+@pytest.mark.parametrize("reason", get_args(StopReasonType))
+async def test_a_stop_reason_of_the_sdk_with_which_no_run_ends_here_was_refused(
+    client: AsyncLetta, reason: Any
+) -> None:
+    await agent(client)
+    assert (await client.runs.list(stop_reason=reason)).items == []
+    assert (await client.agents.list(last_stop_reason=reason)).items == []
+
+
+async def test_a_misspelt_part_of_an_agent_was_a_null_and_a_misspelt_stop_reason_an_empty_list(
+    client: AsyncLetta,
+) -> None:
+    """A program that asked for `agent.pending_aproval` read in the null that no call waits."""
+    agent_id, wrong = await agent(client), ["agent.pending_aproval"]
+    block = await client.blocks.create(label="x", value="x")
+    for call in (
+        client.agents.retrieve(agent_id, extra_query={"include": wrong}),
+        client.agents.list(extra_query={"include": wrong}),
+        client.blocks.agents.list(block.id, extra_query={"include": wrong}),
+        client.agents.list(extra_query={"last_stop_reason": "end_trun"}),
+    ):
+        with pytest.raises(UnprocessableEntityError, match="query"):
+            await call

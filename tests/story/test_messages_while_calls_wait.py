@@ -60,3 +60,9 @@ async def test_a_refused_message_changed_how_its_agent_had_stopped(product: Prod
     assert (before["last_stop_reason"], after["last_stop_reason"]) == ("requires_approval", "requires_approval")
     assert await product.history(asked.agent_id) != []
     assert await waiting(product) == asked.approvals
+
+
+async def test_a_refused_run_had_ended_before_it_was_made(product: Product) -> None:
+    asked = await waiting_calls(product, "moon")
+    run = (await product.http.post(f"/v1/agents/{asked.agent_id}/messages/async", json={"input": "Well?"})).json()
+    assert (run["completed_at"], run["total_duration_ns"]) == (run["created_at"], 0)

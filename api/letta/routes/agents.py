@@ -15,6 +15,7 @@ from api.dependencies import (
     AgentIdPath,
     BlockIdPath,
     CallerDep,
+    Included,
     NewestFirst,
     ProjectDep,
     SubmissionHeadersDep,
@@ -31,6 +32,7 @@ from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
 from api.letta.groups import SleeperMaker
 from api.letta.memory import BlockUpdate, new_block, wire_block
+from api.letta.messages import WireStopReason
 from api.letta.routes.models import with_served_model
 from api.letta.tools import ToolRunRequest, refuse_tool_of_clients, wire_tool, wire_tool_result, without_source
 from api.offered_models import OfferedModels
@@ -98,7 +100,7 @@ async def _agent_filter(
     query_text: str | None = None,
     tags: Texts = None,
     match_all_tags: bool = False,
-    last_stop_reason: str | None = None,
+    last_stop_reason: WireStopReason | None = None,
     identity_id: str | None = None,
     identifier_keys: Texts = None,
     template_id: str | None = None,
@@ -133,7 +135,7 @@ async def create_agent(
     agent_answers: AgentAnswersDep,
     sleepers: SleeperMakerDep,
     caller: CallerDep,
-    include: Texts = None,
+    include: Included = None,
 ) -> dict[str, Any]:
     """Creates an agent, its new memory blocks, and its sleep-time agent if the request asks for one."""
     body = with_served_model(body, offered, response)
@@ -161,7 +163,7 @@ async def list_agents(
     caller: CallerDep,
     page: NewestFirst,
     wanted: Annotated[AgentFilter, Depends(_agent_filter)],
-    include: Texts = None,
+    include: Included = None,
     order_by: AgentOrder = "created_at",
     sort_by: AgentOrder | None = None,
 ) -> list[dict[str, Any]]:
@@ -184,7 +186,7 @@ async def retrieve_agent(
     agent_answers: AgentAnswersDep,
     editor: AgentEditorDep,
     caller: CallerDep,
-    include: Texts = None,
+    include: Included = None,
 ) -> dict[str, Any]:
     """One agent."""
     return await agent_answers.one(await editor.get(caller.project_id, agent_id), include, caller)
@@ -201,7 +203,7 @@ async def update_agent(
     agent_answers: AgentAnswersDep,
     sleepers: SleeperMakerDep,
     caller: CallerDep,
-    include: Texts = None,
+    include: Included = None,
 ) -> dict[str, Any]:
     """Changes an agent. A run in progress sees the changes from its next step."""
     body = with_served_model(body, offered, response)

@@ -10,6 +10,7 @@ from api.dependencies import (
     ArchiveIdPath,
     BlockIdPath,
     EnvironmentDep,
+    Included,
     Limit,
     NewestFirst,
     Number,
@@ -131,7 +132,7 @@ async def list_agents_of_archive(
     agent_answers: AgentAnswersDep,
     project_id: ProjectDep,
     page: NewestFirst,
-    include: Texts = None,
+    include: Included = None,
 ) -> list[dict[str, Any]]:
     """The agents to which the archive is attached."""
     await archive_store.get(project_id, archive_id)
@@ -262,7 +263,7 @@ async def list_agents_of_block(
     agent_answers: AgentAnswersDep,
     project_id: ProjectDep,
     page: NewestFirst,
-    include: Texts = None,
+    include: Included = None,
 ) -> list[dict[str, Any]]:
     """The agents that have the block."""
     await block_store.get(project_id, block_id)
