@@ -211,7 +211,7 @@ class _Story:
         self._pass_over_verdicts()
         self._take_call(call)
         error = item.get("error")
-        text = item.get("output") if error is None else error if isinstance(error, str) else str(error)
+        text = item.get("output") if error is None else _error_text(error)
         if text is None:
             error = text = _NO_OUTCOME
         status = "success" if error is None else "error"
@@ -296,6 +296,12 @@ def _unanswered(asked: Approval, item_id: str) -> str:
 
 def _call(item: Mapping[str, Any], id_field: str, place: str) -> ToolCall:
     return ToolCall(_needed(item, id_field, place), _needed(item, "name", place), _needed(item, "arguments", place))
+
+
+def _error_text(error: Any) -> str:
+    content = (as_object(error) or {}).get("content")
+    parts = [as_object(part) or {} for part in cast("list[Any]", content)] if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str)) or str(error)
 
 
 def _needed(item: Mapping[str, Any], name: str, place: str) -> str:

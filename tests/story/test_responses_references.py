@@ -113,6 +113,24 @@ async def test_a_call_of_the_agents_tool_was_not_found_beside_its_answer(product
     assert told(product) == ["Launch.", None, "to the moon", "Up.", "Really?"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "The dice are gone."}]},
+        "The dice are gone.",
+    ],
+)
+async def test_an_error_of_the_agents_tool_came_back_to_the_model_as_the_dict_around_it(
+    product: Product, openai: AsyncOpenAI, error: Any
+) -> None:
+    agent_id = (await product.agent()).id
+    product.models.say("As I said.")
+    failed = {"type": "mcp_call", "server_label": "holdfast", "name": "roll_dice", "arguments": "{}", "error": error}
+    story = [{"role": "user", "content": "Roll."}, failed, {"role": "user", "content": "Well?"}]
+    await created(openai, model=agent_id, input=story)
+    assert "The dice are gone." in told(product)
+
+
 async def test_a_decision_that_was_repeated_with_its_answer_was_asked_for_once_more(
     product: Product, openai: AsyncOpenAI
 ) -> None:
