@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 from api.ag_ui.leg_fold import Client
-from api.ag_ui.thread_frames import ThreadFrames
+from api.ag_ui.service import ThreadFrames
 from api.ai_sdk.answer_chunks import NEWEST_SDK
-from api.ai_sdk.answer_stream import AnswerStream
+from api.ai_sdk.chats import AnswerStream
 from api.letta.frames import FrameOptions, FrameStream
 from api.openai.responses_service import ResponseStream
 from api.runs.thread_projection import LegInput

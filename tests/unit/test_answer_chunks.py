@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.ai_sdk.answer_chunks import CUT_OFF, AnswerChunks, Sdk, Seen, answer_id_of
-from api.ai_sdk.answer_stream import DONE, AnswerStream
+from api.ai_sdk.chats import DONE, AnswerStream
 from api.event_stream import StreamBroken
 from api.runs.thread_projection import LegInput, ThreadCursor
 from shared.domain import events

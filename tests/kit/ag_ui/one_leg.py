@@ -7,7 +7,7 @@ from math import inf
 from msgspec.structs import replace
 
 from api.ag_ui.leg_fold import Client
-from api.ag_ui.thread_frames import ThreadFrames
+from api.ag_ui.service import ThreadFrames
 from api.runs.thread_projection import LegInput, ThreadCursor
 from shared.domain import events
 from shared.domain.approvals import Approval

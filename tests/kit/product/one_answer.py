@@ -6,7 +6,7 @@ from math import inf
 from msgspec.structs import replace
 
 from api.ai_sdk.answer_chunks import Sdk
-from api.ai_sdk.answer_stream import AnswerStream
+from api.ai_sdk.chats import AnswerStream
 from api.runs.thread_projection import LegInput
 from shared.domain import events
 from shared.domain.ids import Seq
