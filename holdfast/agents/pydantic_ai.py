@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pydantic_ai import Agent, ModelRequestNode, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, ReinjectSystemPrompt
 from pydantic_ai.exceptions import CallDeferred, ModelAPIError, ModelRetry
@@ -65,7 +65,7 @@ _RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar("holdfast_run"
 
 # The framework builds its validators at their first use: here in the host, so not in every process forked from it.
 ModelMessagesTypeAdapter.validate_python([])
-_PLAIN_RESULT: TypeAdapter[Any] = TypeAdapter(ToolReturnContent)
+_PLAIN_RESULT: TypeAdapter[Any] = TypeAdapter(ToolReturnContent, config=ConfigDict(ser_json_bytes="base64"))
 _FULL_RESULT: TypeAdapter[Any] = TypeAdapter(ToolReturn)
 
 

@@ -63,6 +63,14 @@ async def test_an_output_with_a_type_was_lost_if_its_model_also_wrote_text(
     assert await world.shown_text(run) == f'{shown}{{"name":"Rome","rivers":3}}'
 
 
+async def test_a_tool_that_returned_bytes_failed_its_run(world: FrameworkWorld) -> None:
+    """The framework itself gives them to the model as base64."""
+    world.models.play(Turn(calls=[Call("scan", {})]), Turn(text="Seen."))
+    run = await world.done(await world.submitted("scanning"))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert world.sent_to_model(1)[-1]["content"] == "_wA="
+
+
 async def test_its_system_prompt_is_before_the_history(world: FrameworkWorld) -> None:
     for name in ("Rome", "Oslo"):
         world.models.call("final_result", name=name, rivers=1)

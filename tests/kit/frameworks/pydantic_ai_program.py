@@ -86,6 +86,12 @@ def picture(of: str) -> ToolReturn:
     return ToolReturn(of, content=["as seen from above", BinaryContent(b"pixels", media_type="image/png")])
 
 
+def scan() -> bytes:
+    """Returns bytes that are no text."""
+    return b"\xff\x00"
+
+
+register("scanning", Agent(model(), tools=[scan]))
 register("city", Agent(model(), output_type=City, system_prompt="You know cities.", tools=[count, picture, LOOK]))
 
 
