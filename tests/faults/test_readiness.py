@@ -141,9 +141,14 @@ async def test_a_database_that_refused_writes_was_said_to_be_well(processes: Pro
 
             await wait_until(worker_is_not_ready, description="the worker to miss the database's writes")
         await services(http, WHOLE)
-        await is_served(http)
+
+        async def takes_agents() -> bool:
+            # A connection that was opened meanwhile stays read-only, and its first write closes it.
+            return (await http.post("/v1/agents", json={"model": "builtin/echo"})).is_success
 
         async def worker_is_ready() -> bool:
             return (await worker.get("/readyz")).status_code == 200
+
+        await wait_until(takes_agents, description="the API to write again")
 
         await wait_until(worker_is_ready, description="the worker to be ready again")
