@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Depends, Form, Header, Request, Response, UploadFile
+from fastapi import APIRouter, Form, Header, Request, Response, UploadFile
 from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,7 +26,7 @@ from api.offered_models import OfferedModels
 from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
-from shared.domain.ids import AgentId, ConversationId, IdMaker, ProjectId, ThreadId
+from shared.domain.ids import ConversationId, IdMaker, ProjectId, ThreadId
 from shared.domain.mcp_servers import MCP_TYPE, McpServer, tool_source
 from shared.domain.messages import Message, SystemMessage
 from shared.json_limits import flaw_of_document
@@ -126,67 +126,17 @@ class ImportForm(BaseModel):
         )
 
 
-class AgentExporter(NamedTuple):
-    """Writes an agent as a file."""
-
-    editor: AgentEditorDep
-    access: AccessDep
-    message_store: MessageStoreDep
-    conversation_store: ConversationStoreDep
-    mcp_servers: McpServersDep
-    ids: IdMakerDep
-    clock: ClockDep
-    project_id: ProjectDep
-
-    async def export(self, agent_id: AgentId, wanted: ExportRequest) -> Response:
-        """Returns the file, which also contains the agent's sleep-time agent. Raises `NotFound` and `Unavailable`."""
-        editor, store, project_id = self.editor, self.message_store, self.project_id
-        [details] = await editor.details([await editor.get(project_id, agent_id)])
-        sleeper_ids = details.group.agent_ids if details.group else ()
-        sleepers = [await editor.get(project_id, sleeper) for sleeper in sleeper_ids]
-        # Stored before it is shown: there is no export without its event.
-        await self.access.audit.add(project_id, "agent.exported", agent_id, *(sleeper.id for sleeper in sleepers))
-        exported = [ExportedAgent(details, await self._history(details, wanted.conversation_id))]
-        for of_sleeper in await editor.details(sleepers):
-            said = await store.context(project_id, ThreadId(of_sleeper.agent.id))
-            # The file does not contain a group that the sleep-time agent itself manages: that is another agent's.
-            exported.append(ExportedAgent(msgspec.structs.replace(of_sleeper, group=None), said))
-        tools = [tool for one in exported for tool in one.details.tools]
-        servers = await self.mcp_servers.of_tools(project_id, tools)
-        content = await asyncio.to_thread(_written_file, exported, servers, wanted, self.clock.now())
-        return Response(content, media_type="application/json")
-
-    async def _history(self, details: AgentDetails, conversation_id: str | None) -> list[Message]:
-        """The messages in the context of the agent or of one of its conversations, the instructions first."""
-        agent, store, project_id = details.agent, self.message_store, self.project_id
-        if conversation_id is None or conversation_id == "default":
-            return await store.context(project_id, ThreadId(agent.id))
-        conversation = await self.conversation_store.get(project_id, ConversationId(conversation_id))
-        if conversation.agent_id != agent.id:
-            raise NotFound(f"Conversation with ID {conversation_id} not found: it is another agent's")
-        said = await store.context(project_id, ThreadId(conversation.id))
-        if said and isinstance(said[0].body, SystemMessage):
-            return said
-        instructions = Message(
-            id=self.ids.message(),
-            agent_id=agent.id,
-            thread_id=ThreadId(conversation.id),
-            conversation_id=conversation.id,
-            run_id=None,
-            step_id=None,
-            created_at=conversation.created_at,
-            body=SystemMessage(render_system(agent, details.blocks, conversation.id)),
-        )
-        return [instructions, *said]
-
-
-AgentExporterDep = Annotated[AgentExporter, Depends()]
-
-
 @router.get("/{agent_id}/export")
 async def export_agent(
     agent_id: AgentIdPath,
-    exporter: AgentExporterDep,
+    editor: AgentEditorDep,
+    access: AccessDep,
+    message_store: MessageStoreDep,
+    conversation_store: ConversationStoreDep,
+    mcp_servers: McpServersDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    project_id: ProjectDep,
     conversation_id: str | None = None,
     scrub_messages: bool = False,
     use_legacy_format: bool = False,
@@ -198,15 +148,39 @@ async def export_agent(
             field="query.use_legacy_format",
         )
     wanted = ExportRequest(conversation_id=conversation_id, scrub_messages=scrub_messages)
-    return await exporter.export(agent_id, wanted)
+    return await export_agent_with_skills(
+        agent_id, editor, access, message_store, conversation_store, mcp_servers, ids, clock, project_id, wanted
+    )
 
 
 @router.post("/{agent_id}/export")
 async def export_agent_with_skills(
-    agent_id: AgentIdPath, exporter: AgentExporterDep, body: ExportRequest | None = None
+    agent_id: AgentIdPath,
+    editor: AgentEditorDep,
+    access: AccessDep,
+    message_store: MessageStoreDep,
+    conversation_store: ConversationStoreDep,
+    mcp_servers: McpServersDep,
+    ids: IdMakerDep,
+    clock: ClockDep,
+    project_id: ProjectDep,
+    body: ExportRequest | None = None,
 ) -> Response:
     """Returns the agent as a file, with skills that the client adds."""
-    return await exporter.export(agent_id, body or ExportRequest())
+    wanted = body or ExportRequest()
+    [details] = await editor.details([await editor.get(project_id, agent_id)])
+    sleepers = [await editor.get(project_id, sleeper) for sleeper in (details.group.agent_ids if details.group else ())]
+    # Stored before it is shown: there is no export without its event.
+    await access.audit.add(project_id, "agent.exported", agent_id, *(sleeper.id for sleeper in sleepers))
+    history = await _history(message_store, conversation_store, ids, project_id, details, wanted.conversation_id)
+    exported = [ExportedAgent(details, history)]
+    for of_sleeper in await editor.details(sleepers):
+        said = await message_store.context(project_id, ThreadId(of_sleeper.agent.id))
+        # The file does not contain a group that the sleep-time agent itself manages: that belongs to another agent.
+        exported.append(ExportedAgent(msgspec.structs.replace(of_sleeper, group=None), said))
+    servers = await mcp_servers.of_tools(project_id, [tool for one in exported for tool in one.details.tools])
+    content = await asyncio.to_thread(_written_file, exported, servers, wanted, clock.now())
+    return Response(content, media_type="application/json")
 
 
 @router.post("/import")
@@ -320,3 +294,34 @@ def _written_file(
     )
     body = in_pieces(file)
     return body if len(body) > LONGEST_FOR_PEOPLE else msgspec.json.format(body, indent=2)
+
+
+async def _history(
+    message_store: MessageStore,
+    conversation_store: ConversationStore,
+    ids: IdMaker,
+    project_id: ProjectId,
+    details: AgentDetails,
+    conversation_id: str | None,
+) -> list[Message]:
+    """The messages in the context of the agent or of one of its conversations, the instructions first."""
+    agent = details.agent
+    if conversation_id is None or conversation_id == "default":
+        return await message_store.context(project_id, ThreadId(agent.id))
+    conversation = await conversation_store.get(project_id, ConversationId(conversation_id))
+    if conversation.agent_id != agent.id:
+        raise NotFound(f"Conversation with ID {conversation_id} not found: it is another agent's")
+    said = await message_store.context(project_id, ThreadId(conversation.id))
+    if said and isinstance(said[0].body, SystemMessage):
+        return said
+    instructions = Message(
+        id=ids.message(),
+        agent_id=agent.id,
+        thread_id=ThreadId(conversation.id),
+        conversation_id=conversation.id,
+        run_id=None,
+        step_id=None,
+        created_at=conversation.created_at,
+        body=SystemMessage(render_system(agent, details.blocks, conversation.id)),
+    )
+    return [instructions, *said]
