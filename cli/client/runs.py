@@ -21,18 +21,8 @@ AfterOption = Annotated[
 ]
 COLUMNS = ("id", "agent", "status", "stop_reason", "created_at", "duration_s")
 FIELDS = (
-    *(
-        "id",
-        "agent",
-        "agent_id",
-        "conversation_id",
-        "status",
-        "stop_reason",
-        "created_at",
-        "completed_at",
-        "duration_s",
-    ),
-    *("prompt_tokens", "completion_tokens", "error", "metadata", "callback_url", "callback_status_code"),
+    *("id", "agent", "agent_id", "conversation_id", "status", "stop_reason", "created_at", "completed_at"),
+    *("duration_s", "prompt_tokens", "completion_tokens", "error", "metadata", "callback_url", "callback_status_code"),
 )
 
 
