@@ -123,16 +123,3 @@ async def test_what_gemini_says_of_an_answer_that_it_does_not_give_was_lost(end:
     with pytest.raises(ModelError) as failed:
         await answered(GOOGLE, [b"data: %b\r\n\r\n" % json.dumps(end).encode()], "close")
     assert f"The provider says: {words}" in failed.value.message
-
-
-async def test_an_answer_was_refused_if_its_server_marks_the_end_without_a_reason() -> None:
-    """Some gateways send no reason, and `[DONE]` or `message_stop` alone."""
-    done = {CHAT: b"data: [DONE]\n\n", ANTHROPIC: b'data: {"type": "message_stop"}\n\n'}
-    for handle, marked in done.items():
-        turn = Turn(text="It is four.", calls=[Call("add", {"a": 1, "b": 3})], finish=None)
-        sent = [frame for frame in stream_of(handle, turn) if b"message_stop" not in frame and b"DONE" not in frame]
-        said = await answered(handle, [*sent, marked])
-        assert (text_said(said), len(calls_made(said)), ending(said).reason) == ("It is four.", 1, "tool_calls")
-        pieces = [place for place, frame in enumerate(sent) if b"arguments" in frame or b"partial_json" in frame]
-        with pytest.raises(ModelError, match="no finish reason"):
-            await answered(handle, [*sent[: pieces[-1]], marked])

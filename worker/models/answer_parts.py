@@ -448,11 +448,6 @@ class AnswerParts:
                 self._finish_call(part, part.pieces.end())
         return [whole for part in self._parts if (whole := _whole(part)) is not None]
 
-    def reason(self, said: str | None, *, is_over: bool) -> FinishReason | None:
-        """The reason for the answer's end. Some gateways send none, and only mark the end of the stream."""
-        calls = [part for part in self._parts if isinstance(part, GrowingCall) and str(part.pieces)]
-        return reason_in(said) or ("stop" if is_over and all(call.is_whole() for call in calls) else None)
-
     def tell(self, event: Finished) -> None:
         """Adds the last event, the end of the answer."""
         self._events.append(event)

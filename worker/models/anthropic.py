@@ -375,7 +375,7 @@ class AnthropicAnswer:
     def finish(self) -> None:
         """Ends the stream. Raises `ModelError` if the answer had not ended."""
         parts = self._parts.finish()
-        reason = self._parts.reason(self._raw_reason, is_over=self.is_over)
+        reason = reason_in(self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
         given = msgspec.structs.replace(self._given, reason=reason or "error", details=details)
         finished = finalize(

@@ -344,7 +344,7 @@ class ChatAnswer:
         self._say(self._tags.rest())
         parts = self._parts.finish()
         provider = self._route.provider
-        reason = "content_filter" if self._refusal else self._parts.reason(self._raw_reason, is_over=self.is_over)
+        reason = "content_filter" if self._refusal else reason_in(self._raw_reason)
         details = {_DETAILS: self._details} if self._details else None
         given = Given(provider, self._model, self._response_id, reason or "error", details)
         finished = finalize(
