@@ -93,9 +93,9 @@ class AgUiService:
             said, answers, if_busy = body.said(), body.answers(), body.if_busy()
         except InvalidRequest as error:
             raise Refused(422, ErrorCode.INVALID_ARGUMENT, f"INVALID_ARGUMENT: {error}", field=error.field) from error
-        if said and answers and not body.resume and not await self.pages.waiting(thread):
-            # The results answer calls of an earlier run, and the run that they continued ended before any output.
-            answers = []
+        if said and not body.resume:
+            # The others answer calls of earlier runs, for example if the run that they continued ended without output.
+            answers = await self.pages.open_among(thread, answers)
         return PageSubmission(
             thread=thread,
             dialect=DIALECT,

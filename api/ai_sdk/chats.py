@@ -13,7 +13,7 @@ from api.ai_sdk.chat_request import UiChatRequest
 from api.ai_sdk.ui_messages import asked_about, never_answered, ui_inputs, ui_messages
 from api.errors import Refusal, Refused
 from api.event_stream import StreamBroken
-from api.pages.decisions import PAGE_ERROR, UI_MESSAGE_STREAM, PageAnswer, PageRefusal
+from api.pages.decisions import PAGE_ERROR, UI_MESSAGE_STREAM, PageRefusal
 from api.pages.submission import PageService, PageSubmission
 from api.pages.threads import PageThread, PageThreads
 from api.runs.command import SubmissionHeaders
@@ -77,7 +77,7 @@ class UiChats:
             dialect=DIALECT,
             said=said,
             said_at=request.said_at(),
-            answers=await self._open(thread, answers) if said else answers,
+            answers=await self.pages.open_among(thread, answers) if said else answers,
             headers=headers,
             client_tools=request.tools(),
             if_busy=request.if_busy,
@@ -88,15 +88,6 @@ class UiChats:
         except PageRefusal as refusal:
             return PlainTextResponse(refusal.message, refusal.status_code, {PAGE_ERROR: refusal.reason})
         return await self._streamed(run, sdk, request=request)
-
-    async def _open(self, thread: PageThread, answers: Sequence[PageAnswer]) -> list[PageAnswer]:
-        """The answers to calls that still wait. A page repeats older answers with its user's next message if the run
-        that they continued has failed."""
-        if thread.id is None or not answers:
-            return []
-        waiting = await self.approvals.waiting_on_thread(thread.agent.project_id, thread.id)
-        names = {name for one in waiting for name in (one.id, one.tool_call_id)}
-        return [answer for answer in answers if answer.call in names]
 
     async def resumed(self, thread: PageThread, *, sdk: Sdk, after: ThreadCursor | None) -> Response:
         """Streams the answer at work from its beginning, or after a cursor the rest of the turn in which it lies.

@@ -26,7 +26,7 @@ from shared.domain.errors import (
     PendingApproval,
     WrongToolCalls,
 )
-from shared.domain.ids import ApprovalId, RunId
+from shared.domain.ids import RunId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import FILES, Decision, UserMessage, has_files, text_of
 from shared.domain.runs import IDEMPOTENCY_KEY, Run, RunOptions, SubmissionKeys, key_of_otids
@@ -100,7 +100,8 @@ class PageService:
         the id of a message; `Busy`; `LimitReached`.
         """
         self._refuse_long(submission)
-        submission = replace(submission, said=_each_once(submission))
+        said_at, said = _each_once(submission)
+        submission = replace(submission, said_at=said_at, said=said)
         await self._refuse_foreign(submission)
         if submission.answers:
             return await self._decided(submission)
@@ -144,11 +145,13 @@ class PageService:
         release_permit()  # a cancel waits for the run to stop
         return await self.canceller.cancel(first, actor=ACTOR)
 
-    async def waiting(self, thread: PageThread) -> list[ApprovalId]:
-        """The thread's calls that wait for an answer."""
-        if thread.id is None:
+    async def open_among(self, thread: PageThread, answers: Sequence[PageAnswer]) -> list[PageAnswer]:
+        """The answers to calls that still wait. Pages repeat older ones with their user's next message."""
+        if thread.id is None or not answers:
             return []
-        return [one.id for one in await self.decisions.waiting(thread.agent.project_id, thread.id)]
+        waiting = await self.decisions.waiting(thread.agent.project_id, thread.id)
+        names = {name for one in waiting for name in (one.id, one.tool_call_id)}
+        return [answer for answer in answers if answer.call in names]
 
     async def _decided(self, submission: PageSubmission) -> Submitted:
         """Decides the waiting calls. If other callers decide them meanwhile, it reads them again."""
@@ -165,8 +168,13 @@ class PageService:
             if read.continuation is not None:
                 if new:  # only the answers are repeated
                     return await self.submit(replace(submission, answers=()))
+                run = await self.submissions.runs.get(project_id, read.continuation)
+                own_id = known.get(submission.said[-1].otid) if submission.said else None
+                own = run if own_id is None else await self.submissions.runs.get(project_id, own_id)
+                if own.created_at > run.created_at:  # the repetition of answers that were repeated with new words
+                    run = await self._first_run(submission, submission.said[-1], own.id)
                 release_permit()
-                return Submitted(await self.submissions.runs.get(project_id, read.continuation), is_new=False)
+                return Submitted(run, is_new=False)
             try:
                 return await self._submitted(self._command(submission, thread, new, read.decisions))
             except _DECIDED_MEANWHILE:
@@ -285,8 +293,8 @@ def _text_of_message(message: UserMessage) -> str:
     return text_of(message.content)
 
 
-def _each_once(submission: PageSubmission) -> list[UserMessage]:
-    """The messages, without repetitions in the request. Raises `InvalidRequest` for different texts with one id."""
+def _each_once(submission: PageSubmission) -> tuple[list[int], list[UserMessage]]:
+    """The places and messages, without repetitions. Raises `InvalidRequest` for different texts with one id."""
     first: dict[str | None, tuple[int, UserMessage]] = {}
     for place, message in zip(submission.said_at, submission.said, strict=True):
         known_at, known = first.setdefault(message.otid, (place, message))
@@ -294,7 +302,7 @@ def _each_once(submission: PageSubmission) -> list[UserMessage]:
             field = f"messages[{place}].id"
             said = f"{field} is the id of messages[{known_at}] as well, and their texts differ"
             raise InvalidRequest(f"{said}: give each message an id of its own", field=field)
-    return [message for _, message in first.values()]
+    return [place for place, _ in first.values()], [message for _, message in first.values()]
 
 
 def _keys_of(headers: SubmissionHeaders, new: Sequence[UserMessage]) -> SubmissionKeys:

@@ -139,6 +139,35 @@ async def test_a_repeated_resume_was_refused_once_its_run_waited_again(product: 
         assert client.pending == [interrupt]
 
 
+async def test_a_page_that_repeated_new_words_beside_known_answers_was_a_500_or_got_the_run_before(
+    product: Product,
+) -> None:
+    page = await asking(product)
+    product.models.play(Turn(calls=[Call("launch", {"target": "moon"})]), Turn(text="Up."), Turn(text="Hello."))
+    client = await page.say("Launch.")
+    asked = client.pending[0]["id"]
+    await page.resume(**{asked: {"approved": True}})
+    before, words = list(client.messages), {"id": "words", "role": "user", "content": "Hello?"}
+    for times in (2, 1, 2):
+        client.messages = [*before, *[words] * times]
+        await page.run(resume=approvals(asked))
+        assert client.outcomes[-1]["type"] == "RUN_FINISHED"
+        assert [one["content"] for one in client.messages[-2:]] == ["Hello?", "Hello."]
+
+
+async def test_an_old_result_beside_a_call_that_waits_was_taken_for_another_decision(product: Product) -> None:
+    """CopilotKit adds a result of its own for each call that its user has approved."""
+    page = await asking(product)
+    product.models.play(*(Turn(calls=[Call("launch", {"target": target})]) for target in ("moon", "mars")))
+    client = await page.say("Launch.")
+    asked, call_id = client.pending[0]["id"], client.calls[0][0]
+    await page.resume(**{asked: {"approved": True}})
+    place = next(place for place, one in enumerate(client.messages) if one.get("toolCalls")) + 1
+    client.messages.insert(place, {"id": "own", "role": "tool", "toolCallId": call_id, "content": "approved"})
+    await page.say("Stop.")
+    assert client.outcomes[-1]["code"] == "PENDING_APPROVAL"
+
+
 def approvals(*interrupts: str) -> list[dict[str, Any]]:
     return [{"interruptId": one, "status": "resolved", "payload": {"approved": True}} for one in interrupts]
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -383,10 +384,12 @@ async def test_a_page_brings_the_result_of_its_own_tool(product: Product) -> Non
     product.models.play(Turn(calls=[Call("sensor", id="call_s")]))
     asking = (await page.send(("m1", "How warm?"))).run
     thread = await page.thread()
+    assert thread.id is not None
+    waiting = partial(page.pages.decisions.waiting, product.project_id, thread.id)
     with acting_for(product.project_id):
-        await wait_until(lambda: page.pages.waiting(thread), description="the call to wait")
-        [asked] = await page.pages.waiting(thread)
-    with refuses(RefusalCode.BAD_PAYLOAD, asked):
+        await wait_until(waiting, description="the call to wait")
+        [asked] = await waiting()
+    with refuses(RefusalCode.BAD_PAYLOAD, asked.id):
         await page.answer(PageAnswer(call="call_s", approve=True))
     _says(product, "Warm.")
     result = PageAnswer(call="call_s", result='{"degrees": 21}')
