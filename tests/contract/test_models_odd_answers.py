@@ -91,8 +91,10 @@ ONE, TWO = ("add", '{"a": 1}'), ("add", '{"a": 2}')
         ([call_piece("add", text, id="one") for text in ('{"a": 1}', '{"a": 2}')], [ONE, TWO]),
         ([call_piece("add", text) for text in ('{"a"', ": 1}", '{"a": 2}')], [ONE, TWO]),
         ([call_piece("add", ""), call_piece("list", "")], [("add", "{}"), ("list", "{}")]),
+        ([call_piece("add", ""), call_piece("add", "")], [("add", "{}"), ("add", "{}")]),
+        ([call_piece(*one) for one in (("add", ""), (None, ONE[1]), ("add", ""), (None, TWO[1]))], [ONE, TWO]),
     ],
-    ids=["in turns", "id and name each time", "one id", "name each time", "no arguments"],
+    ids=["in turns", "id and name each time", "one id", "name each time", "no arguments", "one name", "name first"],
 )
 async def test_pieces_of_calls_without_numbers_went_to_the_call_that_began_last(
     pieces: list[dict[str, Any]], made: list[tuple[str, str]]
@@ -126,6 +128,13 @@ async def test_a_call_without_arguments_and_one_with_them_became_one_name(pieces
 
 async def test_a_name_that_comes_with_every_piece_is_said_once() -> None:
     pieces = [call_piece("add", text, index=0, id="one") for text in ('{"a"', ": 1}")]
+    events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)
+    assert [(made.name, made.arguments) for made in calls_made(events)] == [("add", '{"a": 1}')]
+
+
+async def test_a_name_whose_last_piece_brings_arguments_became_two_calls() -> None:
+    begun = call_piece("a", "", index=0, id="one")
+    pieces = [begun, call_piece("dd", '{"a"', index=0), call_piece(None, ": 1}", index=0)]
     events = await answered(*(chunk(tool_calls=[piece]) for piece in pieces), chunk("tool_calls"), DONE)
     assert [(made.name, made.arguments) for made in calls_made(events)] == [("add", '{"a": 1}')]
 

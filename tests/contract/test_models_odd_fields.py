@@ -234,6 +234,24 @@ async def test_a_count_of_0_at_one_end_of_the_stream_hid_the_count_at_the_other(
 
 
 @pytest.mark.parametrize(
+    ("first", "last", "prompt"),
+    [
+        ({"input_tokens": 5, "cache_read_input_tokens": 5000}, {"input_tokens": 0, "cache_read_input_tokens": 0}, 5005),
+        ({"input_tokens": 5000}, {"input_tokens": 0, "cache_read_input_tokens": 5000}, 5000),
+        ({"input_tokens": 5, "cache_read_input_tokens": 5000}, {}, 5005),
+    ],
+)
+async def test_a_cached_prompt_was_counted_twice_or_not_at_all_behind_a_count_of_0(
+    first: dict[str, int], last: dict[str, int], prompt: int
+) -> None:
+    start = {"type": "message_start", "message": {"usage": first}}
+    said = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Yes."}}
+    stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {**last, "output_tokens": 2}}
+    usage = ending(await answered(ANTHROPIC, [data(one) for one in (start, said, stop)])).usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.estimated) == (prompt, 2, False)
+
+
+@pytest.mark.parametrize(
     "error",
     [
         {"type": "error", "message": "Slow down.", "code": 429},
@@ -304,14 +322,16 @@ async def test_arguments_that_came_with_the_call_and_in_pieces_were_there_twice(
     assert json.loads("".join(one.text for one in said if isinstance(one, CallArguments))) == made[0]
 
 
-@pytest.mark.parametrize("given", ['{"a": 1, "b": 3}', {"a": 1, "b": 3}])
-async def test_arguments_of_a_response_that_came_with_the_call_and_in_pieces_were_there_twice(given: object) -> None:
-    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(RESPONSES, TURN)]
-    for one in told:
-        if one["type"] == "response.output_item.added" and one["item"]["type"] == "function_call":
-            one["item"]["arguments"] = given
-    said = await answered(RESPONSES, [data(one) for one in told])
-    assert {made.index: json.loads(made.arguments) for made in calls_made(said)} == {0: {"a": 1, "b": 3}}
+async def test_arguments_of_a_response_that_came_with_the_call_alone_were_lost() -> None:
+    """The call was made with no arguments."""
+    kept: list[bytes] = []
+    for frame in stream_of(RESPONSES, Turn(calls=[Call("add", {"a": 1, "b": 3})])):
+        one = json.loads(frame.partition(b"data: ")[2])
+        if one["type"] == "response.output_item.added":
+            one["item"]["arguments"] = '{"a": 1, "b": 3}'
+        if one["type"] in ("response.created", "response.output_item.added", "response.completed"):
+            kept.append(data(one))
+    assert [json.loads(made.arguments) for made in calls_made(await answered(RESPONSES, kept))] == [{"a": 1, "b": 3}]
 
 
 @pytest.mark.parametrize("rest", [{}, {"output": None}, {"id": "resp_1", "status": "failed"}])

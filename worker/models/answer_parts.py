@@ -318,9 +318,11 @@ class GrowingCall:
     def ends_before(self, index: int | None, call_id: str | None, name: str, arguments: str) -> bool:
         """Returns whether a piece with a name begins another call. Some servers send whole calls, all with index 0 or
         without an index; others repeat id and name with each piece."""
+        if index is None and not (call_id or self.given_id or arguments):
+            return True  # a server that sends neither names a call once, before its arguments
         begins_arguments, has_other_id = arguments.lstrip().startswith("{"), bool(call_id) and call_id != self.given_id
-        has_arguments = bool(str(self.pieces))
-        if self.name not in ("", name) and (index is None or has_arguments or begins_arguments):
+        has_arguments, has_own_id = bool(str(self.pieces)), bool(call_id) or not self.given_id
+        if self.name not in ("", name) and (index is None or has_arguments or (begins_arguments and has_own_id)):
             return True  # a name may also come in pieces, but none of them after arguments
         if (begins_arguments or has_other_id) and self.is_whole():
             return True

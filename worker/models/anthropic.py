@@ -404,13 +404,12 @@ class AnthropicAnswer:
         self._raw_reason = message.stop_reason or "end_turn"
 
     def _count(self, usage: object) -> None:
-        """Later counts replace earlier ones."""
-        if isinstance(usage, Mapping):
-            fields = cast("Mapping[str, Any]", usage)
-            # Some servers count the request only at its beginning, and send 0 at the end.
-            known = "input_tokens" if self._usage.get("input_tokens") else ""
-            counted = {name: one for name, one in fields.items() if one is not None}
-            self._usage |= {name: one for name, one in counted.items() if one or name != known}
+        """Later counts replace earlier ones. Some servers count the request only at its beginning, and send 0 later."""
+        given = cast("Mapping[str, Any]", usage if isinstance(usage, Mapping) else {})
+        counted = {name: one for name, one in given.items() if one is not None}
+        if not any(one for name, one in counted.items() if "input_tokens" in name):
+            counted = {name: one for name, one in counted.items() if "input_tokens" not in name}
+        self._usage |= counted
 
     def _begin(self, index: int, block: _AnswerBlock) -> None:
         match block.type:

@@ -272,10 +272,10 @@ def _with_texts(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: object, kind: object) -> str:
-    """The arguments of a call as text. Those of a new call follow in pieces, even if some servers send them twice."""
-    if kind == _ADDED or not isinstance(given, str | dict):
-        return ""
-    return given if isinstance(given, str) else json.dumps(given)
+    """The arguments of a call as text. A new call has none yet: they follow in pieces."""
+    if isinstance(given, str):
+        return given
+    return json.dumps(given) if isinstance(given, dict) and kind != _ADDED else ""
 
 
 def _object(value: object) -> dict[str, Any]:
