@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from api.access.accepted_keys import LONGEST
 from api.access.callers import Caller, may_see_instructions
@@ -199,7 +199,7 @@ _Part = Literal[
     "agent.blocks", "agent.identities", "agent.managed_group", "agent.pending_approval", "agent.secrets",
     "agent.sources", "agent.tags", "agent.tools",
 ]  # fmt: skip
-Included = Annotated[list[_Part] | None, Query()]
+Included = Annotated[list[_Part] | None, Query(), BeforeValidator(lambda given: [*filter(None, given or ())])]
 """The parts that an agent's state shall have. A wrong name is refused: the client would read a null as the part."""
 
 Moment = Annotated[datetime, AfterValidator(in_utc)]

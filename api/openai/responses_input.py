@@ -4,6 +4,7 @@ A client that keeps its own history sends all of it each time, answers and calls
 previous response sends only new items. Both are lists of items. Errors name the item.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -299,9 +300,12 @@ def _call(item: Mapping[str, Any], id_field: str, place: str) -> ToolCall:
 
 
 def _error_text(error: Any) -> str:
-    content = (as_object(error) or {}).get("content")
-    parts = [as_object(part) or {} for part in cast("list[Any]", content)] if isinstance(content, list) else []
-    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str)) or str(error)
+    """The words of a failed call. A tool's own error has content, an error of the protocol or of HTTP a message."""
+    fields = as_object(error) or {"message": error}
+    said: Any = fields.get("content") or fields.get("message")
+    parts = cast("list[Any]", said) if isinstance(said, list) else [{"text": said}]
+    texts = [(as_object(part) or {}).get("text") for part in parts]
+    return "\n".join(text for text in texts if isinstance(text, str)) or json.dumps(error)
 
 
 def _needed(item: Mapping[str, Any], name: str, place: str) -> str:

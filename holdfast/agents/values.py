@@ -32,7 +32,8 @@ def plain(value: Any, name: str = "a value of the journal", largest: int = LARGE
     try:
         text = json.dumps(value, default=_as_json, allow_nan=False)
     except ValueError as error:
-        raise ValueError(f"{name} is no JSON: {error}; use None or a text for NaN and infinity") from error
+        hint = "; use None or a text for NaN and infinity" if "float" in str(error) else ""
+        raise ValueError(f"{name} is no JSON: {error}{hint}") from error
     if len(text) > largest or "\\ud" in text:  # long escapes, or half a character, which no database stores
         text = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
     if (size := len(text.encode())) > largest:

@@ -150,6 +150,13 @@ async def test_a_tool_rule_that_came_twice_was_kept_twice(client: AsyncLetta) ->
     assert [found.to_dict()["type"] for found in made.tool_rules or []] == ["exit_loop", "run_first"]
 
 
+async def test_an_include_that_is_null_in_typescript_was_refused(client: AsyncLetta) -> None:
+    """The SDK sends it as an empty text."""
+    agent_id, empty = await agent(client), {"include": "", "last_stop_reason": ""}
+    assert [one.id for one in (await client.agents.list(extra_query=empty)).items] == [agent_id]
+    assert (await client.agents.retrieve(agent_id, extra_query={"include": ""})).id == agent_id
+
+
 @pytest.mark.parametrize("reason", get_args(StopReasonType))
 async def test_a_stop_reason_of_the_sdk_with_which_no_run_ends_here_was_refused(
     client: AsyncLetta, reason: Any

@@ -117,6 +117,9 @@ async def test_a_call_of_the_agents_tool_was_not_found_beside_its_answer(product
     "error",
     [
         {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "The dice are gone."}]},
+        {"type": "mcp_tool_execution_error", "content": "The dice are gone."},
+        {"type": "http_error", "code": 502, "message": "The dice are gone."},
+        {"type": "mcp_protocol_error", "code": -32603, "message": "The dice are gone."},
         "The dice are gone.",
     ],
 )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Body, Depends, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 
 from api.access.callers import may_see_instructions, may_see_secrets
 from api.agent_answers import AgentAnswers
@@ -100,7 +100,7 @@ async def _agent_filter(
     query_text: str | None = None,
     tags: Texts = None,
     match_all_tags: bool = False,
-    last_stop_reason: WireStopReason | None = None,
+    last_stop_reason: Annotated[WireStopReason | None, BeforeValidator(lambda given: given or None)] = None,
     identity_id: str | None = None,
     identifier_keys: Texts = None,
     template_id: str | None = None,
