@@ -372,20 +372,15 @@ async def _expire(product: Product, asked: WaitingCalls) -> None:
     """Makes the calls late, with a rule that leaves them open."""
     with acting_for(product.project_id):
         async with product.context.database.write() as connection:
-            await connection.execute(
-                sa.update(approvals)
-                .where(approvals.c.id.in_(asked.ids))
-                .values(expires_at=product.context.clock.now(), on_expiry="keep")
-            )
+            late = sa.update(approvals).where(approvals.c.id.in_(asked.ids))
+            await connection.execute(late.values(expires_at=product.context.clock.now(), on_expiry="keep"))
 
 
 async def test_a_page_brings_the_result_of_its_own_tool(product: Product) -> None:
     page = await visitor(product, client_tools=[SENSOR])
     product.models.play(Turn(calls=[Call("sensor", id="call_s")]))
     asking = (await page.send(("m1", "How warm?"))).run
-    thread = await page.thread()
-    assert thread.id is not None
-    waiting = partial(page.pages.decisions.waiting, product.project_id, thread.id)
+    waiting = partial(page.pages.decisions.waiting, product.project_id, (await page.thread()).id or ThreadId(""))
     with acting_for(product.project_id):
         await wait_until(waiting, description="the call to wait")
         [asked] = await waiting()
