@@ -17,6 +17,7 @@ stays open, and `response.failed` with the status `cancelled` for a cancel.
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
+from api.openai.client_tools import CalledTool, called_tools
 from api.openai.response_items import (
     Event,
     Item,
@@ -56,6 +57,7 @@ class ResponseFold:
         """The log marks complete answers. Logs of other dialects' runs may not."""
         self._head: ResponseHead = head_of(run)
         self._of_client = frozenset(tool.name for tool in run.options.client_tools)
+        self._called = called_tools(run.options.echoed.get("tools", ()))
         self._next = 0
         self._items: list[Item] = []
         self._open: dict[Key, Item] = {}
@@ -267,7 +269,7 @@ class ResponseFold:
             del self._open[key]
             if item.kind == "reasoning" and self.encrypts:
                 item.encrypted = signature
-            if item.kind in ("function_call", "mcp_call", "mcp_approval_request"):
+            if item.kind in ("function_call", "custom_tool_call", "mcp_call", "mcp_approval_request"):
                 yield from self._close_call(item, key[2], status)
             else:
                 yield from item.closed(status)
@@ -378,7 +380,11 @@ class ResponseFold:
         self._wire_ids.add(shown_id)
         match by:
             case "client":
-                return self._new("function_call", self._call_id("fc", step_id, shown_id), message_id, shown_id, name)
+                called = self._called.get(name, CalledTool(name, None, takes_text=False))
+                kind = "custom_tool_call" if called.takes_text else "function_call"
+                item = self._new(kind, self._call_id("fc", step_id, shown_id), message_id, shown_id, called.name)
+                item.namespace = called.namespace
+                return item
             case "person":
                 asked = approval_item_id(self._run_id, call_id) + AGAIN * (len(shown_id) - len(call_id))
                 return self._new("mcp_approval_request", asked, message_id, call_id, name)

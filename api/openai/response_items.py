@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from api.openai.client_tools import text_in
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import MessageId, RunId, StepId
 from shared.domain.messages import (
@@ -31,7 +32,9 @@ from shared.domain.runs import Run
 SERVER_LABEL = "holdfast"
 """Clients that know tools of MCP servers see an agent's own tools as those of a server with this name."""
 
-ItemKind = Literal["message", "reasoning", "function_call", "mcp_call", "mcp_approval_request", "compaction"]
+ItemKind = Literal[
+    "message", "reasoning", "function_call", "custom_tool_call", "mcp_call", "mcp_approval_request", "compaction"
+]
 
 Event = dict[str, Any]
 """A streamed event without its number."""
@@ -88,6 +91,8 @@ class Item:
     message_id: MessageId
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
+    """For a client's tool: its namespace, if it has one."""
     pieces: list[str] = field(default_factory=list[str])
     """Text, reasoning, arguments or the summary."""
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
@@ -119,9 +124,11 @@ class Item:
                 }
             case "reasoning":
                 return self._shown_reasoning(text, is_empty=is_empty)
-            case "function_call":
-                of_call = {"call_id": self.call_id, "name": self.name, "arguments": text}
-                return {"id": self.id, "type": "function_call", "status": self.status, **of_call}
+            case "function_call" | "custom_tool_call":
+                of_call = {"call_id": self.call_id, "name": self.name}
+                of_call |= {"arguments": text} if self.kind == "function_call" else {"input": text_in(text)}
+                of_call |= {} if self.namespace is None else {"namespace": self.namespace}
+                return {"id": self.id, "type": self.kind, "status": self.status, **of_call}
             case "mcp_call":
                 return self._shown_mcp_call(text)
             case "mcp_approval_request":
@@ -183,8 +190,8 @@ class Item:
                 yield {"type": "response.reasoning_summary_text.delta", **place, "summary_index": 0, "delta": piece}
             case "function_call" | "mcp_call":
                 yield {"type": f"{_OF_ARGUMENTS[self.kind]}.delta", **place, "delta": piece}
-            case "mcp_approval_request" | "compaction":
-                return  # there is no event that all clients know
+            case "custom_tool_call" | "mcp_approval_request" | "compaction":
+                return  # the input is decoded when it is whole; for the others there is no event that all clients know
 
     def with_arguments(self, last_word: str | None) -> Iterator[Event]:
         """The end of a call's arguments. `last_word`: the corrected arguments of the model. None: the arguments as they
@@ -194,10 +201,13 @@ class Item:
         if last_word is not None:
             self.pieces = [last_word]
         self.has_arguments = True
-        if self.kind not in _OF_ARGUMENTS:
-            return
-        named = {"name": self.name} if self.kind == "function_call" else {}
-        yield {"type": f"{_OF_ARGUMENTS[self.kind]}.done", **self._place(), "arguments": self.text, **named}
+        if self.kind == "custom_tool_call":
+            kind, text = "response.custom_tool_call_input", text_in(self.text)
+            yield {"type": f"{kind}.delta", **self._place(), "delta": text}
+            yield {"type": f"{kind}.done", **self._place(), "input": text}
+        elif self.kind in _OF_ARGUMENTS:
+            named = {"name": self.name} if self.kind == "function_call" else {}
+            yield {"type": f"{_OF_ARGUMENTS[self.kind]}.done", **self._place(), "arguments": self.text, **named}
 
     def closed(self, status: Literal["completed", "incomplete", "failed"]) -> Iterator[Event]:
         """The events that close the item."""
@@ -213,7 +223,7 @@ class Item:
                 yield {"type": "response.reasoning_summary_text.done", **of_part, "text": text}
                 part = {"type": "summary_text", "text": text}
                 yield {"type": "response.reasoning_summary_part.done", **of_part, "part": part}
-            case "function_call" | "mcp_call":
+            case "function_call" | "custom_tool_call" | "mcp_call":
                 yield from self.with_arguments(None)
                 if self.kind == "mcp_call" and status != "incomplete":
                     yield {"type": f"response.mcp_call.{'completed' if status == 'completed' else 'failed'}", **place}

@@ -12,6 +12,7 @@ from typing import Any, cast
 from msgspec import structs
 
 from api.input_limits import as_object
+from api.openai.client_tools import arguments_with, function_name
 from api.openai.response_fold import AGAIN
 from api.openai.response_items import approval_item_id, call_item_id, summary_in
 from api.runs.command import DATA_URL, attached_file, image_at
@@ -145,9 +146,9 @@ class _Story:
         match kind:
             case "message":
                 self._take_message(item, place)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._take_call(_call(item, "call_id", place))
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._take_output(item, place)
             case "mcp_call":
                 self._take_mcp_call(item, place)
@@ -296,7 +297,10 @@ def _unanswered(asked: Approval, item_id: str) -> str:
 
 
 def _call(item: Mapping[str, Any], id_field: str, place: str) -> ToolCall:
-    return ToolCall(_needed(item, id_field, place), _needed(item, "name", place), _needed(item, "arguments", place))
+    namespace, takes_text = item.get("namespace"), item.get("type") == "custom_tool_call"
+    name = function_name(_needed(item, "name", place), namespace if isinstance(namespace, str) else None)
+    arguments = arguments_with(_needed(item, "input", place)) if takes_text else _needed(item, "arguments", place)
+    return ToolCall(_needed(item, id_field, place), name, arguments)
 
 
 def _error_text(error: Any) -> str:
@@ -310,7 +314,7 @@ def _error_text(error: Any) -> str:
 
 def _needed(item: Mapping[str, Any], name: str, place: str) -> str:
     value = item.get(name)
-    if not isinstance(value, str) or (not value and name != "arguments"):
+    if not isinstance(value, str) or (not value and name not in ("arguments", "input")):
         raise InvalidRequest(f"{place}.{name} is missing: it must be a text", field=f"{place}.{name}")
     return value
 
@@ -329,7 +333,7 @@ _ABSENT = {"item_reference": "it needs the id of an item", COMPACTION_TRIGGER: "
 
 
 def _why_not(kind: object) -> str:
-    calls = "function_call, function_call_output, mcp_call, mcp_approval_response"
+    calls = "function_call, custom_tool_call, their outputs, mcp_call, mcp_approval_response"
     return _ABSENT.get(str(kind), f"message, {calls}, reasoning, compaction and compaction_trigger are understood")
 
 

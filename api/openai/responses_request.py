@@ -17,15 +17,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
+from api.openai.client_tools import DeclaredTool, declared_tool, function_name
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
 from api.openai.response_items import SERVER_LABEL
 from api.openai.response_object import INCLUDE_ENCRYPTED
 from api.openai.responses_input import COMPACTION_TRIGGER, MOST_ITEMS
 from shared.domain.agents import ModelOptions
 from shared.domain.errors import InvalidRequest
-from shared.domain.tools import ClientTool, ToolChoice
+from shared.domain.tools import ToolChoice
 
 LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS = 64, 512, 16
 """OpenAI's limits for metadata."""
@@ -41,31 +41,6 @@ def _pairs(value: dict[str, str]) -> dict[str, str]:
 
 
 Metadata = Annotated[dict[str, str], AfterValidator(_pairs)]
-
-
-class FunctionTool(BaseModel):
-    """A tool that the client runs itself."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    description: str | None = None
-    parameters: BoundedSchema | None = None
-    strict: bool | None = None
-
-    def client_tool(self) -> ClientTool:
-        """The tool in the domain's terms."""
-        parameters = self.parameters or {}
-        return ClientTool(self.name, self.description or "", parameters, strict=self.strict)
-
-
-def _refuse_wrong(tool: dict[str, Any], number: int) -> None:
-    try:
-        FunctionTool.model_validate(tool)
-    except ValidationError as error:
-        flaw = error.errors(include_url=False, include_context=False)[0]
-        raise ValueError(f"{place_of((number, *flaw['loc']), 'tools')}: {text_of(flaw)}") from None
 
 
 class Reasoning(BaseModel):
@@ -205,12 +180,11 @@ class ResponseRequest(BaseModel):
             kind = tool.get("type")
             if kind == "mcp" and tool.get("server_label") == SERVER_LABEL:
                 continue  # the agent's own tools, which it has anyway: agents' frameworks find their calls by this
-            if kind != "function":
+            if declared_tool(tool, number) is None:
                 raise _unsupported(
-                    f"the tool type {str(kind)[:50]!r} is not there: tools of the type 'function' are yours to run, "
-                    "and an agent's own tools are attached to it"
+                    f"the tool type {str(kind)[:50]!r} is not there: tools of the types 'function', 'custom' and "
+                    "'namespace' are yours to run, and an agent's own tools are attached to it"
                 )
-            _refuse_wrong(tool, number)
         return value
 
     @field_validator("include")
@@ -253,9 +227,10 @@ class ResponseRequest(BaseModel):
         """The number of tokens above which the context is compacted. None: the request does not set it."""
         return self.context_management[0].compact_threshold if self.context_management else None
 
-    def functions(self) -> list[FunctionTool]:
+    def declared_tools(self) -> list[DeclaredTool]:
         """The client's tools."""
-        return [FunctionTool.model_validate(tool) for tool in self.tools or () if tool["type"] == "function"]
+        read = [declared_tool(tool, number) for number, tool in enumerate(self.tools or ())]
+        return [tool for tool in read if tool is not None]
 
     def asked_options(self) -> dict[str, Any]:
         """The options of `ModelOptions` that the request sets."""
@@ -284,7 +259,7 @@ class ResponseRequest(BaseModel):
         said: dict[str, Any] = {FOLD: WITH_COMPACTIONS if compacts or self.context_management else USUAL_FOLD}
         said |= {name: value for name in _ECHOED if (value := getattr(self, name)) is not None}
         if self.tools:
-            said["tools"] = [_echoed_tool(tool) for tool in self.functions()]
+            said["tools"] = [tool.echoed() for tool in self.declared_tools()]
         if self.tool_choice is not None:
             said["tool_choice"] = self.tool_choice
         if self.reasoning is not None:
@@ -329,11 +304,6 @@ _ECHOED = (
 """Fields that the response repeats unchanged."""
 
 
-def _echoed_tool(tool: FunctionTool) -> dict[str, Any]:
-    shown = {"type": "function", "name": tool.name, "description": tool.description}
-    return {**shown, "parameters": tool.parameters, "strict": tool.strict}
-
-
 def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
     """The tools that the model may or must call. None: the request sets none. Raises `InvalidRequest`."""
     choice = request.tool_choice
@@ -342,12 +312,12 @@ def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
     if choice in ("none", "required"):
         return ToolChoice(mode=choice)
     named = as_object(choice) or {}
-    if named.get("type") == "function" and isinstance(named.get("name"), str):
-        return ToolChoice(mode="required", names=[named["name"]])
+    if named.get("type") in ("function", "custom") and isinstance(named.get("name"), str):
+        return ToolChoice(mode="required", names=[_chosen(named)])
     mode = named.get("mode", "auto")
     if named.get("type") == "allowed_tools" and mode in ("auto", "required"):
         allowed = [as_object(one) or {} for one in cast("list[Any]", named.get("tools") or [])]
-        names = [one["name"] for one in allowed if isinstance(one.get("name"), str)]
+        names = [_chosen(one) for one in allowed if isinstance(one.get("name"), str)]
         if names and len(names) == len(allowed):
             return ToolChoice(mode=mode, names=names)
     raise InvalidRequest(
@@ -355,3 +325,8 @@ def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
         "names of functions",
         field="tool_choice",
     )
+
+
+def _chosen(named: dict[str, Any]) -> str:
+    namespace = named.get("namespace")
+    return function_name(named["name"], namespace if isinstance(namespace, str) else None)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from api.errors import Refused, model_error_answer
 from api.event_stream import ENDS_WITH_CLIENT, StreamBroken, json_answer
 from api.input_limits import InputLimits
+from api.openai.client_tools import client_tools_of
 from api.openai.response_fold import events_kept_of, fold_of
 from api.openai.response_items import Event as ResponseEvent
 from api.openai.response_items import items_of, without_instructions
@@ -171,7 +172,7 @@ class ResponseService:
         thread = await self.threads.find(project_id, request, given, forks=False)
         history = await self.threads.history_of(project_id, thread)
         bodies = [*(message.body for message in history), *given.story, *given.said]
-        tools = encode([tool.client_tool() for tool in request.functions()]) if request.tools else b""
+        tools = encode([*client_tools_of(request.declared_tools())]) if request.tools else b""
         said = estimate_tokens(request.instructions or "") + tokens_in(len(tools))
         if not thread.is_plain:
             said += estimate_tokens(thread.agent.system)
@@ -293,7 +294,7 @@ class ResponseService:
                 run_type=RUN_TYPE,
                 compaction=self._compaction(thread) if given.compacts else None,
                 compact_over=request.compact_over,
-                client_tools=[tool.client_tool() for tool in request.functions()],
+                client_tools=[*client_tools_of(request.declared_tools())],
                 tool_choice=tool_choice_of(request),
                 max_tool_calls=request.max_tool_calls,
                 demanded=[
