@@ -196,6 +196,23 @@ async def test_geminis_last_event_has_no_content(content: object) -> None:
     assert (text_said(said), len(calls_made(said))) == ("It is four.", 1)
 
 
+async def test_a_candidate_or_a_part_of_geminis_that_was_in_no_list_lost_the_answer() -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(GOOGLE, TURN)]
+    for event in told:
+        [event["candidates"]] = event["candidates"]
+        if len(parts := event["candidates"]["content"]["parts"]) == 1:
+            [event["candidates"]["content"]["parts"]] = parts
+    said = await answered(GOOGLE, [data(event) for event in told])
+    assert (text_said(said), len(calls_made(said))) == ("It is four.", 1)
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS"])
+async def test_a_cut_answer_of_a_gateway_on_geminis_protocol_counted_as_whole(reason: str) -> None:
+    *frames, last = stream_of(GOOGLE, Turn(text="It is"))
+    cut = changed(json.loads(last.partition(b"data: ")[2]), "finishReason", None, reason)
+    assert ending(await answered(GOOGLE, [*frames, data(cut)])).reason == "length"
+
+
 @pytest.mark.parametrize("count", ["11", 11.0, "eleven", 1.5, [], {}])
 async def test_a_count_of_geminis_of_another_kind_lost_the_whole_answer(count: object) -> None:
     said = await answered(GOOGLE, frames_with(GOOGLE, "promptTokenCount", None, count))
@@ -259,9 +276,10 @@ async def test_a_cached_prompt_was_counted_twice_or_not_at_all_behind_a_count_of
         {"message": "Slow down.", "code": "rate_limit_exceeded"},
     ],
 )
-async def test_the_words_of_an_error_on_anthropics_protocol_were_lost(error: dict[str, Any]) -> None:
+@pytest.mark.parametrize("handle", [ANTHROPIC, RESPONSES])
+async def test_the_words_of_an_error_without_the_field_error_were_lost(handle: str, error: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=r"^Slow down\.") as caught:
-        await answered(ANTHROPIC, [data(error)])
+        await answered(handle, [data(error)])
     assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.RATE_LIMIT, True)
 
 
@@ -352,3 +370,10 @@ async def test_a_piece_of_a_call_that_is_null_was_an_error_of_the_sdk(delta: str
     empty = json.loads(frames[place].partition(b"data: ")[2]) | {"delta": delta}
     said = await answered(RESPONSES, [*frames[:place], b"data: %b\n\n" % json.dumps(empty).encode(), *frames[place:]])
     assert [json.loads(one.arguments) for one in calls_made(said)] == [{"a": 1, "b": 3}]
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_the_words_of_a_server_in_an_event_that_is_not_json_were_lost(handle: str) -> None:
+    with pytest.raises(ModelError, match="not JSON: The upstream is gone") as caught:
+        await answered(handle, [b"data: The upstream <b>is gone</b>.\n\n"])
+    assert not caught.value.retryable
