@@ -184,6 +184,32 @@ async def test_a_text_that_is_a_number_or_nothing_was_an_error(delta: object) ->
     assert text_said(said) == "It is 4" + ("4" if delta == 4 else "")
 
 
+async def test_a_piece_of_a_chat_that_is_a_number_was_lost() -> None:
+    first, *rest = [
+        data({"choices": [{"delta": {"content": piece}, "finish_reason": end}]})
+        for piece, end in [(4, None), (" and ", None), (0, None), (0.5, None), (True, None), ("", "stop")]
+    ]
+    assert text_said(await answered(CHAT, [first, *rest])) == "4 and 00.5"
+
+
+async def test_counts_in_a_choice_were_estimated() -> None:
+    """Moonshot's servers send them there."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 2}
+    said = {"delta": {"content": "Yes."}, "finish_reason": "stop", "usage": usage}
+    used = ending(await answered(CHAT, [data({"choices": [said]})])).usage
+    assert (used.prompt_tokens, used.completion_tokens, used.estimated) == (7, 2, False)
+
+
+async def test_pieces_of_claude_without_a_type_were_lost() -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(ANTHROPIC, TURN)]
+    for event in told:
+        if event["type"] == "content_block_delta":
+            del event["delta"]["type"]
+    said = await answered(ANTHROPIC, [data(event) for event in told])
+    made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
+    assert (text_said(said), made) == ("It is four.", {0: {"a": 1, "b": 3}})
+
+
 NO_PARTS: list[Any] = [None, [], "", {}, [None]]
 NO_CONTENT: list[Any] = [None, {}, "", [], *({"parts": parts} for parts in NO_PARTS), LEFT_OUT]
 

@@ -396,15 +396,15 @@ class AnthropicAnswer(Answer):
     def _take_delta(self, index: int, delta: _Delta) -> None:
         block = self._blocks.get(index)
         match delta.type:
-            case "text_delta" if delta.text:
+            case "text_delta" | "" if delta.text:
                 self._parts.say(delta.text)
-            case "thinking_delta" if delta.thinking:
+            case "thinking_delta" | "" if delta.thinking:
                 thought = block if isinstance(block, GrowingThought) else self._parts.begin_thought()
                 self._blocks[index] = thought
                 self._parts.add_thought(thought, delta.thinking)
-            case "signature_delta" if isinstance(block, GrowingThought):
+            case "signature_delta" | "" if isinstance(block, GrowingThought) and delta.signature:
                 block.signature = delta.signature
-            case "input_json_delta" if isinstance(block, GrowingCall) and delta.partial_json:
+            case "input_json_delta" | "" if isinstance(block, GrowingCall) and delta.partial_json:
                 self._parts.argue(block, arguments_text(delta.partial_json))
             case _:
                 return

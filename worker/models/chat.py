@@ -43,6 +43,7 @@ from worker.models.provider import ModelCall, Route, WireRequest
 from worker.models.special_tokens import (
     Decoder,
     alternating,
+    as_text,
     escaped_tokens,
     is_mistrals,
     number_in,
@@ -264,7 +265,7 @@ class _ToolCall(msgspec.Struct):
 
 class _Delta(msgspec.Struct):
     content: Any = None
-    """Text; from some servers a list of parts."""
+    """Text; from some servers a number or a list of parts."""
     reasoning: Any = None
     reasoning_content: Any = None
     reasoning_details: Any = None
@@ -280,6 +281,8 @@ class _Choice(msgspec.Struct):
     message: Any = None
     """The whole answer of a server that does not stream. With a delta or behind deltas, the answer so far."""
     finish_reason: str | None = None
+    usage: Any = None
+    """Moonshot's place for the counts."""
     error: Any = None
 
 
@@ -322,7 +325,7 @@ class ChatAnswer(Answer):
         choice = chunk.choices[0] if chunk.choices else _Choice()
         if error := chunk.error or choice.error or (chunk.message and not chunk.choices and read_json(data)):
             raise stream_error(error, provider=self._route.provider)
-        self._usage = chunk.usage or self._usage  # cumulative
+        self._usage = chunk.usage or choice.usage or self._usage  # cumulative
         self._response_id = chunk.id or self._response_id
         self._model = chunk.model or self._model
         self._raw_reason = choice.finish_reason or self._raw_reason
@@ -354,7 +357,7 @@ class ChatAnswer(Answer):
             add_details(self._details, delta.reasoning_details)
         if isinstance(delta.content, str) and self._parts.is_saying and self._tags.is_text(delta.content):
             self._parts.say(delta.content)  # nearly every piece
-        elif delta.content:
+        elif delta.content is not None:
             for is_thought, text in _pieces_in(delta.content):
                 self._say([(True, text)] if is_thought else self._tags.more(text))
         for call in delta.tool_calls or ([_ToolCall(function=delta.function_call)] if delta.function_call else ()):
@@ -387,8 +390,8 @@ def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
     """Yields the texts of content, and whether each is reasoning. Mistral and Databricks send it in a list of parts."""
     for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
-            case str():
-                yield False, part
+            case _ if text := as_text(part):
+                yield False, text
             case {"type": "text" | "output_text" | "summary_text" | "reasoning_text", "text": str(text)}:
                 yield False, text
             case {"type": "thinking" | "reasoning"}:
