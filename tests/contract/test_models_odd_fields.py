@@ -184,6 +184,32 @@ async def test_a_text_that_is_a_number_or_nothing_was_an_error(delta: object) ->
     assert text_said(said) == "It is 4" + ("4" if delta == 4 else "")
 
 
+async def test_a_piece_of_a_chat_that_is_a_number_was_lost() -> None:
+    first, *rest = [
+        data({"choices": [{"delta": {"content": piece}, "finish_reason": end}]})
+        for piece, end in [(4, None), (" and ", None), (0, None), (0.5, None), (True, None), ("", "stop")]
+    ]
+    assert text_said(await answered(CHAT, [first, *rest])) == "4 and 00.5"
+
+
+async def test_counts_in_a_choice_were_estimated() -> None:
+    """Moonshot's servers send them there."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 2}
+    said = {"delta": {"content": "Yes."}, "finish_reason": "stop", "usage": usage}
+    used = ending(await answered(CHAT, [data({"choices": [said]})])).usage
+    assert (used.prompt_tokens, used.completion_tokens, used.estimated) == (7, 2, False)
+
+
+async def test_pieces_of_claude_without_a_type_were_lost() -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(ANTHROPIC, TURN)]
+    for event in told:
+        if event["type"] == "content_block_delta":
+            del event["delta"]["type"]
+    said = await answered(ANTHROPIC, [data(event) for event in told])
+    made = {one.index: json.loads(one.arguments) for one in calls_made(said)}
+    assert (text_said(said), made) == ("It is four.", {0: {"a": 1, "b": 3}})
+
+
 NO_PARTS: list[Any] = [None, [], "", {}, [None]]
 NO_CONTENT: list[Any] = [None, {}, "", [], *({"parts": parts} for parts in NO_PARTS), LEFT_OUT]
 
@@ -194,6 +220,23 @@ async def test_geminis_last_event_has_no_content(content: object) -> None:
     event = changed(json.loads(last.partition(b"data: ")[2]), "content", None, content)
     said = await answered(GOOGLE, [*frames, b"data: %b\n\n" % json.dumps(event).encode()])
     assert (text_said(said), len(calls_made(said))) == ("It is four.", 1)
+
+
+async def test_a_candidate_or_a_part_of_geminis_that_was_in_no_list_lost_the_answer() -> None:
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in stream_of(GOOGLE, TURN)]
+    for event in told:
+        [event["candidates"]] = event["candidates"]
+        if len(parts := event["candidates"]["content"]["parts"]) == 1:
+            [event["candidates"]["content"]["parts"]] = parts
+    said = await answered(GOOGLE, [data(event) for event in told])
+    assert (text_said(said), len(calls_made(said))) == ("It is four.", 1)
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS"])
+async def test_a_cut_answer_of_a_gateway_on_geminis_protocol_counted_as_whole(reason: str) -> None:
+    *frames, last = stream_of(GOOGLE, Turn(text="It is"))
+    cut = changed(json.loads(last.partition(b"data: ")[2]), "finishReason", None, reason)
+    assert ending(await answered(GOOGLE, [*frames, data(cut)])).reason == "length"
 
 
 @pytest.mark.parametrize("count", ["11", 11.0, "eleven", 1.5, [], {}])
@@ -259,9 +302,10 @@ async def test_a_cached_prompt_was_counted_twice_or_not_at_all_behind_a_count_of
         {"message": "Slow down.", "code": "rate_limit_exceeded"},
     ],
 )
-async def test_the_words_of_an_error_on_anthropics_protocol_were_lost(error: dict[str, Any]) -> None:
+@pytest.mark.parametrize("handle", [ANTHROPIC, RESPONSES])
+async def test_the_words_of_an_error_without_the_field_error_were_lost(handle: str, error: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=r"^Slow down\.") as caught:
-        await answered(ANTHROPIC, [data(error)])
+        await answered(handle, [data(error)])
     assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.RATE_LIMIT, True)
 
 
@@ -352,3 +396,10 @@ async def test_a_piece_of_a_call_that_is_null_was_an_error_of_the_sdk(delta: str
     empty = json.loads(frames[place].partition(b"data: ")[2]) | {"delta": delta}
     said = await answered(RESPONSES, [*frames[:place], b"data: %b\n\n" % json.dumps(empty).encode(), *frames[place:]])
     assert [json.loads(one.arguments) for one in calls_made(said)] == [{"a": 1, "b": 3}]
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_the_words_of_a_server_in_an_event_that_is_not_json_were_lost(handle: str) -> None:
+    with pytest.raises(ModelError, match="not JSON: The upstream is gone") as caught:
+        await answered(handle, [b"data: The upstream <b>is gone</b>.\n\n"])
+    assert not caught.value.retryable

@@ -268,6 +268,9 @@ class _Pieces:
             self._pieces.append(text)
         return text
 
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
     def __str__(self) -> str:
         return "".join(self._pieces)
 
@@ -321,7 +324,7 @@ class GrowingCall:
         if index is None and not (call_id or self.given_id or arguments):
             return True  # a server that sends neither names a call once, before its arguments
         begins_arguments, has_other_id = arguments.lstrip().startswith("{"), bool(call_id) and call_id != self.given_id
-        has_arguments, has_own_id = bool(str(self.pieces)), bool(call_id) or not self.given_id
+        has_arguments, has_own_id = bool(self.pieces), bool(call_id) or not self.given_id
         if self.name not in ("", name) and (index is None or has_arguments or (begins_arguments and has_own_id)):
             return True  # a name may also come in pieces, but none of them after arguments
         if (begins_arguments or has_other_id) and self.is_whole():
@@ -416,8 +419,8 @@ class AnswerParts:
             call.number, self._calls = self._calls, self._calls + 1
             call.id = self._ids.own(call.given_id)
             self._events.append(CallStarted(call.number, call.id, call.name))
-            if written := str(call.pieces):
-                self._events.append(CallArguments(call.number, written))
+            if call.pieces:
+                self._events.append(CallArguments(call.number, str(call.pieces)))
 
     def argue(self, call: GrowingCall, text: str) -> None:
         """Adds to a call's arguments."""
@@ -473,7 +476,7 @@ class AnswerParts:
         """Emits the complete call, and again if the provider continued it after all."""
         if call.number is None:
             return
-        if call.first_arguments and not str(call.pieces):
+        if call.first_arguments and not call.pieces:
             self.argue(call, call.first_arguments)
         if rest:
             self._events.append(CallArguments(call.number, rest))

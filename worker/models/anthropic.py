@@ -1,24 +1,18 @@
-"""Anthropic's Messages: builds requests, and turns an answer's events into ours. No I/O. The protocol itself is at the
-end of the file."""
+"""Anthropic's Messages: builds requests, and turns an answer's events into ours. No I/O."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import httpx2
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
 from shared.domain.models import DEFAULT_LIMIT, PROVIDERS, answer_limit_of, claude_model, family_of
 from worker.models.answer_parts import (
-    AnswerParts,
-    CallIds,
     CountedTokens,
     GrowingCall,
     GrowingThought,
-    WholeAnswer,
     arguments_text,
-    finalize,
     reason_in,
 )
 from worker.models.history_mapping import (
@@ -36,10 +30,10 @@ from worker.models.history_mapping import (
     Turn,
     UserTurn,
     map_history,
-    write_kept,
 )
+from worker.models.http_model import Answer, url_below
 from worker.models.model_errors import stream_error
-from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
+from worker.models.provider import ModelCall, Route, WireRequest
 from worker.models.special_tokens import Decoder, number_in, read_json
 from worker.models.tool_schema import parameters_of, schema_of, without_titles
 
@@ -69,39 +63,40 @@ _UNSAFE_IN_CALL_ID = re.compile(r"[^a-zA-Z0-9_-]")
 _Block = dict[str, Any]
 
 
-class AnthropicRequest:
-    """Builds the requests of one route."""
+class AnthropicWire:
+    """The `ProviderProtocol` of Messages, for one route."""
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
+    def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
+        self.route = route
+        self.url = url_below(route.base_url, "/v1/messages")
+        self._new_call_id = new_call_id
         self._model = claude_model(route.model)
         self._least_temperature = PROVIDERS[route.provider].quirks.least_temperature
 
-    def first(self, call: ModelCall) -> WireRequest:
-        """Returns the request. Raises `ModelError` if it cannot be sent."""
+    def request(self, call: ModelCall) -> WireRequest:
         turns = self._turns(call)
         return self._request(call, turns, drops_thinking=self._model.binds_thinking and _has_dropped_thinking(turns))
 
-    def after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
-        """Returns a changed request if that may avoid the error.
-
-        If something before the model's thinking has changed, a memory block for example, leaves the thinking out.
-        """
+    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
+        """If something before the model's thinking has changed, a memory block for example, leaves the thinking out."""
         if not self._model.binds_thinking or error.error_type != ModelErrorType.BAD_REQUEST:
             return None
         if _THINKING_REFUSED not in error.message:
             return None
         return self._request(call, self._turns(call), drops_thinking=True)
 
+    def answer(self, call: ModelCall) -> Answer:
+        return AnthropicAnswer(call, self.route, self._new_call_id)
+
     def _turns(self, call: ModelCall) -> list[Turn]:
         turns = map_history(call, provider_name=PROVIDER_NAME, safe_call_id=_safe_call_id)
         return [*turns, AssistantTurn([TextPart(call.beginning)])] if call.beginning else turns
 
     def _request(self, call: ModelCall, turns: Sequence[Turn], *, drops_thinking: bool) -> WireRequest:
-        headers = {"authorization": f"Bearer {self._route.api_key}", "anthropic-version": _API_VERSION}
+        headers = {"authorization": f"Bearer {self.route.api_key}", "anthropic-version": _API_VERSION}
         messages = [message for turn in turns if (message := _message(turn))["content"]]
         body: dict[str, Any] = {
-            "model": self._route.model,
+            "model": self.route.model,
             "stream": True,
             "messages": messages,
             **self._options(call, turns),
@@ -319,35 +314,17 @@ _STARTS = Decoder(_Message)
 _WHOLE = Decoder(_WholeMessage)
 
 
-class AnthropicAnswer:
-    """One answer, from its first event to its last."""
+class AnthropicAnswer(Answer):
+    """The `Answer` of Messages."""
 
     def __init__(self, call: ModelCall, route: Route, new_call_id: Callable[[], str]) -> None:
-        self._call = call
-        self._route = route
-        self._parts = AnswerParts(CallIds(call, new_call_id))
+        super().__init__(call, route, new_call_id)
         self._blocks: dict[int, GrowingThought | GrowingCall] = {}
-        self._given = Given(PROVIDER_NAME, route.model, None, "")
-        self._raw_reason: str | None = None
+        self._given = Given(PROVIDER_NAME, route.model, None, None)
         self._usage: dict[str, Any] = {}
         self._dropped: Any = None
-        self.is_over = False
-        """The server has marked the end of the stream."""
-
-    @property
-    def has_begun(self) -> bool:
-        return self._parts.has_begun
-
-    @property
-    def has_reason(self) -> bool:
-        return reason_in(self._raw_reason) not in (None, "error")
-
-    def drain_events(self) -> list[ModelEvent]:
-        """The events since the last call."""
-        return self._parts.drain_events()
 
     def take(self, data: bytes) -> None:
-        """Reads the next event of the stream. Raises `ModelError` if it reports an error or cannot be read."""
         event = _EVENTS.decode(data)
         match event.type:
             case "content_block_delta" if event.delta is not None:
@@ -373,26 +350,12 @@ class AnthropicAnswer:
                 return
 
     def finish(self) -> None:
-        """Ends the stream. Raises `ModelError` if the answer had not ended."""
-        parts = self._parts.finish()
-        reason = reason_in(self._raw_reason)
         details = {"input_transformations": self._dropped} if self._dropped else None
-        given = msgspec.structs.replace(self._given, reason=reason or "error", details=details)
-        finished = finalize(
-            self._call,
-            WholeAnswer(
-                reason=reason,
-                text="".join(part.text for part in parts if isinstance(part, TextPart | ReasoningPart)),
-                arguments=[part.arguments for part in parts if isinstance(part, ToolCallPart)],
-                counted=_counted(self._usage),
-                provider_response=write_kept(parts, given),
-                details=self._raw_reason,
-            ),
-        )
-        self._parts.tell(finished)
+        given = msgspec.structs.replace(self._given, reason=reason_in(self._raw_reason), details=details)
+        self._end(given, _counted(self._usage))
 
     def _take_message(self, message: _Message) -> None:
-        self._given = Given(PROVIDER_NAME, message.model or self._route.model, message.id, "")
+        self._given = Given(PROVIDER_NAME, message.model or self._route.model, message.id, None)
         self._dropped = message.input_transformations
         self._count(message.usage)
 
@@ -433,15 +396,15 @@ class AnthropicAnswer:
     def _take_delta(self, index: int, delta: _Delta) -> None:
         block = self._blocks.get(index)
         match delta.type:
-            case "text_delta" if delta.text:
+            case "text_delta" | "" if delta.text:
                 self._parts.say(delta.text)
-            case "thinking_delta" if delta.thinking:
+            case "thinking_delta" | "" if delta.thinking:
                 thought = block if isinstance(block, GrowingThought) else self._parts.begin_thought()
                 self._blocks[index] = thought
                 self._parts.add_thought(thought, delta.thinking)
-            case "signature_delta" if isinstance(block, GrowingThought):
+            case "signature_delta" | "" if isinstance(block, GrowingThought) and delta.signature:
                 block.signature = delta.signature
-            case "input_json_delta" if isinstance(block, GrowingCall) and delta.partial_json:
+            case "input_json_delta" | "" if isinstance(block, GrowingCall) and delta.partial_json:
                 self._parts.argue(block, arguments_text(delta.partial_json))
             case _:
                 return
@@ -459,23 +422,3 @@ def _counted(usage: Mapping[str, Any]) -> CountedTokens:
         cache_written=written,
         reasoning=number_in(usage, "output_tokens_details", "thinking_tokens"),
     )
-
-
-class AnthropicWire:
-    """The `ProviderProtocol` of Messages."""
-
-    def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
-        self.route = route
-        base = httpx2.URL(route.base_url)
-        self.url = base.copy_with(path=base.path.rstrip("/") + "/v1/messages")
-        self._request = AnthropicRequest(route)
-        self._new_call_id = new_call_id
-
-    def request(self, call: ModelCall) -> WireRequest:
-        return self._request.first(call)
-
-    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
-        return self._request.after(call, error)
-
-    def answer(self, call: ModelCall) -> AnthropicAnswer:
-        return AnthropicAnswer(call, self.route, self._new_call_id)

@@ -17,14 +17,10 @@ from shared.domain.model_servers import Quirks
 from shared.domain.models import PROVIDERS, family_of
 from worker.models.answer_parts import (
     THINK_TAGS,
-    AnswerParts,
-    CallIds,
     CountedTokens,
     TaggedThoughts,
-    WholeAnswer,
     add_details,
     arguments_text,
-    finalize,
     reason_in,
 )
 from worker.models.history_mapping import (
@@ -40,13 +36,14 @@ from worker.models.history_mapping import (
     ToolCallPart,
     Turn,
     map_history,
-    write_kept,
 )
+from worker.models.http_model import Answer, url_below
 from worker.models.model_errors import stream_error
-from worker.models.provider import ModelCall, ModelEvent, Route, WireRequest
+from worker.models.provider import ModelCall, Route, WireRequest
 from worker.models.special_tokens import (
     Decoder,
     alternating,
+    as_text,
     escaped_tokens,
     is_mistrals,
     number_in,
@@ -62,17 +59,22 @@ _FIELDS_OF_REASONING = ("reasoning", "reasoning_content")
 _FIELDS_OF_THOUGHTS = ("thinking", "summary", "content", "text", "reasoning")
 """Of parts of the content."""
 _DETAILS = "reasoning_details"
+_PATH = "/chat/completions"
 _FOLLOW_NO_REFERENCES = ("qwen/", "meta-llama/", "amazon/", "google/")
 """Prefixes of hosts' names for models that do not follow `$ref` in a tool's schema."""
 
 _Message = dict[str, Any]
 
 
-class ChatRequest:
-    """Builds the requests of one route: of OpenAI's models that do not reason, and of all compatible servers."""
+class ChatWire:
+    """The `ProviderProtocol` of one route: of OpenAI's models that do not reason, or of any compatible server."""
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
+    def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
+        self.route = route
+        # Azure's older URLs need the deployment in the path and a version; its newer ones are like OpenAI's.
+        self._names_deployment = bool(route.api_version) and not route.base_url.endswith("/v1")
+        self.url = self._deployments_url() if self._names_deployment else url_below(route.base_url, _PATH)
+        self._new_call_id = new_call_id
         self._quirks = PROVIDERS[route.provider].quirks
         length = self._quirks.call_id_length
         self._safe_call_id = None if length is None else partial(_short_call_id, length=length)
@@ -81,18 +83,29 @@ class ChatRequest:
         self._is_mistrals = route.provider == "mistral" or is_mistrals(route.model)
         self._has_template = self._is_mistrals or tokenizes_text(route.model)
 
-    def body(self, call: ModelCall) -> bytes:
-        """Returns the request as JSON. Raises `ModelError` if it cannot be sent."""
-        turns = map_history(call, provider_name=self._route.provider, safe_call_id=self._safe_call_id)
+    def request(self, call: ModelCall) -> WireRequest:
+        key = self.route.api_key
+        headers = {"api-key": key} if self._names_deployment else {"authorization": f"Bearer {key}"}
+        turns = map_history(call, provider_name=self.route.provider, safe_call_id=self._safe_call_id)
         if call.beginning:
             turns.append(AssistantTurn([TextPart(call.beginning)]))
-        body: dict[str, Any] = {"model": self._route.model, "stream": True, "messages": self._messages(call, turns)}
+        body: dict[str, Any] = {"model": self.route.model, "stream": True, "messages": self._messages(call, turns)}
         if self._quirks.takes_stream_options:
             body["stream_options"] = {"include_usage": True}
         body |= self._options(call)
         if call.tools:
             body |= self._tools(call)
-        return msgspec.json.encode(body)
+        return WireRequest(headers, msgspec.json.encode(body))
+
+    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
+        return None
+
+    def answer(self, call: ModelCall) -> Answer:
+        return ChatAnswer(call, self.route, self._new_call_id)
+
+    def _deployments_url(self) -> httpx2.URL:
+        url = url_below(self.route.base_url.removesuffix("/openai"), f"/openai/deployments/{self.route.model}{_PATH}")
+        return url.copy_merge_params({"api-version": self.route.api_version})
 
     def _messages(self, call: ModelCall, turns: Sequence[Turn]) -> list[_Message]:
         messages = [message for turn in turns for message in self._turn(turn)]
@@ -173,7 +186,7 @@ class ChatRequest:
 
     def _options(self, call: ModelCall) -> _Message:
         options, family, quirks = call.options, family_of(call.handle), self._quirks
-        is_openais_own = self._route.provider == "openai"
+        is_openais_own = self.route.provider == "openai"
         fields: _Message = {}
         if family.takes_temperature:
             fields |= options.sampling
@@ -252,7 +265,7 @@ class _ToolCall(msgspec.Struct):
 
 class _Delta(msgspec.Struct):
     content: Any = None
-    """Text; from some servers a list of parts."""
+    """Text; from some servers a number or a list of parts."""
     reasoning: Any = None
     reasoning_content: Any = None
     reasoning_details: Any = None
@@ -268,6 +281,8 @@ class _Choice(msgspec.Struct):
     message: Any = None
     """The whole answer of a server that does not stream. With a delta or behind deltas, the answer so far."""
     finish_reason: str | None = None
+    usage: Any = None
+    """Moonshot's place for the counts."""
     error: Any = None
 
 
@@ -289,38 +304,20 @@ _TEXT_MAY_BEGIN_BLANK = ("qwen/", "deepseek/", "moonshotai/", "openai/gpt-oss")
 """Prefixes of hosts' names for models that write blank lines before a tool call."""
 
 
-class ChatAnswer:
-    """One answer, from its first chunk to its last."""
+class ChatAnswer(Answer):
+    """The `Answer` of Chat Completions."""
 
     def __init__(self, call: ModelCall, route: Route, new_id: Callable[[], str]) -> None:
-        self._call = call
-        self._route = route
-        self._parts = AnswerParts(CallIds(call, new_id), mends_tokens=tokenizes_text(route.model))
+        super().__init__(call, route, new_id, mends_tokens=tokenizes_text(route.model))
         self._drops_blank_beginnings = route.model.lower().startswith(_TEXT_MAY_BEGIN_BLANK)
-        self._raw_reason: str | None = None
         self._refusal = ""
         self._tags = TaggedThoughts()
         self._details: list[dict[str, Any]] = []
         self._usage: Any = None
         self._model = route.model
         self._response_id: str | None = None
-        self.is_over = False
-        """Whether the server has marked the end of the stream."""
-
-    @property
-    def has_begun(self) -> bool:
-        return self._parts.has_begun
-
-    @property
-    def has_reason(self) -> bool:
-        return reason_in(self._raw_reason) not in (None, "error")
-
-    def drain_events(self) -> list[ModelEvent]:
-        """Returns the events since the last call."""
-        return self._parts.drain_events()
 
     def take(self, data: bytes) -> None:
-        """Takes the next event of the stream. Raises `ModelError` if it is an error, or malformed."""
         if data.startswith(_DONE):
             self.is_over = True
             return
@@ -328,7 +325,7 @@ class ChatAnswer:
         choice = chunk.choices[0] if chunk.choices else _Choice()
         if error := chunk.error or choice.error or (chunk.message and not chunk.choices and read_json(data)):
             raise stream_error(error, provider=self._route.provider)
-        self._usage = chunk.usage or self._usage  # cumulative
+        self._usage = chunk.usage or choice.usage or self._usage  # cumulative
         self._response_id = chunk.id or self._response_id
         self._model = chunk.model or self._model
         self._raw_reason = choice.finish_reason or self._raw_reason
@@ -340,26 +337,13 @@ class ChatAnswer:
                 self._take_delta(_WHOLE.convert(choice.message))
 
     def finish(self) -> None:
-        """Takes the end of the stream. Raises `ModelError` if the answer is not complete."""
         self._say(self._tags.rest())
-        parts = self._parts.finish()
         provider = self._route.provider
         reason = "content_filter" if self._refusal else reason_in(self._raw_reason)
         details = {_DETAILS: self._details} if self._details else None
-        given = Given(provider, self._model, self._response_id, reason or "error", details)
-        finished = finalize(
-            self._call,
-            WholeAnswer(
-                reason=reason,
-                text="".join(part.text for part in parts if isinstance(part, TextPart | ReasoningPart)),
-                arguments=[part.arguments for part in parts if isinstance(part, ToolCallPart)],
-                counted=_counted(self._usage, reasoning_is_apart=PROVIDERS[provider].quirks.counts_reasoning_apart),
-                provider_response=write_kept(parts, given),
-                details=self._raw_reason,
-                words=whole_characters(self._refusal),
-            ),
-        )
-        self._parts.tell(finished)
+        counted = _counted(self._usage, reasoning_is_apart=PROVIDERS[provider].quirks.counts_reasoning_apart)
+        given = Given(provider, self._model, self._response_id, reason, details)
+        self._end(given, counted, whole_characters(self._refusal))
 
     def _take_delta(self, delta: _Delta) -> None:
         if delta.refusal:
@@ -373,7 +357,7 @@ class ChatAnswer:
             add_details(self._details, delta.reasoning_details)
         if isinstance(delta.content, str) and self._parts.is_saying and self._tags.is_text(delta.content):
             self._parts.say(delta.content)  # nearly every piece
-        elif delta.content:
+        elif delta.content is not None:
             for is_thought, text in _pieces_in(delta.content):
                 self._say([(True, text)] if is_thought else self._tags.more(text))
         for call in delta.tool_calls or ([_ToolCall(function=delta.function_call)] if delta.function_call else ()):
@@ -406,8 +390,8 @@ def _pieces_in(content: object) -> Iterator[tuple[bool, str]]:
     """Yields the texts of content, and whether each is reasoning. Mistral and Databricks send it in a list of parts."""
     for part in cast("list[object]", content) if isinstance(content, list) else [content]:
         match part:
-            case str():
-                yield False, part
+            case _ if text := as_text(part):
+                yield False, text
             case {"type": "text" | "output_text" | "summary_text" | "reasoning_text", "text": str(text)}:
                 yield False, text
             case {"type": "thinking" | "reasoning"}:
@@ -429,38 +413,3 @@ def _counted(usage: object, *, reasoning_is_apart: bool) -> CountedTokens:
         cache_written=number_in(usage, "prompt_tokens_details", "cache_write_tokens"),
         reasoning=reasoning,
     )
-
-
-_PATH = "/chat/completions"
-
-
-class ChatWire:
-    """The `ProviderProtocol` of Chat Completions."""
-
-    def __init__(self, route: Route, new_call_id: Callable[[], str]) -> None:
-        self.route = route
-        self._request = ChatRequest(route)
-        self._new_call_id = new_call_id
-        # Azure's older URLs need the deployment in the path and a version; its newer ones are like OpenAI's.
-        self._names_deployment = bool(route.api_version) and not route.base_url.endswith("/v1")
-        self.url = self._deployments_url() if self._names_deployment else _below(httpx2.URL(route.base_url), _PATH)
-
-    def request(self, call: ModelCall) -> WireRequest:
-        key = self.route.api_key
-        headers = {"api-key": key} if self._names_deployment else {"authorization": f"Bearer {key}"}
-        return WireRequest(headers, self._request.body(call))
-
-    def request_after(self, call: ModelCall, error: ModelError) -> WireRequest | None:
-        return None
-
-    def answer(self, call: ModelCall) -> ChatAnswer:
-        return ChatAnswer(call, self.route, self._new_call_id)
-
-    def _deployments_url(self) -> httpx2.URL:
-        base = httpx2.URL(self.route.base_url.removesuffix("/openai"))
-        url = _below(base, f"/openai/deployments/{self.route.model}{_PATH}")
-        return url.copy_merge_params({"api-version": self.route.api_version})
-
-
-def _below(base: httpx2.URL, path: str) -> httpx2.URL:
-    return base.copy_with(path=base.path.rstrip("/") + path)

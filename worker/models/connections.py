@@ -47,11 +47,6 @@ class OpenCall:
         self._streams: list[httpx2.AsyncByteStream] = []
 
     @property
-    def is_garbled(self) -> bool:
-        """The stream held an event that is not JSON. One SDK skips such events silently."""
-        return self.events is not None and self.events.is_garbled
-
-    @property
     def end(self) -> StreamEnd:
         """The stream's information about the answer's end."""
         return StreamEnd() if self.events is None else self.events.ended_as

@@ -13,9 +13,18 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from worker.models.model_errors import excerpt_of, message_in, stream_error
-from worker.models.sdk_fields import ENDS, SdkFields
-from worker.models.special_tokens import is_json, read_json, whole_characters, whole_number, with_hidden_halves
+from worker.models.answer_parts import reason_in
+from worker.models.model_errors import message_in, stream_error
+from worker.models.sdk_fields import ENDS, GeminiEvent, SdkFields
+from worker.models.special_tokens import (
+    excerpt_of,
+    is_json,
+    not_json,
+    read_json,
+    whole_characters,
+    whole_number,
+    with_hidden_halves,
+)
 
 LONGEST_EVENT = 32 * 1024 * 1024
 """Bytes. Far more than any answer has; a server that never ends an event must not fill the memory."""
@@ -190,21 +199,16 @@ _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\
 """Characters at which the HTTP client's line reader would split an event, and their JSON escapes."""
 
 _INCOMPLETE = "response.incomplete"
-_TELLING_WORDS = (b'"error"', b"finishReason", b"blockReason", b"response.completed", b"response.incomplete")
+_TELLING_WORDS = (
+    b'"error"',
+    b'"message"',
+    b"finishReason",
+    b"blockReason",
+    b"response.completed",
+    b"response.incomplete",
+)
 """Every event that ends an answer, successfully or not, contains one of these. Other events need not be parsed for
 that."""
-
-_NO_REASONS = (None, "", "FINISH_REASON_UNSPECIFIED")
-
-
-class _Content(msgspec.Struct):
-    parts: list[Any] | None = None
-
-
-class _Candidate(msgspec.Struct, rename="camel"):
-    content: _Content | None = None
-    finish_reason: str | None = None
-    finish_message: str | None = None
 
 
 class _Feedback(msgspec.Struct, rename="camel"):
@@ -214,25 +218,33 @@ class _Feedback(msgspec.Struct, rename="camel"):
     block_reason_message: str | None = None
 
 
-class _Event(msgspec.Struct, rename="camel"):
+class _Event(GeminiEvent, rename="camel"):
     """The fields that show that an answer has ended, or that it continues nevertheless."""
 
     type: str | None = None
     """The Responses API's."""
-    candidates: list[_Candidate] | None = None
-    """Gemini's."""
     prompt_feedback: _Feedback | None = None
-    usage_metadata: Any = None
     error: Any = None
+    message: Any = None
+    """The error's words, from servers that send them without `error`."""
 
     @property
-    def is_end(self) -> bool:
-        reasons = [candidate.finish_reason for candidate in self.candidates or ()]
+    def is_error(self) -> bool:
+        return bool(self.error or (self.message and not self.type and not self.candidates))
+
+    @property
+    def reasons(self) -> list[str]:
+        found = [candidate.finish_reason for candidate in self.candidates or ()]
+        return [reason for reason in found if reason and reason != "FINISH_REASON_UNSPECIFIED"]
+
+    @property
+    def end(self) -> "StreamEnd":
         is_refused = self.prompt_feedback is not None and bool(self.prompt_feedback.block_reason)
-        return self.type in ENDS or is_refused or any(reason not in _NO_REASONS for reason in reasons)
+        is_cut = self.type == _INCOMPLETE or "length" in map(reason_in, self.reasons)
+        return StreamEnd(self.type in ENDS or is_refused or bool(self.reasons), is_cut, self._words)
 
     @property
-    def words(self) -> str:
+    def _words(self) -> str:
         """The server's text about the end, in addition to a reason."""
         feedback = self.prompt_feedback or _Feedback()
         messages = [candidate.finish_message for candidate in self.candidates or ()]
@@ -242,7 +254,7 @@ class _Event(msgspec.Struct, rename="camel"):
     @property
     def is_content(self) -> bool:
         contents = [candidate.content for candidate in self.candidates or ()]
-        return any(part != {"text": ""} for content in contents if content for part in content.parts or ())
+        return any(part.text != "" for content in contents if content for part in content.parts or ())
 
 
 class StreamEnd(NamedTuple):
@@ -265,10 +277,8 @@ class SdkEvents:
         self._fields = SdkFields()
         self._usage: Any = None
         """The latest counts in the response."""
-        self.is_garbled = False
-        """The stream had an event that is not JSON. Later events are not read."""
         self.failure: ModelError | None = None
-        """The error that the server has sent. Later events are not read."""
+        """The error that the server has sent, or that an event is not JSON. Later events are not read."""
         self.ended_as = StreamEnd()
         self.said_behind_end = 0
         """Events of the answer that came after the reason, because some servers give a reason with every event."""
@@ -298,33 +308,36 @@ class SdkEvents:
         return b"".join(map(self._event, events))
 
     def _event(self, data: bytes) -> bytes:
-        if self.is_garbled or self.failure is not None:
+        if self.failure is not None:
             return b""
         if data.strip() == _DONE:
             return b"data: [DONE]\n\n"
         if not is_json(data):
-            # After the answer's end an error does not invalidate it.
-            self.is_garbled = not self.ended_as.has_reason
+            if not self.ended_as.has_reason:  # after the answer's end an error does not invalidate it
+                self.failure = not_json(data)
             return b""
         data = self._fields.completed(data)
-        if not data:
+        if not data or not self._continues_with(data):
             return b""
-        if self.ended_as.has_reason:
-            event = _read(data)
-            if event.error or not (event.candidates or event.usage_metadata):
-                return b""
-            self.said_behind_end += event.is_content
-        elif any(word in data for word in _TELLING_WORDS):
-            event = _read(data)
-            if event.error:
-                # Parsed here, because one of the SDKs cannot parse every form of it.
-                self.failure = stream_error(event.error, provider="")
-                return b""
-            self.ended_as = StreamEnd(event.is_end, event.type == _INCOMPLETE, event.words)
         data = with_hidden_halves(self._with_last_usage(data))
         for character, escape in _LINE_ENDS:
             data = data.replace(character, escape)
         return b"data: %b\n\n" % data.replace(b"\n", b" ")
+
+    def _continues_with(self, data: bytes) -> bool:
+        """Reads an event for an error, and for the answer's end. Returns whether the event is part of the answer."""
+        if self.ended_as.has_reason:
+            event = _read(data)
+            self.said_behind_end += event.is_content
+            return not event.is_error and bool(event.candidates or event.usage_metadata)
+        if any(word in data for word in _TELLING_WORDS):
+            event = _read(data)
+            if event.is_error:
+                # Parsed here, because one of the SDKs cannot parse every form of it.
+                self.failure = stream_error(event.error or read_json(data), provider="")
+                return False
+            self.ended_as = event.end
+        return True
 
     def _with_last_usage(self, data: bytes) -> bytes:
         """The event with the answer's counts if it is the last one, else without any. The SDK adds counts up."""
@@ -389,6 +402,6 @@ def _item_events(place: int, item: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _read(data: bytes) -> _Event:
     try:
-        return msgspec.convert(read_json(data), _Event)
+        return msgspec.convert(read_json(data), _Event, strict=False)  # a count may be 12.0
     except (ValueError, RecursionError):
         return _Event()

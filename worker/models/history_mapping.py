@@ -196,8 +196,8 @@ def _image_of(part: ImageContent) -> Image | None:
     """The image. None if no model can read it, because an error would end every later run of the history."""
     if part.data is not None:
         return _image(part.data, part.media_type)
-    is_link = part.url is not None and part.url.startswith(("http://", "https://", "data:"))
-    return ImageLink(part.url) if is_link and part.url is not None else None
+    url = part.url or ""
+    return ImageLink(url) if url.startswith(("http://", "https://", "data:")) else None
 
 
 def _image(data: str, media_type: str | None) -> ImageData | None:
@@ -262,7 +262,8 @@ class Given(msgspec.Struct, frozen=True):
     provider_name: str
     model: str
     response_id: str | None
-    reason: str
+    reason: str | None
+    """As `WholeAnswer.reason`."""
     details: dict[str, Any] | None = None
     """Fields that the provider added to the answer as a whole and needs back."""
 
@@ -456,14 +457,11 @@ class _MappedHistory:
             envelope = {"status": "Failed", "message": OUTCOME_UNKNOWN, "time": self._called_at.isoformat()}
             return Result(call.id, call.name, envelope)
         result, at = found
-        if result.is_plain:
-            text = whole_characters(result.text if result.parts is None else text_of(result.parts))
-            return Result(call.id, call.name, {PLAIN: text}, images_in(result.parts or []))
-        envelope = {
-            "status": "OK" if result.status == "success" else "Failed",
-            "message": whole_characters(result.text if result.parts is None else text_of(result.parts)),
-            "time": at.isoformat(),
-        }
+        text = whole_characters(result.text if result.parts is None else text_of(result.parts))
+        envelope = {PLAIN: text}
+        if not result.is_plain:
+            status = "OK" if result.status == "success" else "Failed"
+            envelope = {"status": status, "message": text, "time": at.isoformat()}
         return Result(call.id, call.name, envelope, images_in(result.parts or []))
 
 

@@ -15,8 +15,10 @@ import httpx2
 
 from shared.concurrency import beside
 from shared.domain.errors import ModelError, ModelErrorType
+from worker.models.answer_parts import AnswerParts, CallIds, CountedTokens, WholeAnswer, finalize, reason_in
 from worker.models.connections import body_of
 from worker.models.event_streams import EventStream, EventTooLong, is_whole, unstreamed_answers
+from worker.models.history_mapping import Given, ReasoningPart, TextPart, ToolCallPart, write_kept
 from worker.models.model_errors import LONGEST_DETAIL, named, status_error
 from worker.models.provider import COUNTS_WITHIN_S, ModelCall, ModelEvent, Route, SilenceLimit, WireRequest
 
@@ -29,33 +31,55 @@ _LAST_BYTES_S = 0.5
 """Seconds that a server has to end a response after the answer in it. Otherwise the connection cannot be reused."""
 
 
-class Answer(Protocol):
-    """A protocol's parser of one answer."""
+class Answer:
+    """One answer, from its first event to its last. Each protocol parses its own events."""
 
-    is_over: bool
-    """The server has announced that no event follows."""
+    def __init__(
+        self, call: ModelCall, route: Route, new_call_id: Callable[[], str], *, mends_tokens: bool = False
+    ) -> None:
+        """`mends_tokens`: see `special_tokens.py`."""
+        self._call = call
+        self._route = route
+        self._parts = AnswerParts(CallIds(call, new_call_id), mends_tokens=mends_tokens)
+        self._raw_reason: str | None = None
+        self.is_over = False
+        """The server has announced that no event follows."""
 
     @property
     def has_begun(self) -> bool:
         """Whether any part of the answer itself has arrived."""
-        ...
+        return self._parts.has_begun
 
     @property
     def has_reason(self) -> bool:
         """Whether the server has sent the reason for the answer's end. Counts may follow, but no part of the answer."""
-        ...
+        return reason_in(self._raw_reason) not in (None, "error")
 
     def take(self, data: bytes) -> None:
-        """Parses the next event of the stream. Raises `ModelError`."""
-        ...
+        """Parses the next event of the stream. Raises `ModelError` if it is an error, or cannot be read."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Ends the stream. Raises `ModelError` if the answer is incomplete."""
-        ...
+        raise NotImplementedError
 
     def drain_events(self) -> list[ModelEvent]:
         """Returns our events since the last call."""
-        ...
+        return self._parts.drain_events()
+
+    def _end(self, given: Given, counted: CountedTokens, words: str = "") -> None:
+        """Ends the answer. `words`: the provider's sentence about the end. Raises as `finish`."""
+        parts = self._parts.finish()
+        whole = WholeAnswer(
+            reason=given.reason,
+            text="".join(part.text for part in parts if isinstance(part, TextPart | ReasoningPart)),
+            arguments=[part.arguments for part in parts if isinstance(part, ToolCallPart)],
+            counted=counted,
+            provider_response=write_kept(parts, given),
+            details=self._raw_reason,
+            words=words,
+        )
+        self._parts.tell(finalize(self._call, whole))
 
 
 class ProviderProtocol(Protocol):
@@ -174,6 +198,12 @@ class HttpModel:
             await response.aclose()
         headers, provider = response.headers, self._route.provider
         raise status_error(response.status_code, headers, body, provider=provider, now=self._now())
+
+
+def url_below(base: str, path: str) -> httpx2.URL:
+    """The URL of a path of a server, which may itself be at a path."""
+    url = httpx2.URL(base)
+    return url.copy_with(path=url.path.rstrip("/") + path)
 
 
 async def _beginning_of(response: httpx2.Response) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
 from worker.models.provider import LONGEST_WAIT, Route
-from worker.models.special_tokens import read_json, whole_characters
+from worker.models.special_tokens import excerpt_of, read_json, whole_characters
 
 LONGEST_DETAIL = 2000
 
@@ -68,10 +68,6 @@ _LESS_AT_ONCE = re.compile("request too large|must be reduced in order to run", 
 
 _ASKED_PAUSE = re.compile(rf"(?:try again|retry) (?:in|after) (?P<pause>{_DURATION.pattern})", re.IGNORECASE)
 """A pause in the words of an error. Errors inside a stream have no headers."""
-
-_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
-_EXCERPT = 200
-"""Characters of a page or an unknown body that an error contains."""
 
 _Meaning = tuple[ModelErrorType, bool]
 """How the call failed, and whether a retry may help."""
@@ -242,11 +238,6 @@ def message_in(body: object, levels: int = 8) -> str | None:
     raw = cast("Mapping[str, Any]", metadata).get("raw") if isinstance(metadata, Mapping) else None
     further = message_in(_decoded(raw.encode(errors="replace")) if isinstance(raw, str) else raw, levels - 1)
     return f"{text} ({further})" if text and further and further not in text else text or further
-
-
-def excerpt_of(text: str) -> str:
-    """The beginning of a page or a text, without markup."""
-    return whole_characters(" ".join(_MARKUP.sub(" ", text).split())[:_EXCERPT])
 
 
 def corrected(meaning: _Meaning, words: str) -> _Meaning:

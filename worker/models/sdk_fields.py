@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import msgspec.inspect
 
-from worker.models.special_tokens import NOT_READ, as_text, read_json, whole_number
+from worker.models.special_tokens import NOT_READ, fitted, read_json
 
 ENDS = ("response.completed", "response.incomplete")
 
@@ -68,7 +68,9 @@ class _Counts(msgspec.Struct, rename="camel"):
     total_token_count: int | None = None
 
 
-class _Gemini(msgspec.Struct, rename="camel"):
+class GeminiEvent(msgspec.Struct, rename="camel"):
+    """One of Gemini's events."""
+
     candidates: list[_Candidate] | None = None
     response_id: str | None = None
     model_version: str | None = None
@@ -87,8 +89,8 @@ class _Responses(msgspec.Struct):
     response: _Response | None = None
 
 
-_GEMINI, _RESPONSES = (msgspec.inspect.type_info(form) for form in (_Gemini, _Responses))
-_READ_GEMINI, _READ_RESPONSES = msgspec.json.Decoder(_Gemini), msgspec.json.Decoder(_Responses)
+_GEMINI, _RESPONSES = (msgspec.inspect.type_info(form) for form in (GeminiEvent, _Responses))
+_READ_GEMINI, _READ_RESPONSES = msgspec.json.Decoder(GeminiEvent), msgspec.json.Decoder(_Responses)
 
 
 class ItemIds:
@@ -178,34 +180,6 @@ class SdkFields:
         if "item_id" in event or place is not None:
             return {**event, "item_id": self._ids.named(event.get("item_id"), place)}
         return event
-
-
-def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
-    """The value, with null in place of invalid texts or numbers. Unknown fields stay unchanged. So do values of another
-    structure, which the SDK refuses, because they may be part of the answer."""
-    match kind:
-        case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
-            types = {field.encode_name: field.type for field in fields}
-            given = cast("dict[str, Any]", value)
-            return {name: fitted(one, types[name]) if name in types else one for name, one in given.items()}
-        case msgspec.inspect.ListType(item_type=item) if isinstance(value, list):
-            fitting = [fitted(one, item) for one in cast("list[Any]", value)]
-            return [one for one in fitting if one is not None]
-        case msgspec.inspect.StructType() | msgspec.inspect.ListType() if not value:
-            return None
-        case msgspec.inspect.DictType():
-            return cast("object", value) if isinstance(value, dict) else None
-        case msgspec.inspect.UnionType(types=types):
-            [only] = [one for one in types if not isinstance(one, msgspec.inspect.NoneType)]
-            return fitted(value, only)
-        case msgspec.inspect.StrType():
-            return as_text(value)
-        case msgspec.inspect.IntType():
-            return whole_number(value)
-        case msgspec.inspect.FloatType():
-            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-        case _:
-            return value
 
 
 def _lacks_count(given: object, fitting: object) -> bool:

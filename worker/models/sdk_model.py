@@ -380,12 +380,10 @@ class SdkModel:
             if isinstance(response_events := cast("object", events), AsyncGenerator):
                 stack.push_async_callback(cast("AsyncGenerator[object]", response_events).aclose)
             # The limit is on each single wait: a scope around the loop would stay open across our own yields.
-            while (event := await limit.wait(anext(events, None))) is not None and not connection.is_garbled:
+            while (event := await limit.wait(anext(events, None))) is not None:
                 limit.event_seen()
                 for ours in answer.translate(event):
                     yield ours
-            if connection.is_garbled:
-                raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.")
             for ours in answer.finish(response, connection.end):
                 yield ours
 

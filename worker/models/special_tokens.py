@@ -47,42 +47,51 @@ class Decoder(Generic[_Event]):
         try:
             value = read_json(data)
         except (ValueError, RecursionError):
-            raise ModelError(ModelErrorType.ERROR, "The model's stream held an event that is not JSON.") from why
+            raise not_json(data) from why
         # Some servers send null, a list or a text to keep the connection open.
         return self.convert(cast("object", value) if isinstance(value, dict) else {})
 
     def convert(self, value: object) -> _Event:
         """The event from parsed JSON. Raises `ModelError`."""
         try:
-            return msgspec.convert(_fitting(value, self._type) or {}, self._event)
+            return msgspec.convert(fitted(value, self._type) or {}, self._event)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise ModelError(ModelErrorType.ERROR, f"The model's answer could not be read: {error}") from error
 
 
-def _fitting(value: Any, kind: msgspec.inspect.Type) -> Any:
+def fitted(value: Any, kind: msgspec.inspect.Type) -> Any:
     """The value with its texts and numbers in the types of the fields. Servers that imitate a protocol send numbers as
-    ids and texts as numbers, and one object for a list of one; values that are empty or cannot be converted are left
-    out, as if the server had not sent them. Values of another structure stay unchanged, and are refused later."""
+    ids and texts as numbers, and one object for a list of one. A value that is empty or cannot be converted becomes
+    null, or is left out where null is not allowed, as if the server had not sent it. Unknown fields and values of
+    another structure stay unchanged: they may be part of the answer, or are refused later."""
     match kind:
         case msgspec.inspect.StructType(fields=fields) if isinstance(value, dict):
             given = cast("dict[str, Any]", value)
             types = {field.encode_name: field.type for field in fields}
-            fitted = {name: _fitting(one, types[name]) if name in types else one for name, one in given.items()}
-            return {name: one for name, one in fitted.items() if one is not None}
+            fitting = {name: fitted(one, types[name]) if name in types else one for name, one in given.items()}
+            return {name: one for name, one in fitting.items() if one is not None or _takes_null(types.get(name))}
+        case msgspec.inspect.ListType(item_type=item) if isinstance(value, list) or (value and isinstance(value, dict)):
+            values = cast("list[Any]", value if isinstance(value, list) else [value])
+            return [fitting for one in values if (fitting := fitted(one, item)) is not None]
         case msgspec.inspect.StructType() | msgspec.inspect.ListType() if not value:
             return None
-        case msgspec.inspect.ListType(item_type=item) if isinstance(value, list | dict):
-            values = cast("list[Any]", value if isinstance(value, list) else [value])
-            return [fitted for one in values if (fitted := _fitting(one, item)) is not None]
+        case msgspec.inspect.DictType():
+            return cast("object", value) if isinstance(value, dict) else None
         case msgspec.inspect.UnionType(types=types):
             [only] = [one for one in types if not isinstance(one, msgspec.inspect.NoneType)]
-            return None if value is None else _fitting(value, only)
+            return None if value is None else fitted(value, only)
         case msgspec.inspect.StrType():
             return as_text(value)
         case msgspec.inspect.IntType():
             return whole_number(value)
+        case msgspec.inspect.FloatType():
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
         case _:
             return value
+
+
+def _takes_null(kind: msgspec.inspect.Type | None) -> bool:
+    return not isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.IntType | msgspec.inspect.ListType)
 
 
 def as_text(value: object) -> str | None:
@@ -135,6 +144,22 @@ def is_json(data: bytes) -> bool:
         except (ValueError, RecursionError):
             return False
     return True
+
+
+_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_EXCERPT = 200
+"""Characters of a page or an unknown body that an error contains."""
+
+
+def excerpt_of(text: str) -> str:
+    """The beginning of a page or a text, without markup."""
+    return whole_characters(" ".join(_MARKUP.sub(" ", text).split())[:_EXCERPT])
+
+
+def not_json(data: bytes) -> ModelError:
+    """The error for an event of a stream."""
+    words = excerpt_of(data.decode(errors="replace"))
+    return ModelError(ModelErrorType.ERROR, f"The model's stream held an event that is not JSON: {words}")
 
 
 def number_in(fields: object, *path: str) -> int:
