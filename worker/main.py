@@ -393,7 +393,6 @@ def _bodies(
         agents=AgentStore(database),
         secret_keys=process.secret_keys,
         approvals=ApprovalStore(database),
-        messages=MessageStore(database),
         steps=StepStore(database),
     )
     return {

@@ -303,7 +303,6 @@ def _workers(stores: Stores, redis: ArqRedis, runner: ToolRunner) -> Workers:
         agents=stores.agents,
         secret_keys=NO_KEYS,
         approvals=stores.approvals,
-        messages=stores.messages,
         steps=stores.steps,
     )
     return Workers(stores, redis, {"message": AgentBody(services, run_steps)})
