@@ -298,7 +298,7 @@ async def sending(
 def _workers(stores: Stores, redis: ArqRedis, runner: ToolRunner) -> Workers:
     services = AgentServices(
         models=cast("Any", _SendsOnce()),
-        sandbox=cast("Any", NoFolders()),
+        sandbox=runner.sandbox if isinstance(runner, SandboxRunner) else cast("Any", NoFolders()),
         runners=ToolRunners(RunnerRow(runner)),
         agents=stores.agents,
         secret_keys=NO_KEYS,
