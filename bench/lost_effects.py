@@ -182,7 +182,6 @@ async def killing(database_url: str) -> AsyncGenerator[Killing]:
             agents=stores.agents,
             secret_keys=NO_KEYS,
             approvals=stores.approvals,
-            messages=stores.messages,
             steps=stores.steps,
         )
         workers = Workers(stores, redis.client(), {"message": AgentBody(services, run_steps)})

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from shared.archival.archival_memory import EmbeddingClient
 from shared.concurrency import background, repeating
 from shared.domain.code_agents import OwnVersions
 from shared.domain.operations import WorkerState
-from shared.domain.runs import AttemptLimits
+from shared.domain.runs import AttemptLimits, RunKind
 from shared.domain.tools import SandboxTier
 from shared.mcp.client import McpClient
 from shared.mcp.commands import AllowedCommands
@@ -65,9 +65,8 @@ from worker.proxy.exchange import EgressDialer
 from worker.queue.queue_worker import QueueWorker
 from worker.run.execute_run import ActiveRuns, RunExecutor
 from worker.run.progress import BudgetService
-from worker.run.publisher import RunLog
-from worker.run.run_handle import Bodies, RunServices
-from worker.run.run_traces import RunMetrics, TracedRuns
+from worker.run.run_handle import Body, RunServices
+from worker.run.run_traces import RunLog, RunMetrics, TracedRuns
 from worker.run.settle import RunFinisher
 from worker.runners.tool_runner import ToolRunners
 from worker.tool_runners import servers_signed_in, tool_runners
@@ -384,7 +383,7 @@ def _bodies(
     runners: ToolRunners,
     sandbox: ToolSandbox,
     code: tuple[CodeAgents, ModelEndpoint],
-) -> Bodies:
+) -> dict[RunKind, Body]:
     """Returns the body of each kind of run."""
     database = process.database
     agents = AgentServices(
@@ -394,18 +393,15 @@ def _bodies(
         agents=AgentStore(database),
         secret_keys=process.secret_keys,
         approvals=ApprovalStore(database),
-        messages=MessageStore(database),
         steps=StepStore(database),
     )
-    return Bodies(
-        {
-            "message": AgentBody(agents, run_steps),
-            "code": CodeBody(code[0], agents, process.settings.agents_grace_s, code[1]),
-            "compaction": AgentBody(agents, compact_thread),
-            "generation": AgentBody(agents, generate),
-            "tool": AgentBody(agents, run_tool),
-        }
-    )
+    return {
+        "message": AgentBody(agents, run_steps),
+        "code": CodeBody(code[0], agents, process.settings.agents_grace_s, code[1]),
+        "compaction": AgentBody(agents, compact_thread),
+        "generation": AgentBody(agents, generate),
+        "tool": AgentBody(agents, run_tool),
+    }
 
 
 def _executor(
@@ -413,7 +409,7 @@ def _executor(
     name: str,
     active_runs: ActiveRuns,
     services: RunServices,
-    bodies: Bodies,
+    bodies: Mapping[RunKind, Body],
     trees: RunTrees,
     code_agents: CodeAgents,
 ) -> RunExecutor:

@@ -62,23 +62,20 @@ class Sweeper:
         """Sweeps once. Returns how many runs it has dispatched again, and why. Raises `Unavailable`."""
         await self._finish_cancels()
         await self.queue.recount()
-        now = self.clock.now()
-        since = now - timedelta(seconds=self.quiet_s)
-        dispatched, last = Counter[Reason](), None
-        while True:
-            quiet = await self.listing.quiet(since, now, last)
-            dispatched += await self._dispatch_unqueued(quiet)
-            if len(quiet) < QUIET_PAGE:
-                return dispatched
-            last = quiet[-1]
+        return await self._dispatch_quiet(-timedelta(seconds=self.quiet_s), self._dispatch_unqueued)
 
     async def restart(self) -> Counter[Reason]:
         """Dispatches all runs in flight when an embedded product starts: no worker can own one then."""
-        now = self.clock.now()
-        dispatched, last = Counter[Reason](), None
+        return await self._dispatch_quiet(timedelta(days=1), self._dispatch_again)
+
+    async def _dispatch_quiet(
+        self, until: timedelta, dispatch: Callable[[Sequence[QuietRun]], Awaitable[Counter[Reason]]]
+    ) -> Counter[Reason]:
+        """Dispatches the runs that were last written before this time from now, page by page."""
+        now, dispatched, last = self.clock.now(), Counter[Reason](), None
         while True:
-            quiet = await self.listing.quiet(now + timedelta(days=1), now, last)
-            dispatched += await self._dispatch_again(quiet)
+            quiet = await self.listing.quiet(now + until, now, last)
+            dispatched += await dispatch(quiet)
             if len(quiet) < QUIET_PAGE:
                 return dispatched
             last = quiet[-1]
@@ -120,10 +117,10 @@ class Sweeper:
     async def _finish_cancels(self) -> None:
         """Settles cancels that an API process recorded for an orphaned run before it died."""
         for run in await self.listing.cancelled_but_unclaimed():
+            if run.cancel is None:
+                continue
             try:
-                mode = run.cancel.mode if run.cancel else None
-                if mode is not None:
-                    await self.orphans.cancel(run, cause="user", mode=mode, denial_reason=DENIED_BY_CANCEL)
+                await self.orphans.cancel(run, cause="user", mode=run.cancel.mode, denial_reason=DENIED_BY_CANCEL)
             except (LifecycleError, Unavailable) as error:
                 log.info("cancel_left_for_later", run_id=run.id, reason=str(error))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast.agents.errors import StepFailed, error_fields, sole
+from holdfast.agents.forks import only_here
 from holdfast.agents.frames import Frame, packed, read_frame
 from holdfast.agents.registry import REGISTERED
 from holdfast.agents.run import Run
@@ -41,7 +42,8 @@ def _ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls the function. An exception that asyncio cannot pass on becomes a `RuntimeError` that names it: before
     Python 3.12, a task waits for `StopIteration` for ever, and in a framework's task `sys.exit` ends the process."""
     try:
-        return function(*args, **kwargs)
+        with only_here():
+            return function(*args, **kwargs)
     except (StopIteration, SystemExit, KeyboardInterrupt) as error:
         kind, text = error_fields(error).values()
         raise RuntimeError(f"the function raised {kind}" + (f": {text}" if text else "")) from error
@@ -149,9 +151,10 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
     if REGISTERED[name].models == "worker":
         run.models.take_all()
     try:
-        value = await REGISTERED[name].body(run)
-        if isinstance(value, Answer):
-            run.emit_text(f"\n\n{value}" if run.has_spoken else value)
+        with only_here():
+            value = await REGISTERED[name].body(run)
+        if isinstance(value, Answer) and value != run.said:
+            run.emit_text(f"\n\n{value}" if run.said else value)
         return packed({"t": "returned", "text": _answer_of(value), "state": _state_of(run)})
     except asyncio.CancelledError as error:
         # Code that awaits a cancelled task of its own is cancelled as well, without a request to cancel the run.

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from holdfast.agents.asking import Worker, begun, given_up, made_by_worker, settled
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed, error_fields
+from holdfast.agents.forks import only_here
 from holdfast.agents.frames import Frame, packed
 from holdfast.agents.info import AgentInfo, agent_of
 from holdfast.agents.models import Models, Usage
@@ -133,8 +134,8 @@ class Run:
         self.cancelled = False
         """Whether the run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
         self.cancel_reason: str | None = None
-        self.has_spoken = False
-        """Whether text was shown since the last tool. Only for this package."""
+        self.said = ""
+        """The newest text that was shown since the last tool. Only for this package."""
         _SCOPE.set(Scope(self._journal, "", task, hello["at"]))
 
     @property
@@ -164,7 +165,8 @@ class Run:
         not ended, it is called again.
 
         The value always has the form that JSON gives it, the first time as well; `returns` is a dataclass or a pydantic
-        model that is made from it. `key` replaces the arguments if they are not JSON. Raises `StepFailed`.
+        model that is made from it, or a list of these. `key` replaces the arguments if they are not JSON. Raises
+        `StepFailed`.
         """
         counted = content_hash((args, kwargs)) if key is None else content_hash(key)
         answer = await self.begin("step", name, counted)
@@ -381,7 +383,8 @@ class Run:
         scope = self._here()
         if len(text_for("the name of a call", name)) > LONGEST_NAME:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
-        self.has_spoken &= kind not in ("tool", "approval") or self.in_call
+        if kind in ("tool", "approval") and not self.in_call:
+            self.said = ""
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
         if "given_up_s" in answer:  # the code is about to give it up again, as `asyncio.timeout` does
@@ -472,7 +475,7 @@ class Run:
     def _show(self, kind: str, text: str) -> None:
         if text_for(f"emit_{kind}", text):
             self._send({"t": kind, "text": text})
-            self.has_spoken |= kind == "text"
+            self.said = text if kind == "text" else self.said
 
     def _send(self, frame: Frame) -> None:
         data = packed(frame)
@@ -493,7 +496,8 @@ def _parts_of(result: Any) -> list[dict[str, Any]]:
 
 async def _called(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - of an object that is called
-        return await function(*args, **kwargs)
+        with only_here():
+            return await function(*args, **kwargs)
     value = await asyncio.to_thread(function, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 Result = TypeVar("Result")
 
@@ -46,7 +47,10 @@ def plain(value: Any, name: str = "a value of the journal", largest: int = LARGE
 def content_hash(value: Any) -> str:
     """Returns a hash of a call's content. Callables count by their qualified name. Raises `TypeError` for values that
     JSON cannot express: such a call needs a `key`."""
-    text = json.dumps(value, default=_counted, sort_keys=True)
+    try:
+        text = json.dumps(value, default=_counted, sort_keys=True)
+    except TypeError:  # keys of several types, which cannot be compared before JSON has made texts of them
+        text = json.dumps(json.loads(json.dumps(value, default=_counted)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -97,11 +101,17 @@ def text_for(purpose: str, text: Any) -> str:
 
 
 def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
-    """Returns the value as an object of the wanted type: a pydantic model, a dataclass, or any callable's result."""
+    """Returns the value as an object of the wanted type: a pydantic model, a dataclass, a list of these, or any
+    callable's result."""
     if returns is None:
         return value
     made: Any = returns
+    item = next(iter(get_args(made)), None)
+    if get_origin(made) is list and (hasattr(item, "model_validate") or hasattr(item, "__dataclass_fields__")):
+        return [restored(one, item) for one in value]
     validate = getattr(made, "model_validate", None)
+    if validate is None and hasattr(made, "__pydantic_validator__"):  # a dataclass of pydantic
+        validate = importlib.import_module("pydantic").TypeAdapter(made).validate_python
     if validate is not None:  # `plain` writes the names of fields, also where the model has aliases
         by_name = {"by_name": True} if "by_name" in inspect.signature(validate).parameters else {}
         return validate(value, **by_name)
@@ -112,15 +122,17 @@ def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    is_class = isinstance(value, type)
+    if dataclasses.is_dataclass(value) and not is_class:
         return dataclasses.asdict(value)
     dump = getattr(value, "model_dump", None)
-    if dump is not None:
+    if dump is not None and not is_class:
         return dump(mode="json")
     instead = "use texts, numbers, lists, dictionaries, dataclasses or pydantic models"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         instead = "let the function return a list instead of yielding"
-    raise TypeError(f"a {type(value).__name__} is nothing that JSON can say: {instead}")
+    what = f"the class {value.__qualname__}" if is_class else f"a {type(value).__name__}"
+    raise TypeError(f"{what} is nothing that JSON can say: {instead}")
 
 
 def _counted(value: Any) -> Any:

@@ -55,17 +55,20 @@ LATE_MODULES = {
 """A file, and the modules of ours that it imports when they are used, with the library that is the reason. What each
 command has imported when it is ready is in `tests/e2e/test_imported_packages.py`."""
 
-CHOOSES_BY_NAME = ("cli/command_table.py", "worker/models/registry.py", "api/openapi_document.py")
+CHOOSES_BY_NAME = (
+    *("cli/command_table.py", "worker/models/registry.py", "api/openapi_document.py"),
+    "worker/tools/guest/child_zygote.py",
+)
 """One loads the module of the command that was given, one that of a provider's wire, each from its own table; the third
-loads the types of answers when somebody asks for the document."""
+loads the types of answers when a client asks for the document; the last loads, before it forks, what tools import."""
 
 TOOL_PROCESS = tuple(
     f"worker/tools/guest/child_{part}.py"
-    for part in ("call", "node", "objects", "seccomp", "stdlib", "isolation", "watcher", "zygote")
+    for part in ("call", "node", "objects", "seccomp", "isolation", "watcher", "zygote")
 )
 TOOL_PROCESS_LATE = (
     *("asyncio", "json", "linecache", "traceback", "typing"),
-    *("child_call", "child_network", "child_node", "child_objects", "child_seccomp", "child_stdlib", "child_isolation"),
+    *("child_call", "child_network", "child_node", "child_objects", "child_seccomp", "child_isolation"),
 )
 """The program inside a tool's process. Every call starts one, in a few milliseconds: it loads what is slow, and what
 runs foreign code, when a call needs it."""

@@ -14,7 +14,7 @@ from shared.domain.ids import RunId
 from shared.domain.runs import Dispatch
 from shared.redis import keys
 from shared.redis.queue import RunQueue, decode_job, encode_job
-from worker.queue.queue_worker import ArqJobs, ReleaseJob
+from worker.queue.queue_worker import ArqJobs
 
 JOB = "run-1:7"
 
@@ -135,9 +135,7 @@ class RecordedJobs:
         self.happened.append((job_id, is_done))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "is_done"), [(None, True), (ValueError("boom"), True), (ReleaseJob("later"), False)]
-)
+@pytest.mark.parametrize(("outcome", "is_done"), [(None, True), (ValueError("boom"), True), (RetryJob(), False)])
 async def test_a_job_is_done_unless_it_is_released(
     redis: ArqRedis, outcome: BaseException | None, is_done: bool
 ) -> None:

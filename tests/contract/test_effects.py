@@ -95,6 +95,13 @@ async def test_a_service_that_was_away_for_a_moment_left_a_call_unknown(any_way:
     assert any_way.reached == ["before", "after", "asked", "asked"]
 
 
+async def test_the_probe_of_a_tool_whose_calls_share_a_folder_failed_its_run(world: World) -> None:
+    """The folder is gone with its worker, and the probe gets an empty one."""
+    async with world(scratch="run") as made:
+        run = await made.lost("after")
+        assert (await made.done(run)).text == '{"found":["hello"]}'
+
+
 async def test_a_worker_that_dies_between_the_verdict_and_the_result_asks_nobody_again(asked: Sending) -> None:
     """The verdict and the result are one write."""
     run = await asked.lost("after")

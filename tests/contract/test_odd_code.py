@@ -187,6 +187,15 @@ async def test_code_that_left_by_sys_exit_in_a_task_was_taken_for_cancelled_or_n
     assert (await _failed(world, way)).startswith("SystemExit: usage: parse FILE (in _parse in parse")
 
 
+async def test_a_process_that_code_had_forked_failed_the_run_or_ended_its_calls(world: World) -> None:
+    assert await _answer(world, "goes-wrong", "body forks") == "3"
+    assert await _answer(world, "goes-wrong", "steps fork") == "0 1"
+
+
+async def test_structured_output_that_code_had_shown_and_returned_was_shown_twice(world: World) -> None:
+    assert await _answer(world, "goes-wrong", "emits its answer") == 'Looking. {"title":"otters"}'
+
+
 async def test_code_that_was_cancelled_by_itself_was_taken_for_a_crash(world: World) -> None:
     detail = await _failed(world, "awaits cancelled")
     assert detail.startswith("CancelledError: the code was cancelled, and nobody has cancelled its run (in ")

@@ -260,7 +260,6 @@ async def calls(
             agents=stores.agents,
             secret_keys=NO_KEYS,
             approvals=stores.approvals,
-            messages=stores.messages,
             steps=stores.steps,
         )
         workers = Workers(stores, redis, {"message": AgentBody(services, run_steps)})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from holdfast.agents import adapters
 from holdfast.agents.adapters import Adapter, Body, body_for
@@ -63,6 +64,12 @@ def test_a_result_that_is_no_json_got_the_advice_for_an_argument(value: Any, sai
             content_hash(made)
 
 
+@pytest.mark.parametrize("kind", [Page, Point, int])
+def test_a_class_as_a_result_failed_with_an_error_about_self(kind: type) -> None:
+    with pytest.raises(TypeError, match=f"the class {kind.__name__} is nothing that JSON can say: use texts, numbers"):
+        plain(kind)
+
+
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 def test_a_number_that_is_none_was_refused_without_a_remedy(number: str) -> None:
     with pytest.raises(ValueError, match=r"the data 'x' is no JSON: Out of range.*; use None or a text for NaN"):
@@ -97,6 +104,11 @@ def test_code_that_gave_too_much_to_its_run_was_taken_for_a_crash() -> None:
         packed({"t": "text", "text": "x" * LONGEST_FRAME})
 
 
+def test_text_that_is_not_english_was_too_much_for_a_frame_at_half_of_the_limit() -> None:
+    assert len(packed({"t": "text", "text": "\u65e5" * (LONGEST_FRAME // 6)})) < LONGEST_FRAME
+    assert packed({"text": "a\ud83d"})[4:] == b'{"text":"a?"}'
+
+
 def test_a_value_comes_back_as_the_wanted_type() -> None:
     assert restored({"x": 1}, Point) == Point(1)
     assert restored({"title": "t"}, Page) == Page(title="t")
@@ -122,6 +134,23 @@ def test_a_model_with_aliases_lost_its_fields_on_the_way_through_the_journal() -
     assert restored({"pageTitle": "otters"}, Aliased) == page
 
 
+@pydantic_dataclass
+class AliasedDataclass:
+    title: str = Field(alias="pageTitle")
+
+
+def test_a_dataclass_of_pydantic_with_aliases_did_not_come_back() -> None:
+    page = AliasedDataclass(pageTitle="otters")
+    assert restored(plain(page), AliasedDataclass) == page
+
+
+def test_a_list_of_objects_came_back_as_a_list_of_dictionaries() -> None:
+    assert restored([{"title": "t"}], list[Page]) == [Page(title="t")]
+    assert restored([{"x": 1}], list[Point]) == [Point(1)]
+    assert restored((1, None), list[int | None]) == [1, None]
+    assert restored([{"x": 1}], list[Any]) == [{"x": 1}]
+
+
 def test_a_dataclass_with_a_field_that_it_computes_did_not_come_back() -> None:
     assert restored(plain(Measured("otters")), Measured) == Measured("otters")
 
@@ -130,6 +159,12 @@ def test_callables_count_by_their_names() -> None:
     assert content_hash((send, 1)) == content_hash((send, 1)) != content_hash((plain, 1))
     assert content_hash({"a": 1, "b": 2}) == content_hash({"b": 2, "a": 1})
     assert content_hash(partial(send, "x"))
+
+
+def test_a_call_whose_argument_had_keys_of_several_types_was_refused_with_an_error_about_sorting() -> None:
+    assert content_hash({1: "a", "b": 2}) == content_hash({"b": 2, 1: "a"}) != content_hash({1: "a", "b": 3})
+    with pytest.raises(TypeError, match="a set is nothing that JSON can say"):
+        content_hash({1: "a", "b": {1}})
 
 
 def test_arguments_have_the_names_of_parameters() -> None:

@@ -12,7 +12,7 @@ import pytest
 from shared.domain.ids import RunId
 from tests.kit.tools import tool_call
 from tests.kit.wait_until import after, wait_until
-from worker.tools.scratch import MOST_ENTRIES, MOST_REMOVALS, ToolFolders, is_too_full, remove_tree, scratch_directory
+from worker.tools.scratch import MOST_ENTRIES, MOST_REMOVALS, ToolFolders, is_too_full, remove_tree
 
 DEEP = 300
 
@@ -26,8 +26,10 @@ async def test_cleaning_up_emptied_the_folder_that_a_link_in_the_directorys_plac
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "kept").write_text("x")
-    async with scratch_directory() as directory:
+    folders = ToolFolders(tmp_path)
+    async with folders.of_call() as directory:
         put_a_link_in_its_place(directory, theirs)
+    await folders.aclose()
     assert (theirs / "kept").exists()
     assert not is_link(directory)
 

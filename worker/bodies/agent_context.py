@@ -22,7 +22,7 @@ from shared.domain.tool_catalog import SPEAKS, is_base_tool
 from shared.domain.tools import NOTHING_YET, NextCalls, Tool, TurnSoFar, missing_calls, next_calls, turn_so_far
 from shared.secret_keys import SecretKeys
 from shared.sql.definitions.agents import AgentStore, EquippedAgent
-from shared.sql.history.messages import ContextOfRun, MessageStore
+from shared.sql.history.messages import ContextOfRun
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.steps import StepStore
 from worker.models.registry import Models
@@ -46,7 +46,6 @@ class AgentServices:
     agents: AgentStore
     secret_keys: SecretKeys
     approvals: ApprovalStore
-    messages: MessageStore
     steps: StepStore
 
 
@@ -304,10 +303,6 @@ class AgentContext:
     async def history(self) -> ContextOfRun:
         """Returns the stored history up to this run's turn. Also reads the agent's memory and tools again."""
         await self.read_equipment()
-        return await self.first_history()
-
-    async def first_history(self) -> ContextOfRun:
-        """`history` without reading the agent, for a caller that has just read it."""
         return await self.handle.history()
 
     async def read_equipment(self) -> None:
@@ -332,7 +327,7 @@ class AgentContext:
         another one. If the history ends in tool calls, the last worker was lost during one of those calls instead."""
         if not self.handle.shown.lost_calls or self.run.options.tool_name is not None:
             return Usage()
-        history = (await self.first_history()).messages
+        history = (await self.handle.history()).messages
         if open_calls(history) is not None:
             return Usage()
         said = await beside(partial(text_to_count, history), weight(history))
@@ -352,7 +347,7 @@ async def load_context(services: AgentServices, handle: RunHandle) -> AgentConte
     progress = AgentProgress(blocks=equipped.blocks)
     if agent.tool_rules or run.continues is not None or run.step_count:
         # A continuation, or a run whose worker died, has called tools before. The agent may get rules during the run.
-        earlier = await services.messages.list_of_turn(run)
+        earlier = await handle.services.messages.list_of_turn(run)
         progress.turn = turn_so_far(message.body for message in earlier)
         progress.calls_made = _calls_made(earlier, run)
     context = AgentContext(handle=handle, services=services, equipment=equipment, progress=progress)

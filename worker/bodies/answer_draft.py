@@ -173,7 +173,7 @@ class AnswerDraft:
         call_id, name = self._open[event.index]
         if self._speaks(name):
             if isinstance(event, CallArguments):
-                self._show_speech(self._speech[event.index].more(event.text))
+                self._show_text(self._speech[event.index].more(event.text), "speech")
         elif isinstance(event, CallStarted):
             if not event.has_arguments or self._is_filled_in(name):
                 self._show_call(call_id, tool=name, name=name)
@@ -209,9 +209,9 @@ class AnswerDraft:
         self._finished_calls |= late
         return {call.id for call in late.values()}
 
-    def _ask_nobody(self) -> None:
-        """Makes the calls of an incomplete answer ask for no approval: they are not made. Pieces that readers have
-        already seen stay; the stored calls ask for nothing."""
+    def _need_no_approval(self) -> None:
+        """Makes the calls of an incomplete answer need no approval: they are not made. Pieces that readers have
+        already seen stay."""
         self._finished_calls = {
             index: replace(call, needs_approval=False) for index, call in self._finished_calls.items()
         }
@@ -238,7 +238,7 @@ class AnswerDraft:
             raise AssertionError("a model's stream ended without Finished")
         late = self._obey_gates()
         if finished.reason in CUT_OFF:
-            self._ask_nobody()
+            self._need_no_approval()
         if self._by_tokens:
             self._show_rest(late)
         else:
@@ -274,12 +274,9 @@ class AnswerDraft:
         # Interleaved deltas can finish a call twice: the last one counts.
         return list(self._finished_calls.values())
 
-    def _show_text(self, text: str) -> None:
-        self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("text")))
-
-    def _show_speech(self, text: str) -> None:
+    def _show_text(self, text: str, kind: str = "text") -> None:
         if text:
-            self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part("speech")))
+            self._context.emit(TextChunk(self._context.at, self._step_id, self._id, text, self._part(kind)))
 
     def _show_thought(self, text: str, signature: str | None) -> None:
         self._context.emit(
@@ -315,10 +312,9 @@ class AnswerDraft:
     def _show_whole(self) -> None:
         if self._thought:
             self._show_thought("".join(self._thought), self._signature)
-        if self._text:
-            self._show_text("".join(self._text))
+        self._show_text("".join(self._text))
         for call in self._calls:
-            self._show_speech(call.speech or "")
+            self._show_text(call.speech or "", "speech")
         for needs_approval in (False, True):
             calls = [call for call in self._calls if call.needs_approval is needs_approval and call.speech is None]
             if calls:

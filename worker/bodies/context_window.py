@@ -71,7 +71,7 @@ COMPACTED = RunEnd(trigger=RunTrigger.COMPLETE, stop_reason=StopReason.ANSWERED)
 async def compact_thread(context: AgentContext) -> Outcome:
     """Summarises the thread's oldest messages. Raises `ModelError`, and what interrupts a run."""
     options = context.run.options.compaction or CompactionOptions()
-    history = (await context.first_history()).messages
+    history = (await context.handle.history()).messages
     if any(isinstance(message.body, Summary) and message.run_id == context.run.id for message in history):
         return Outcome(end=COMPACTED)  # an earlier owner of the run has stored the summary
     window = window_of(context.model, context.options.context_window)

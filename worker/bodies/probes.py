@@ -114,11 +114,12 @@ async def _verdict(context: AgentContext, call: ToolCall, tool: Tool, arguments:
     if isinstance(checked, RefusedArguments):
         return Verdict(happened=False)  # the tool was not started with these arguments
     given = probe.arguments(checked, context.idempotency_key(call))
-    for delay_s in TRIES_AFTER_S:
-        await asyncio.sleep(delay_s)
-        if context.handle.interruption.leaves:
-            raise ShutdownRequested  # the next owner asks the probe
-        said = await runner.call(context, call, probe.tool, given)
-        if isinstance(said, ForeignOutcome) and said.outcome.status == "success":
-            return verdict_of((await without_secrets(said.outcome, context.secrets)).text)
+    async with context.services.sandbox.of_run(context.run.id):  # for a tool whose calls share a folder
+        for delay_s in TRIES_AFTER_S:
+            await asyncio.sleep(delay_s)
+            if context.handle.interruption.leaves:
+                raise ShutdownRequested  # the next owner asks the probe
+            said = await runner.call(context, call, probe.tool, given)
+            if isinstance(said, ForeignOutcome) and said.outcome.status == "success":
+                return verdict_of((await without_secrets(said.outcome, context.secrets)).text)
     return None

@@ -39,7 +39,7 @@ async def run_steps(context: AgentContext) -> Outcome | Parked | AwaitsRuns:
     its worker died, or a question. Raises `ModelError`, and what interrupts a run.
     """
     progress = context.handle.progress
-    history, has_input = await context.first_history()
+    history, has_input = await context.handle.history()
     open_ = open_calls(history)
     if open_ is not None:
         if end := await _end_of_open_calls(context, open_):

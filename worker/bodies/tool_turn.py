@@ -48,16 +48,6 @@ EMPTY_AGAIN = "[The folder that earlier calls of this run shared is empty again:
 continuation gets a new one, and so does a run that another worker continues."""
 
 
-async def call_tool(
-    context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = ""
-) -> ToolReturn:
-    """`result_of`, with a report to the observers."""
-    with context.observation.tool_call(call, context.handle.progress.step_id) as observed:
-        result = await result_of(context, call, tool, arguments, beginning=beginning)
-        observed.returns(result)
-        return result
-
-
 async def result_of(
     context: AgentContext, call: ToolCall, tool: Tool, arguments: str, *, beginning: str = "", is_shown: bool = True
 ) -> ToolReturn:
@@ -141,12 +131,12 @@ async def _enter_folder(context: AgentContext, call: ToolCall) -> bool:
     if context.progress.has_run_folder:
         return False
     context.progress.has_run_folder = True
-    run, services = context.run, context.services
-    await context.handle.held.enter_async_context(services.sandbox.of_run(run.id))
+    run, messages = context.run, context.handle.services.messages
+    await context.handle.held.enter_async_context(context.services.sandbox.of_run(run.id))
     if run.fence == 1 and run.continues is None:
         return False
     users = {name for name, tool in context.tools.items() if tool.scratch == "run"}
-    turn = await context.whole(lambda: services.messages.list_of_turn(run))
+    turn = await context.whole(lambda: messages.list_of_turn(run))
     started = await context.handle.calls.started()
     for message in turn:
         if isinstance(message.body, ToolReturns):
@@ -433,7 +423,10 @@ async def _run(context: AgentContext, call: ToolCall, decision: Decision | None)
         return error_return(call, refusal)
     edited = decision.edited_arguments if decision is not None else None
     beginning = "" if edited is None else f"[The user changed the arguments to {edited}]\n"
-    return await call_tool(context, call, tool, _arguments(context, call, decision), beginning=beginning)
+    with context.observation.tool_call(call, context.handle.progress.step_id) as observed:
+        result = await result_of(context, call, tool, _arguments(context, call, decision), beginning=beginning)
+        observed.returns(result)
+        return result
 
 
 def _arguments(context: AgentContext, call: ToolCall, decision: Decision | None) -> str:

@@ -198,15 +198,15 @@ class QueueWorker:
 
     async def _execute_job(self, job_id: str, run_id: RunId, dispatch: int) -> None:
         if self._draining or self._is_lost(job_id):
-            raise ReleaseJob("too late to begin")
+            raise RetryJob  # too late to begin
         try:
             await self._execute(run_id, dispatch)
         except (ShutdownRequested, LeaseLost, MoreInput) as interruption:
-            raise ReleaseJob from interruption
+            raise RetryJob from interruption
         except Unavailable as error:
             log.warning("run_released", run_id=run_id, reason=str(error))
             await asyncio.sleep(AGAIN_S)
-            raise ReleaseJob from error
+            raise RetryJob from error
 
     async def _finish_job(self, job_id: str, is_done: bool) -> None:
         if not self._renewer.release(job_id):
@@ -243,13 +243,9 @@ NEVER_S = 10 * 365 * 24 * 3600
 UNLIMITED_TRIES = 1_000_000_000
 
 
-class ReleaseJob(Exception):
-    """Asks to release the job: the worker that claims it next runs it again."""
-
-
 class ArqJobs:
     """Runs jobs: calls `execute(job_id, run_id, dispatch)` for each, and then `finish(job_id, is_done)`. A job is done
-    if `execute` returns, or raises anything but `ReleaseJob`. Create it on the running event loop."""
+    if `execute` returns, or raises anything but `RetryJob`, which releases it. Create it on the running event loop."""
 
     def __init__(
         self,
@@ -259,10 +255,7 @@ class ArqJobs:
         finish: Callable[[str, bool], Awaitable[None]],
     ) -> None:
         async def execute_job(ctx: dict[Any, Any], run_id: str, dispatch: int) -> None:
-            try:
-                await execute(ctx["job_id"], RunId(run_id), dispatch)
-            except ReleaseJob as reason:
-                raise RetryJob from reason
+            await execute(ctx["job_id"], RunId(run_id), dispatch)
 
         self._worker = _Worker(
             functions=[func(execute_job, name=EXECUTE_RUN)],

@@ -1,7 +1,7 @@
 """Executes runs in a worker: claims each, watches for a cancel, lets its body do the work, and settles it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -30,13 +30,13 @@ from shared.domain.errors import (
 from shared.domain.events import StatusChanged
 from shared.domain.ids import Fence, RunId
 from shared.domain.lifecycle import RunStatus
-from shared.domain.runs import AttemptLimits, Run
+from shared.domain.runs import AttemptLimits, Run, RunKind
 from shared.domain.settling import RunEnd
 from shared.redis.connection import CancelSignal
 from shared.sql.runs.run_store import RunStore
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
-from worker.run.run_handle import AwaitsRuns, Bodies, Body, Outcome, Parked, RunHandle, RunServices, Sleeps
+from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle, RunServices, Sleeps
 from worker.run.settle import (
     RunFinisher,
     cancelled,
@@ -239,10 +239,6 @@ BUDGET_LOOK = timedelta(minutes=1)
 """How often a run that waits for room in a budget is tried again."""
 
 
-async def _nobody(_agent: str, _version: str) -> None:
-    """No worker has shown a version."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunExecutor:
     """Executes runs, one call per dispatch."""
@@ -250,17 +246,17 @@ class RunExecutor:
     worker: str
     """The name of this worker."""
     services: RunServices
-    bodies: Bodies
+    bodies: Mapping[RunKind, Body]
     active_runs: ActiveRuns
     finisher: RunFinisher
     limits: AttemptLimits
     run_timeout_s: float
     start_slots: asyncio.Semaphore
     """Limits how many runs start at a time. If many started at once, each would start as late as the last."""
+    taker_of: Callable[[str, str], Awaitable[str | None]]
+    """Returns the version that continues the runs of a version of an agent (`VersionPresence.taker_of`)."""
     code: OwnVersions = ANY_VERSION
     """The versions of this worker's agents of own code."""
-    taker_of: Callable[[str, str], Awaitable[str | None]] = _nobody
-    """Returns the version that continues the runs of a version of an agent (`VersionPresence.taker_of`)."""
 
     async def execute_run(self, run_id: RunId, dispatch: int) -> None:
         """Executes the run of one dispatch. Does nothing if the run cannot be claimed now, or not by this dispatch.
@@ -297,7 +293,7 @@ class RunExecutor:
             if run.cancel is not None:
                 active.interruption.interrupt(CancelRequested(run.cancel.mode))
             publisher = active.publisher = self.services.publisher(run, self.worker, active.interruption)
-            body, handle = self.bodies.of(run), RunHandle(self.services, publisher, active.interruption)
+            body, handle = self.bodies[run.kind], RunHandle(self.services, publisher, active.interruption)
             async with self._announced(run), handle.held:
                 with publisher.observation.executing():
                     await self._execute(body, handle, starting)
@@ -339,7 +335,7 @@ class RunExecutor:
                 end = failed_by_secret(error) if isinstance(error, UnreadableSecret) else failed_by_defect(error)
                 log.warning("run_cannot_start", reason=error.message)
                 async with publisher.publishing():
-                    await self.finisher.fail(publisher, end)
+                    await self.finisher.finish(handle, body, Outcome(end=end))
                 return
             async with publisher.publishing(goes_on=body.continues_answers):
                 await starting.aclose()
@@ -358,7 +354,9 @@ class RunExecutor:
         except BudgetExceeded as error:
             await self.finisher.let_wait(handle.publisher, error.message, self._tried_again_at(error))
         except ShutdownRequested:
-            await self.finisher.hand_over(handle.publisher)
+            # It does not count as an attempt. The queue worker releases the job.
+            if await handle.publisher.hand_over():
+                log.info("run_handed_over")
             raise
         except (LeaseLost, LifecycleError):
             # SQL refuses this if a newer owner exists. Otherwise it stores what readers have seen, for the next owner.

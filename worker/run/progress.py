@@ -134,7 +134,7 @@ class BudgetService:
         if price is None:
             raise ModelError(
                 ModelErrorType.BAD_REQUEST,
-                f"There is a budget in money, and nobody knows what {handle!r} costs: write its price into the file "
+                f"There is a budget in money, and the price of {handle!r} is unknown: write it into the file "
                 "that HOLDFAST_PRICES_FILE names.",
             )
         return Amount(amount_of(usage).tokens, price)

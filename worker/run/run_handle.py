@@ -5,7 +5,7 @@ compaction and an agent of another framework. The body does everything between. 
 the claim: if the worker has lost the run, SQL refuses the next write, and that ends the body.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ from shared.domain.journal import JournalEntry
 from shared.domain.log_writer import LogTail
 from shared.domain.messages import Message, MessageBody, NewMessage, ToolCall, ToolReturn, UserMessage, text_of
 from shared.domain.run_trees import CallWaits, SeenChild
-from shared.domain.runs import Compaction, Dispatch, Run, RunKind, Step, Usage
+from shared.domain.runs import Compaction, Dispatch, Run, Step, Usage
 from shared.domain.settling import RunEnd, ShownStep, unknown_return
 from shared.redis.event_log import EventLog
 from shared.sql.history.messages import ContextOfRun, MessageStore
@@ -457,14 +457,3 @@ class Body:
         """Called when the run failed or was cancelled, before its end is stored. Returns an estimate of calls of models
         that were lost with earlier workers and are not in the run's usage. By default there are none."""
         return Usage()
-
-
-class Bodies:
-    """The bodies of a worker, by kind of run."""
-
-    def __init__(self, bodies: Mapping[RunKind, Body]) -> None:
-        self._bodies = bodies
-
-    def of(self, run: Run) -> Body:
-        """The body that does the work of this run."""
-        return self._bodies[run.kind]

@@ -1,4 +1,4 @@
-"""Observers of a run in its worker: metrics, and spans that continue the trace of the run's submission.
+"""Observers of a run in its worker: metrics, log lines, and spans that continue the trace of the run's submission.
 
 The names are OpenTelemetry's for generative AI where it has one. If a worker dies, its open spans are lost; the spans
 of the next worker are in the same trace, with the number of its attempt.
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from shared.concurrency import unix_ms
@@ -37,6 +38,8 @@ from worker.run.observation import (
     ObservedWrite,
     RunObserver,
 )
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # The texts of users, models and tools, for spans if the operator enables it: JSON in the shape of OpenTelemetry's
 # conventions for generative AI. A note replaces each image.
@@ -187,6 +190,57 @@ class RunMetrics(RunObserver):
             metrics.run_cancelled(run.interrupted_in, run.cancelled_after_s)
         if run.outcome in ("lost", "refused"):
             metrics.leases_lost.inc()
+
+
+# The log lines of a run at DEBUG: its model calls, tool calls and writes, as they begin and end.
+#
+# The lines contain ids, figures and outcomes, but no prompts, answers or tool names: those do not belong in a log.
+
+
+class RunLog(RunObserver):
+    """Logs what happens to one run. Every line has the ids of the run and the worker."""
+
+    def began(self, what: Observed) -> None:
+        match what:
+            case ObservedStep():
+                log.debug("step_began", number=what.number, goes_on=what.goes_on)
+            case ObservedModelCall():
+                log.debug("model_call_began", provider=what.provider, is_summary=what.step is None)
+            case _:
+                pass
+
+    def ended(self, what: Observed) -> None:
+        took_ms = round(what.seconds * 1000)
+        match what:
+            case ObservedStep():
+                log.debug("step_ended", number=what.number, outcome=what.outcome, took_ms=took_ms)
+            case ObservedModelCall():
+                self._model_call_ended(what, took_ms)
+            case ObservedToolCall():
+                log.debug("tool_call_ended", outcome=what.outcome, took_ms=took_ms)
+            case ObservedWrite():
+                log.debug("run_written", kind=what.kind, outcome=what.outcome, took_ms=took_ms)
+            case ObservedRun():
+                log.debug("run_left", outcome=what.outcome, took_ms=took_ms)
+            case _:
+                pass
+
+    def first_piece(self, call: ObservedModelCall) -> None:
+        log.debug("model_answers", provider=call.provider, after_ms=round(call.first_piece_s * 1000))
+
+    def log_lost(self) -> None:
+        log.warning("log_sent_again")
+
+    def _model_call_ended(self, what: ObservedModelCall, took_ms: int) -> None:
+        log.debug(
+            "model_call_ended",
+            provider=what.provider,
+            outcome=what.outcome,
+            took_ms=took_ms,
+            retries=what.retries,
+            tokens_in=None if what.usage is None else what.usage.prompt_tokens,
+            tokens_out=None if what.usage is None else what.usage.completion_tokens,
+        )
 
 
 PROVIDERS = {

@@ -43,17 +43,13 @@ NOTHING_LEFT = (
 )
 
 
-async def _nothing(_: Run) -> None:
-    """Does nothing: for workers whose runs have no children."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunFinisher:
     """Ends runs, and hands them over."""
 
     services: RunServices
     queue: RunQueue
-    on_change: Callable[[Run], Awaitable[None]] = _nothing
+    on_change: Callable[[Run], Awaitable[None]]
     """Called with each run that has ended or was parked. It raises nothing."""
 
     async def finish(self, handle: RunHandle, body: Body, outcome: Outcome | Parked | AwaitsRuns | Sleeps) -> None:
@@ -88,26 +84,6 @@ class RunFinisher:
                 await handle.checkpoint(outcome.messages)
             raise
 
-    async def fail(self, publisher: Publisher, end: RunEnd) -> None:
-        """Fails a run whose agent or history cannot be loaded."""
-        run = publisher.run
-        await self._end(
-            publisher,
-            Settlement(
-                end=end,
-                now=self.services.clock.now(),
-                usage=run.usage,
-                step_count=run.step_count,
-                shown_at=publisher.shown.first_piece_at,
-            ),
-        )
-
-    async def hand_over(self, publisher: Publisher) -> None:
-        """Hands the run over to another worker, which does not count as an attempt. The queue worker releases the
-        job."""
-        if await publisher.hand_over():
-            log.info("run_handed_over")
-
     async def let_wait(
         self, publisher: Publisher, reason: str, until: datetime, waits_for: WaitsFor = "budget"
     ) -> None:
@@ -118,7 +94,7 @@ class RunFinisher:
         log.info("run_waits", reason=reason, until=until.isoformat())
 
     async def hand_over_late(self, publisher: Publisher) -> None:
-        """Repeats `hand_over` after a long outage of the database, until the database is back or `patience_s` has
+        """Repeats the hand-over after a long outage of the database, until the database is back or `patience_s` has
         passed."""
         deadline = self.services.clock.monotonic() + self.services.patience_s
         while not await publisher.hand_over():

@@ -170,8 +170,11 @@ class AgentToolRunner:
             raise InvalidRequest(TOO_MANY.format(runs=self.limits.runs))
         return ParentCall(run_id=run.run.id, call_id=call.id, root_id=root_id, depth=depth, awaited=awaited)
 
-    def _run(self, run: CallingRun, agent: Agent, name: str, parent: ParentCall) -> Run:
-        given, run_id = run.run.options, self.ids.run()
+    async def _start(
+        self, run: CallingRun, call: ToolCall, agent: Agent, name: str, parent: ParentCall, arguments: dict[str, Any]
+    ) -> Run | Reply:
+        """Starts a run of the agent. Returns a reply if the agent accepts no message now."""
+        given, run_id, now = run.run.options, self.ids.run(), self.clock.now()
         options = RunOptions(
             stream_tokens=True,
             submitted_by=given.submitted_by,
@@ -179,19 +182,14 @@ class AgentToolRunner:
             keys_scope=f"calls:{run.run.id}",
             parent=parent,
         )
-        thread_id = ThreadId(run_id if name == RUNS_AGENT else agent.id)
-        return started_run(agent, options, run_id=run_id, thread_id=thread_id, now=self.clock.now())
-
-    async def _start(
-        self, run: CallingRun, call: ToolCall, agent: Agent, name: str, parent: ParentCall, arguments: dict[str, Any]
-    ) -> Run | Reply:
-        """Starts a run of the agent. Returns a reply if the agent accepts no message now."""
-        child = replace(self._run(run, agent, name, parent), priority=run.run.priority)
         if name == RUNS_AGENT:
-            message, place = UserMessage(arguments["task"]), Place(begins=True)
+            thread_id, message, place = ThreadId(run_id), UserMessage(arguments["task"]), Place(begins=True)
         else:
-            message, place = UserMessage(_signed(run.agent, name, arguments["message"]), role="system"), ANYWHERE
-        said = NewMessage(id=self.ids.message(), created_at=child.created_at, body=message)
+            signed = _signed(run.agent, name, arguments["message"])
+            thread_id, message, place = ThreadId(agent.id), UserMessage(signed, role="system"), ANYWHERE
+        child = started_run(agent, options, run_id=run_id, thread_id=thread_id, now=now)
+        child = replace(child, priority=run.run.priority)
+        said = NewMessage(id=self.ids.message(), created_at=now, body=message)
         try:
             return (await self.started.start(child, [said], key=f"{call.id}:{agent.id}", place=place)).run
         except PendingApproval:

@@ -28,7 +28,7 @@ from shared.domain.tool_catalog import MEMORY_TOOLS, SEARCHES_MESSAGES, SPEAKS, 
 from shared.domain.tools import Tool
 from shared.sql.definitions.blocks import MemoryStore
 from shared.sql.history.message_lists import MessageLists
-from worker.runners.tool_runner import CallingRun, RunnerTraits
+from worker.runners.tool_runner import CallingRun, RunnerTraits, error_return
 
 Arguments = Mapping[str, Any]
 
@@ -231,5 +231,4 @@ def _ago(since: timedelta) -> str:
 
 
 def _failed(call: ToolCall, why: str) -> ToolReturn:
-    text = f"Error executing function {call.name}: {why}"
-    return ToolReturn(tool_call_id=call.id, tool_name=call.name, status="error", text=text)
+    return error_return(call, f"Error executing function {call.name}: {why}")

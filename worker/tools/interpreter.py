@@ -1,6 +1,7 @@
 """The Python that tools run in, and the part of the machine's files that it needs."""
 
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+LOOK_S = 120.0
+"""Longer than a machine stands still: otherwise a worker that starts meanwhile would do without the program."""
 OLDEST = (3, 11)
 SYSTEM_FILES = (
     *("/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/lib", "/lib64", "/nix/store"),
@@ -20,6 +23,13 @@ LOOK = (
     "print('\\n'.join(['.'.join(map(str, sys.version_info[:2])), sys.executable, sysconfig.get_path('stdlib'), "
     "sysconfig.get_path('platstdlib'), sysconfig.get_config_var('LIBDIR') or '']))"
 )
+
+
+def answer_of(*command: str) -> str:
+    """Returns the output of a program. Raises `OSError` or `SubprocessError`."""
+    return subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
+        command, capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
+    ).stdout
 
 
 class Interpreter(msgspec.Struct, frozen=True):

@@ -309,7 +309,6 @@ class WalledProcess:
         return "its walls could not be built; it ended" if code == WALLS_FAILED else how_it_ended(code)
 
     async def start(self) -> None:
-        """Foreign code runs only after this has returned, because the payload is sent last."""
         with child_ends(self._pipes, (self._payload, self.result, self.stdout, self.stderr)) as ends:
             self._call = await self._forked(ends)
         if self._proxy is not None and (listening := self._call.take_listening()) is not None:

@@ -10,16 +10,14 @@ import structlog
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId
 from worker.proxy.exchange import EgressDialer
-from worker.tools.interpreter import NODE_LOOK, NodeProgram, described_node
+from worker.tools.interpreter import NODE_LOOK, NodeProgram, answer_of, described_node
 from worker.tools.isolated_sandbox import IsolatedSandbox
 from worker.tools.outcomes import CallLimits, ToolInvocation, ToolSandbox
-from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox
+from worker.tools.sandbox_choice import PlainProcess, ProcessSandbox, not_held
 from worker.tools.scratch import ToolFolders
 from worker.tools.zygote import ZygotePlan
 
 OFF = "off"
-LOOK_S = 120.0
-"""Longer than a machine stands still: otherwise a worker that starts meanwhile would have no tools in JavaScript."""
 TRIAL_S = 10.0
 TRIAL = """
 import fs from "node:fs";
@@ -84,10 +82,7 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
 
 def look_at(path: str) -> NodeProgram:
     """Returns the Node.js at this path. Raises `OSError`, `ValueError` or `SubprocessError`."""
-    answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
-        [path, "-e", NODE_LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
-    )
-    return described_node(answer.stdout)
+    return described_node(answer_of(path, "-e", NODE_LOOK))
 
 
 def sandbox_of(
@@ -121,8 +116,7 @@ async def trial(node: NodeProgram, walls: ZygotePlan | PlainProcess, limits: Cal
         timeout_s=TRIAL_S,
     )
     try:
-        outcome = await sandbox.call(invocation)
+        reason = not_held(await sandbox.call(invocation))
     finally:
         await sandbox.aclose()
-    said = " ".join((outcome.text, *outcome.stderr))
-    return None if (outcome.status, outcome.text) == ("success", "held") else said[:500]
+    return reason and reason[:500]

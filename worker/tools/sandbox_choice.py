@@ -20,8 +20,8 @@ from shared.domain.errors import InvalidRequest
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.tools import SandboxTier
 from worker.tools.guest.child_seccomp import is_known
-from worker.tools.interpreter import LOOK, Interpreter, NodeProgram, described, own_interpreter
-from worker.tools.isolated_sandbox import WalledProcess, ZygoteNeeds, ZygotePool
+from worker.tools.interpreter import LOOK, Interpreter, NodeProgram, answer_of, described, own_interpreter
+from worker.tools.isolated_sandbox import IsolatedSandbox, ZygoteNeeds, ZygotePool
 from worker.tools.outcomes import (
     NO_NODE,
     CallLimits,
@@ -33,16 +33,15 @@ from worker.tools.outcomes import (
     refused,
     result_bytes,
 )
-from worker.tools.scratch import ToolFolders, is_too_full, room, scratch_directory, with_run_folder
+from worker.tools.scratch import ToolFolders, is_too_full, room, with_run_folder
 from worker.tools.tool_process import RunningCalls, ToolProcess
 from worker.tools.zygote import ZygotePlan, bubblewrap
 
 SYSTEM_PYTHONS = ("/usr/local/bin/python3", "/usr/bin/python3")
 """Used if root's own Python is not readable for the tools' user."""
 TIERS = {"auto": (SandboxTier.ONE, SandboxTier.TWO), "tier1": (SandboxTier.ONE,), "tier2": (SandboxTier.TWO,)}
-LOOK_S = 120.0
-"""Longer than a machine stands still: otherwise a worker that starts meanwhile would do without this Python."""
 TRIAL_S = 20.0
+TRIAL_LIMITS = CallLimits(memory_bytes=512 << 20, processor_s=10, file_bytes=1 << 20)
 TRIAL = """
 import errno, importlib, json, os, socket, tempfile
 
@@ -137,40 +136,36 @@ def tools_user(name: str) -> tuple[int, int] | None:
 def look_at(path: str) -> Interpreter:
     """Returns the Python at this path. Raises `InvalidRequest` if there is none, or if it is too old."""
     try:
-        answer = subprocess.run(  # noqa: S603 - the operator's own choice, or the system's
-            [path, "-I", "-S", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, env={}
-        )
-        return described(answer.stdout.splitlines())
+        return described(answer_of(path, "-I", "-S", "-c", LOOK).splitlines())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise InvalidRequest(f"HOLDFAST_TOOL_PYTHON: {path} cannot run tools: {error}") from error
 
 
 async def trial(plan: ZygotePlan) -> str | None:
     """Makes a call in this isolation. Returns None if the isolation held, otherwise the reason."""
-    pool = ZygotePool(msgspec.structs.replace(plan, preload=False))
-    limits = CallLimits(memory_bytes=512 << 20, processor_s=10, file_bytes=1 << 20)
+    quick = msgspec.structs.replace(plan, preload=False)
+    pool = ZygotePool(quick)
+    sandbox = IsolatedSandbox(quick, TRIAL_LIMITS, grace_s=1.0, pool=pool)
     invocation = ToolInvocation(ProjectId("trial"), TRIAL, "tool", {}, timeout_s=TRIAL_S)
-    needs = ZygoteNeeds(invocation.project_id)
     try:
-        zygote = await pool.zygote(needs)
+        zygote = await pool.zygote(ZygoteNeeds(invocation.project_id))
         if zygote.landlock < 1:
             return (
                 "the kernel has no landlock: it needs Linux 5.13 or newer, with landlock in its list of security "
                 "modules (the boot parameter lsm=)"
             )
-        async with scratch_directory(plan.user) as directory:
-            scratch = "" if plan.tier is SandboxTier.ONE else directory
-            sent = payload(invocation, limits)
-            process = WalledProcess(
-                pool, needs, sent, limits, grace_s=1.0, result_bytes=result_bytes(invocation), directory=scratch
-            )
-            outcome = await RunningCalls().run(process, invocation)
+        return not_held(await sandbox.call(invocation))
     except OSError as error:
         return error.strerror or str(error)
     finally:
-        await pool.aclose()
-    said = " ".join((outcome.text, *outcome.stderr))
-    return None if (outcome.status, outcome.text) == ("success", "held") else said
+        await sandbox.aclose()
+
+
+def not_held(outcome: ToolOutcome) -> str | None:
+    """Returns why the isolation has not held in a trial; None if it has."""
+    if (outcome.status, outcome.text) == ("success", "held"):
+        return None
+    return " ".join((outcome.text, *outcome.stderr))
 
 
 # Runs each tool call in an interpreter of its own: bounded, without our environment, and dead when the call is over.
@@ -257,7 +252,6 @@ class CallSlots:
     def __init__(self, slots: int, spare_slots: int = 0) -> None:
         self._free = slots
         """Below zero: the number of spare places that are taken."""
-
         self._spare = spare_slots
         self._taken: Counter[ProjectId] = Counter()
         self._waiting: dict[ProjectId, deque[asyncio.Future[None]]] = {}
@@ -398,7 +392,4 @@ async def _trial(python: str, user: tuple[int, int]) -> str | None:
     except InvalidRequest as error:
         return error.message
     invocation = ToolInvocation(ProjectId("trial"), PLAIN_TRIAL, "tool", {"uid": user[0]}, timeout_s=TRIAL_S)
-    limits = CallLimits(memory_bytes=512 << 20, processor_s=10, file_bytes=1 << 20)
-    outcome = await ProcessSandbox(limits, grace_s=1.0, python=python, user=user).call(invocation)
-    said = " ".join((outcome.text, *outcome.stderr))
-    return None if (outcome.status, outcome.text) == ("success", "held") else said
+    return not_held(await ProcessSandbox(TRIAL_LIMITS, grace_s=1.0, python=python, user=user).call(invocation))

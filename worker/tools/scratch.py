@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -24,27 +24,6 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 async def remove_in_thread(top: Path) -> None:
     """Runs `remove_tree` to its end in any case, and only then raises a cancellation of the waiting task."""
     await whole(asyncio.get_running_loop().run_in_executor(None, remove_tree, top))
-
-
-@asynccontextmanager
-async def scratch_directory(
-    owner: tuple[int, int] | None = None,
-    above: Path | None = None,
-    *,
-    remove: Callable[[Path], Awaitable[None]] = remove_in_thread,
-) -> AsyncGenerator[str]:
-    """Yields a new directory of the user and group `owner`, below `above` or the system's temporary folder. `remove` is
-    called after the block if files are left in it. Raises `OSError` if the directory cannot be made."""
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-tool-", dir=above))
-    try:
-        if owner is not None:
-            os.chown(directory, *owner)
-        yield str(directory)
-    finally:
-        try:
-            os.rmdir(directory)  # noqa: PTH106 - as a rule it is empty, and then no thread is worth it
-        except OSError:
-            await remove(directory)
 
 
 def remove_tree(top: Path) -> None:
@@ -265,14 +244,22 @@ class ToolFolders:
 
     @asynccontextmanager
     async def of_call(self) -> AsyncGenerator[str]:
-        """Yields a new folder. Raises `OSError` if it cannot be made.
+        """Yields a new folder of the tools' user. Raises `OSError` if it cannot be made.
 
         Files that a call leaves are removed after the call, which does not wait for that: the removal of thousands of
         folders takes seconds, during which the call would keep its place. While `MOST_REMOVALS` are under way, a call
         does wait, so that tools do not leave more files than the worker can remove.
         """
-        async with scratch_directory(self._owner, self._top, remove=self._remove) as directory:
-            yield directory
+        directory = Path(tempfile.mkdtemp(prefix="holdfast-tool-", dir=self._top))
+        try:
+            if self._owner is not None:
+                os.chown(directory, *self._owner)
+            yield str(directory)
+        finally:
+            try:
+                os.rmdir(directory)  # noqa: PTH106 - as a rule it is empty, and then no thread is worth it
+            except OSError:
+                await self._remove(directory)
 
     async def _remove(self, directory: Path) -> None:
         if len(self._removals) >= MOST_REMOVALS:

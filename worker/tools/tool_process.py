@@ -36,7 +36,7 @@ PATIENCE_S = 1.0
 
 
 class ToolProcess(asyncio.SubprocessProtocol):
-    """A watcher process and the tool below it. `close()` it when it has exited."""
+    """A `CallProcess` with a watcher, and the tool below it."""
 
     def __init__(
         self,
@@ -58,18 +58,13 @@ class ToolProcess(asyncio.SubprocessProtocol):
         self._program = program
         self._exited: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
-        self._stopping = False
+        self.stopped = False
         self._last_resort: asyncio.TimerHandle | None = None
         self._pipes = contextlib.ExitStack()
         self._payload = PayloadPipe(payload)
         self.result = CappedPipe(result_bytes)
         self.stdout = CappedPipe(OUTPUT_BYTES)
         self.stderr = CappedPipe(OUTPUT_BYTES)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the worker stopped the process before it had ended by itself."""
-        return self._stopping
 
     @property
     def exit_status(self) -> int:
@@ -79,11 +74,9 @@ class ToolProcess(asyncio.SubprocessProtocol):
 
     @property
     def ending(self) -> str:
-        """How the process ended, in words."""
         return how_it_ended(self.exit_status)
 
     async def start(self) -> None:
-        """Starts the process. Foreign code runs only after this has returned, because the payload is sent last."""
         with child_ends(self._pipes, (self._payload, self.result, self.stdout, self.stderr)):
             command = [CHILD, str(self.result.child_end), str(os.getpid()), str(self._grace_s)]
             command.append("" if self._user is None else f"{self._user[0]}:{self._user[1]}")
@@ -101,7 +94,7 @@ class ToolProcess(asyncio.SubprocessProtocol):
                 start_new_session=True,
             )
         self._payload.send()
-        if self._stopping and self._last_resort is None:
+        if self.stopped and self._last_resort is None:
             self._terminate()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -113,23 +106,19 @@ class ToolProcess(asyncio.SubprocessProtocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended, or was never started."""
         return self._transport is None or self._exited.done()
 
     async def exited(self) -> None:
-        """Waits for the end. A cancellation of the wait does not affect the process."""
         await asyncio.wait([self._exited])
 
     def stop(self) -> None:
-        """Asks the tool to clean up and end. Processes that are left after the grace are killed. Does not wait."""
-        if self._stopping or self._exited.done():
+        if self.stopped or self._exited.done():
             return
-        self._stopping = True
+        self.stopped = True
         if self._transport is not None:
             self._terminate()
 
     def close(self) -> None:
-        """Reads the last output and frees all resources."""
         if self._last_resort is not None:
             self._last_resort.cancel()
         if self._transport is not None:
@@ -184,7 +173,8 @@ class CallProcess(Protocol):
         ...
 
     async def start(self) -> None:
-        """Starts the process. Raises `OSError` if that fails."""
+        """Starts the process. Foreign code runs only after this has returned, because the payload is sent last. Raises
+        `OSError` if that fails."""
         ...
 
     async def exited(self) -> None:

@@ -23,7 +23,12 @@ from worker.tools.outcomes import CallLimits, CappedPipe
 
 GUEST = Path(__file__).parent / "guest"
 PROGRAM = (
-    *("child_objects", "child_call", "child_seccomp", "child_isolation", "child_network", "child_node", "child_stdlib"),
+    "child_objects",
+    "child_call",
+    "child_seccomp",
+    "child_isolation",
+    "child_network",
+    "child_node",
     "child_zygote",
 )
 BOOTSTRAP = """
@@ -31,8 +36,6 @@ import json, sys, types
 with open(int(sys.argv[1]), encoding="utf-8") as file:
     program = json.load(file)
 for name, source in program["modules"].items():
-    if name == "child_stdlib" and not program["plan"]["preload"]:
-        continue
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = name + ".py"
     exec(compile(source, module.__file__, "exec"), module.__dict__)

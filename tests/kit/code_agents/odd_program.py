@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast.agents import Run, StepFailed, Usage, agent
+from holdfast.agents.values import Answer
 from tests.kit.code_agents.places import STAGE, at, reach
 
 HALF = "a\ud800b"
@@ -91,6 +92,31 @@ async def goes_wrong(run: Run) -> Any:
 async def _exits(run: Run) -> str:
     await run.step("begin", at, "begin")
     sys.exit(3)
+
+
+async def _body_forks(run: Run) -> str:
+    return f"{_forked(lambda: sys.exit(3))}"
+
+
+async def _steps_fork(run: Run) -> str:
+    async def look() -> int:
+        return _forked(lambda: 0)
+
+    return f"{await run.step('look', look)} {await run.step('parse', _forked, _parse, key=1)}"
+
+
+def _forked(work: Callable[[], Any]) -> int:
+    """The status with which a process ends that has done the work."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return work()
+
+
+async def _emits_answer(run: Run) -> str:
+    answer = Answer('{"title":"otters"}')
+    run.emit_text("Looking. ")
+    run.emit_text(answer)
+    return answer
 
 
 async def _tool_exits(run: Run) -> str:
@@ -311,6 +337,9 @@ print("imported")
 
 WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "exits": _exits,
+    "body forks": _body_forks,
+    "steps fork": _steps_fork,
+    "emits its answer": _emits_answer,
     "says nothing": _says_nothing,
     "task exits": _task_exits,
     "task exits beside step": _task_exits_beside_step,

@@ -19,6 +19,5 @@ def services_of_code(stores: Stores, *rows: RunnerRow) -> AgentServices:
         agents=stores.agents,
         secret_keys=NO_KEYS,
         approvals=stores.approvals,
-        messages=stores.messages,
         steps=stores.steps,
     )

@@ -16,6 +16,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.limits import Budgets
 from shared.domain.runs import AttemptLimits
 from shared.redis.event_log import EventLog
+from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import RunQueue
 from shared.sql.runs.budgets import BudgetStore
 from shared.sql.runs.run_store import RunStore
@@ -23,10 +24,11 @@ from shared.sql.runs.settlement import SettlementStore
 from tests.kit.clocks import FrozenClock
 from tests.kit.protocol.round_trips import Party, RoundTrips
 from tests.kit.protocol.witness import KnownRun, Witness
+from tests.kit.runs.executing import no_children
 from tests.kit.runs.stored_runs import IDS, Stores, answer, call, request_of, run_end
 from worker.run.execute_run import ActiveRuns, RunExecutor
 from worker.run.progress import BudgetService
-from worker.run.run_handle import Bodies, Body, Outcome, Parked, RunHandle, RunServices
+from worker.run.run_handle import Body, Outcome, Parked, RunHandle, RunServices
 from worker.run.settle import RunFinisher
 
 Order = Literal["checkpoint", "record_intent", "take_new_fence", "park", "settle", "hand over"]
@@ -123,12 +125,13 @@ class Owner:
         executor = RunExecutor(
             worker=self.party.name,
             services=services,
-            bodies=Bodies({"message": _OrderedBody(self)}),
+            bodies={"message": _OrderedBody(self)},
             active_runs=self._active_runs,
-            finisher=RunFinisher(services=services, queue=queue),
+            finisher=RunFinisher(services=services, queue=queue, on_change=no_children),
             limits=AttemptLimits.of(1000),
             run_timeout_s=1e9,
             start_slots=asyncio.Semaphore(),
+            taker_of=VersionPresence(around.redis).taker_of,
         )
         await executor.execute_run(self.run_id, self.number)
 

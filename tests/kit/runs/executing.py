@@ -11,7 +11,7 @@ from shared.concurrency import PATIENCE_S, Clock, SystemClock
 from shared.domain.code_agents import ANY_VERSION, OwnVersions
 from shared.domain.ids import RunId
 from shared.domain.limits import Budgets
-from shared.domain.runs import AttemptLimits, RunKind
+from shared.domain.runs import AttemptLimits, Run, RunKind
 from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.process_presence import VersionPresence
@@ -20,8 +20,12 @@ from shared.sql.runs.budgets import BudgetStore
 from tests.kit.runs.stored_runs import IDS, Stores
 from worker.run.execute_run import ActiveRuns, RunExecutor
 from worker.run.progress import BudgetService
-from worker.run.run_handle import Bodies, Body, RunServices
+from worker.run.run_handle import Body, RunServices
 from worker.run.settle import RunFinisher
+
+
+async def no_children(_: Run) -> None:
+    """For a worker whose runs have no children."""
 
 
 @dataclass
@@ -68,9 +72,9 @@ class Workers:
         executor = RunExecutor(
             worker=f"worker-{next(self.numbers)}",
             services=services,
-            bodies=Bodies(self.bodies),
+            bodies=self.bodies,
             active_runs=active,
-            finisher=RunFinisher(services=services, queue=RunQueue(self.redis)),
+            finisher=RunFinisher(services=services, queue=RunQueue(self.redis), on_change=no_children),
             limits=AttemptLimits.of(10),
             run_timeout_s=self.run_timeout_s,
             start_slots=asyncio.Semaphore(),

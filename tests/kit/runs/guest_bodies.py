@@ -187,7 +187,6 @@ async def agent_loop(stores: Stores, stage: Stage) -> Body:
         agents=stores.agents,
         secret_keys=NO_KEYS,
         approvals=stores.approvals,
-        messages=stores.messages,
         steps=stores.steps,
     )
     return AgentBody(services, run_steps)

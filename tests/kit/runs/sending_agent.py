@@ -298,12 +298,11 @@ async def sending(
 def _workers(stores: Stores, redis: ArqRedis, runner: ToolRunner) -> Workers:
     services = AgentServices(
         models=cast("Any", _SendsOnce()),
-        sandbox=cast("Any", NoFolders()),
+        sandbox=runner.sandbox if isinstance(runner, SandboxRunner) else cast("Any", NoFolders()),
         runners=ToolRunners(RunnerRow(runner)),
         agents=stores.agents,
         secret_keys=NO_KEYS,
         approvals=stores.approvals,
-        messages=stores.messages,
         steps=stores.steps,
     )
     return Workers(stores, redis, {"message": AgentBody(services, run_steps)})
