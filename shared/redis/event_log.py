@@ -276,7 +276,9 @@ class Subscription(NewsWait):
             entries = self._take(after)
             if entries or not self._behind:
                 return entries
-        self._catch_up()
+        # Live events are collected again before the log is read: no event that is published in between is missed.
+        self._behind = False
+        self._forget()
         complete = False
         try:
             found = await log.read(self.run_id, after, limit)
@@ -300,12 +302,6 @@ class Subscription(NewsWait):
                 expected += 1
         self._forget()
         return taken
-
-    def _catch_up(self) -> None:
-        """Collects live events again. Must be called before the log is read. Otherwise it would miss events that are
-        published in between."""
-        self._behind = False
-        self._forget()
 
     def fall_behind(self) -> None:
         """Records that events may be missing: drops the collected events, so that the reader reads the log."""
