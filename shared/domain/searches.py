@@ -26,13 +26,9 @@ from shared.domain.messages import AssistantMessage, MessageBody, ToolReturns, U
 Role = Literal["user", "assistant", "tool"]
 """The author of searched messages: a user, the model, or a tool that it called."""
 
-_KINDS: dict[Role, str] = {"user": "user", "assistant": "assistant", "tool": "tool_returns"}
+TAG_OF_ROLE: dict[Role, str] = {"user": "user", "assistant": "assistant", "tool": "tool_returns"}
+"""The tag of the messages of a role, as they are stored."""
 _PLAIN = re.compile(r"[!#-\[\]-~]")
-
-
-def kind_of_role(role: Role) -> str:
-    """The tag of the messages of this role, as they are stored."""
-    return _KINDS[role]
 
 
 def plain_parts(word: str) -> list[str]:
