@@ -45,10 +45,9 @@ from shared.domain.errors import Unavailable
 from shared.network.checked_http import CallersHttp, NetworkRules
 from shared.network.server_models import ServerModels
 from shared.packages.environments import PackageEnvironments, package_environments
-from shared.process.context import ProcessContext
+from shared.process.context import ProcessContext, measured, traced
 from shared.process.importing import VERSION
 from shared.process.service_answers import Readiness, ServiceAnswers
-from shared.process.telemetry import measured, traced
 from shared.redis.connection import CancelSignal, try_writing
 from shared.redis.event_log import EventFeed, EventLog
 from shared.redis.process_presence import ProcessPresence

@@ -95,8 +95,8 @@ class DeploymentStats:
             unheard_s = (now - run.heard_at).total_seconds()
             if unheard_s <= longest:
                 break  # each later run has a more recent write in SQL
-            entry = await self.event_log.newest(run.id)
-            unshown_s = unheard_s if entry is None else unix_ms(now) / 1000 - decode(entry).at / 1000
+            shown = await self.event_log.newest(run.id)
+            unshown_s = unheard_s if shown is None else unix_ms(now) / 1000 - decode(shown[1]).at / 1000
             longest = max(longest, min(unheard_s, unshown_s))
         return longest
 

@@ -166,7 +166,9 @@ async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: 
     began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = Future()
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     context = copy_context()
-    running = asyncio.get_running_loop().run_in_executor(executor, lambda: context.run(_run, work, began))
+    running = asyncio.get_running_loop().run_in_executor(
+        executor, lambda: context.run(asyncio.run, _announced(work, began))
+    )
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -178,13 +180,6 @@ async def on_own_thread(work: Callable[[], Coroutine[Any, Any, None]], *, name: 
         raise
     finally:
         executor.shutdown(wait=False)
-
-
-def _run(
-    work: Callable[[], Coroutine[Any, Any, None]], began: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]"
-) -> None:
-    with asyncio.Runner() as runner:
-        runner.run(_announced(work, began))
 
 
 async def _announced(
@@ -372,8 +367,8 @@ class LeanEvent:
 
     __slots__ = ("_is_set", "_waiting")
 
-    def __init__(self, *, is_set: bool = False) -> None:
-        self._is_set = is_set
+    def __init__(self) -> None:
+        self._is_set = False
         self._waiting: list[asyncio.Future[None]] | None = None
 
     def is_set(self) -> bool:

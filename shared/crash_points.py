@@ -7,6 +7,7 @@ nothing.
 """
 
 import os
+import re
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -57,7 +58,8 @@ class CrashPoint(StrEnum):
     TURNS_DELIVERED = "turns_delivered"
 
 
-SIDES = ("before", "after", "lost")
+_SETTING = re.compile(r"(\w+):(before|after|lost)(?::(\d+))?(?::(\d+))?")
+"""The write, the side, the pass at which the point acts first, and how often it then acts."""
 
 
 class _Armed:
@@ -75,14 +77,13 @@ def arm(setting: str) -> None:
     if not setting:
         _Armed.point = ""
         return
-    write, side, passes, times, *more = [*setting.split(":"), "", "1", "1"][: max(4, setting.count(":") + 1)]
-    numbers = (passes or "1", times or "1")
-    if write not in set(CrashPoint) or side not in SIDES or more or not all(map(str.isdecimal, numbers)):
+    found = _SETTING.fullmatch(setting)
+    if found is None or found[1] not in set(CrashPoint):
         raise InvalidRequest(
-            f"HOLDFAST_CRASH_AT={setting!r}: use <write>:<side>, with a side of {', '.join(SIDES)} and a write of "
+            f"HOLDFAST_CRASH_AT={setting!r}: use <write>:<side>, with a side of before, after, lost and a write of "
             f"{', '.join(CrashPoint)}"
         )
-    _Armed.point, _Armed.passes, _Armed.times = f"{write}:{side}", int(numbers[0]), int(numbers[1])
+    _Armed.point, _Armed.passes, _Armed.times = f"{found[1]}:{found[2]}", int(found[3] or 1), int(found[4] or 1)
 
 
 def reach(point: CrashPoint | None, side: str) -> None:

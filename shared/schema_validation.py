@@ -18,7 +18,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from shared.json_limits import characters_of, shortened
+from shared.json_limits import characters_of, schema_flaw, shortened
 
 MAX_REFERENCES = 10_000
 MAX_COST = 100_000
@@ -53,12 +53,17 @@ class UnusableSchema(Exception):
 
 
 def complaints_about(arguments: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    """The errors of arguments against a valid schema, in a few lines at most. Raises `UnusableSchema`, and
-    `TooCostly`."""
+    """The errors of arguments against a schema, in a few lines at most. Raises `UnusableSchema`, and `TooCostly`."""
+    too_large = schema_flaw(schema)
+    if too_large is not None:
+        raise UnusableSchema(f"cannot be used: {too_large}")
+    plain: dict[str, Any] = _without_dialects(schema)
     try:
-        return [_complaint(error) for error in islice(_schema_errors(arguments, schema), MAX_COMPLAINTS)]
-    except SchemaError as error:
-        raise UnusableSchema(f"is not valid: {shortened(error.message)}") from error
+        invalid = _why_invalid(json.dumps(plain, sort_keys=True))
+        if invalid is not None:
+            raise UnusableSchema(f"is not valid: {shortened(invalid)}")
+        validator = _Budget(plain).validator()(plain, registry=Registry[Any]())
+        return [_complaint(error) for error in islice(validator.iter_errors(arguments), MAX_COMPLAINTS)]
     except Unresolvable as error:
         raise UnusableSchema(f"refers to nothing known: {shortened(error)}") from error
     except RecursionError as error:
@@ -68,17 +73,6 @@ def complaints_about(arguments: dict[str, Any], schema: dict[str, Any]) -> list[
 def _complaint(error: ValidationError) -> str:
     where = shortened(error.json_path.removeprefix("$").removeprefix("."))
     return f"{where}: {shortened(error.message)}" if where else shortened(error.message)
-
-
-def _schema_errors(value: object, schema: dict[str, Any]) -> Iterator[ValidationError]:
-    """The errors of a value against a valid schema. Raises `SchemaError`, `Unresolvable`, `RecursionError` for endless
-    references, and `TooCostly`."""
-    plain: dict[str, Any] = _without_dialects(schema)
-    invalid = _why_invalid(json.dumps(plain, sort_keys=True))
-    if invalid is not None:
-        raise SchemaError(invalid)
-    validator = _Budget(plain).validator()(plain, registry=Registry[Any]())
-    return cast("Iterator[ValidationError]", validator.iter_errors(cast("Any", value)))
 
 
 @functools.lru_cache(maxsize=CHECKED_SCHEMAS)

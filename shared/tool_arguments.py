@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from shared.json_limits import flaw_of, schema_flaw
+from shared.json_limits import flaw_of
 
 MAX_ARGUMENTS_CHARS = 1_000_000
 
@@ -34,9 +34,6 @@ async def why_unusable(schema: dict[str, Any]) -> str | None:
 
 
 def _why_unusable(schema: dict[str, Any]) -> str | None:
-    too_large = schema_flaw(schema)
-    if too_large is not None:
-        return f"cannot be used: {too_large}"
     from shared.schema_validation import TooCostly, UnusableSchema, complaints_about
 
     try:
@@ -73,9 +70,6 @@ def read_arguments(text: str, schema: dict[str, Any]) -> dict[str, Any] | Refuse
 
 
 def _checked(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | RefusedArguments:
-    too_large = schema_flaw(schema)
-    if too_large is not None:
-        return RefusedArguments(f"Error: the tool's parameter schema cannot be used: {too_large}")
     flaw = flaw_of(arguments, size_only=True)
     if flaw is not None:
         return RefusedArguments(f"Error: the arguments cannot be used: {flaw.text}")

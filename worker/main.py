@@ -27,10 +27,9 @@ from shared.mcp.signed_in import AuthorizationServers
 from shared.network.addresses import AllowedHosts
 from shared.network.checked_http import NetworkRules
 from shared.packages.environments import PackageEnvironments, package_environments
-from shared.process.context import ProcessContext
+from shared.process.context import ProcessContext, measured, traced
 from shared.process.importing import VERSION, without_collections
 from shared.process.settings import Settings
-from shared.process.telemetry import measured, traced
 from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventLog
 from shared.redis.keys import parse_job_id

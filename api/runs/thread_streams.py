@@ -311,9 +311,10 @@ class _Walk:
         if run.status in STREAM_ENDED:
             return MAX_SEQ + 1
         try:
-            return max(run.last_seq, await self._reader.event_log.last(run.id))
+            shown = await self._reader.event_log.newest(run.id)
         except Unavailable:
-            return run.last_seq
+            shown = None
+        return run.last_seq if shown is None else max(run.last_seq, shown[0])
 
     async def _caught_up(self, newest: int) -> bytes:
         """The mark that the reader has caught up, if it reads a live log and has just reached this number."""

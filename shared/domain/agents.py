@@ -150,19 +150,6 @@ def _size(value: object) -> int:
     return len(msgspec.json.encode(value))
 
 
-def requires_approval(agent: Agent, tool_name: str, default: bool | None) -> bool:
-    """Whether a call of this tool waits for a person: the agent's own rule, else the tool's default.
-
-    The agent's rule `requires_approval` makes the calls wait; `approval_overrides` in `extra` (set by `PATCH
-    …/tools/approval/{name}`) decides in both directions.
-    """
-    override = agent.extra.get("approval_overrides", {}).get(tool_name)
-    if override is not None:
-        return bool(override)
-    ruled = any(r.get("type") == "requires_approval" and r.get("tool_name") == tool_name for r in agent.tool_rules)
-    return ruled or bool(default)
-
-
 DEFAULT_SYSTEM = (
     "You are a capable assistant. Use the tools that you are given when they help, and keep going until the task is "
     "done or you need something from the user. Say so plainly when you do not know or cannot do a thing."
@@ -244,27 +231,27 @@ def _as_text(text: str, ends: re.Pattern[str]) -> str:
 def agent_for_tool(agent: Agent, blocks: Iterable[Block]) -> dict[str, Any]:
     """The agent's data for a tool that runs for it, as JSON. It leaves out the agent's variables, because they are
     secrets."""
-    memory = [
-        {
-            "id": block.id,
-            "label": block.label,
-            "value": block.value,
-            "description": block.description,
-            "limit": block.limit,
-            "read_only": block.read_only,
-        }
-        for block in blocks
-    ]
+    shown = ("id", "label", "value", "description", "limit", "read_only")
+    memory = [{name: getattr(block, name) for name in shown} for block in blocks]
     plain = ("id", "name", "description", "agent_type", "model", "system", "tags", "metadata", "timezone")
     return {name: getattr(agent, name) for name in plain} | {"memory": {"blocks": memory}}
 
 
 OVERRIDES = "approval_overrides"
-"""Key of `Agent.extra`: tool name to whether its calls wait for a person.
+"""Key of `Agent.extra`: tool name to whether its calls wait for a person, as `PATCH …/tools/approval/{name}` sets it.
 
 Calls of a tool may wait because of a `requires_approval` rule among the agent's tool rules, or because of this override
 for one tool. If a client has set both, the later one counts.
 """
+
+
+def requires_approval(agent: Agent, tool_name: str, default: bool | None) -> bool:
+    """Whether a call of this tool waits for a person: as the override says, else by the agent's rule, else by the
+    tool's default."""
+    override = _overrides(agent).get(tool_name)
+    if override is not None:
+        return bool(override)
+    return tool_name in _ruled(agent.tool_rules) or bool(default)
 
 
 def with_default_approvals(agent: Agent, tools: Iterable[Tool]) -> Agent:
@@ -321,9 +308,7 @@ def is_sealed(stored: str) -> bool:
     return stored.startswith(SEALED)
 
 
-def changed_secrets(
-    before: Mapping[str, str], given: Mapping[str, str | None], *, sees_values: bool = True
-) -> dict[str, str]:
+def changed_secrets(before: Mapping[str, str], given: Mapping[str, str | None], *, sees_values: bool) -> dict[str, str]:
     """The secrets after a client has sent `given`.
 
     An empty value, or None, keeps the stored value. A name that is left out is removed, but only if the client may see

@@ -466,10 +466,6 @@ class UnreadableSecret(HoldfastError):
 class Unavailable(HoldfastError):
     """A service that Holdfast needs does not answer."""
 
-    def __init__(self, message: str | None = None, **context: Any) -> None:
-        super().__init__(message)
-        self.context = context
-
 
 class Unusable(Unavailable):
     """A service that Holdfast needs is there, but its setup does not fit Holdfast."""

@@ -42,19 +42,15 @@ class Memory(msgspec.Struct, frozen=True):
     new_block: Callable[[str, str, str], Block]
     """Makes a block of a label, a text and a description."""
 
-    def block(self, label: str) -> Block:
-        """The block of this label. Raises `RefusedEdit`."""
-        found = next((block for block in self.blocks if block.label == label), None)
-        if found is None:
-            raise RefusedEdit(f"There is no memory block labelled {label!r}. Available: {self._labels()}.")
-        return found
-
     def writable(self, label: str) -> Block:
         """The block of this label. Raises `RefusedEdit` if there is no such block, or it is read-only."""
-        block = self.block(label)
-        if block.read_only:
+        found = next((block for block in self.blocks if block.label == label), None)
+        if found is None:
+            labels = ", ".join(block.label for block in self.blocks) or "none"
+            raise RefusedEdit(f"There is no memory block labelled {label!r}. Available: {labels}.")
+        if found.read_only:
             raise RefusedEdit(READ_ONLY)
-        return block
+        return found
 
     def refuse_label(self, label: str) -> None:
         """Raises `RefusedEdit` for an empty label, or one that is taken."""
@@ -62,9 +58,6 @@ class Memory(msgspec.Struct, frozen=True):
             raise RefusedEdit("The path names no memory block: write /memories/ and the block's label.")
         if any(block.label == label for block in self.blocks):
             raise RefusedEdit(f"There is a memory block labelled {label!r} already.")
-
-    def _labels(self) -> str:
-        return ", ".join(block.label for block in self.blocks) or "none"
 
 
 def written(block: Block, value: str) -> EditedMemory:
@@ -172,7 +165,9 @@ def _after(memory: Memory, section: _Section) -> Memory:
         block = replace(block, label=section.new_label)
         if not "".join(section.lines).strip():
             return _with(memory, block)
-    return _with(memory, replace(block, value=_patched_within_limit(block, section.lines)))
+    value = _patched(block.value, section.lines)
+    refuse_too_long(block, value)
+    return _with(memory, replace(block, value=value))
 
 
 def _with(memory: Memory, block: Block) -> Memory:
@@ -194,12 +189,6 @@ def _added(memory: Memory, section: _Section) -> Block:
     block = memory.new_block(section.label, text, description)
     refuse_too_long(block, text)
     return block
-
-
-def _patched_within_limit(block: Block, lines: Sequence[str]) -> str:
-    value = _patched(block.value, lines)
-    refuse_too_long(block, value)
-    return value
 
 
 def _patched(value: str, lines: Sequence[str]) -> str:

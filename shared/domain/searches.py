@@ -12,7 +12,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime, time
+from datetime import UTC, datetime, time
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -26,13 +26,9 @@ from shared.domain.messages import AssistantMessage, MessageBody, ToolReturns, U
 Role = Literal["user", "assistant", "tool"]
 """The author of searched messages: a user, the model, or a tool that it called."""
 
-_KINDS: dict[Role, str] = {"user": "user", "assistant": "assistant", "tool": "tool_returns"}
+TAG_OF_ROLE: dict[Role, str] = {"user": "user", "assistant": "assistant", "tool": "tool_returns"}
+"""The tag of the messages of a role, as they are stored."""
 _PLAIN = re.compile(r"[!#-\[\]-~]")
-
-
-def kind_of_role(role: Role) -> str:
-    """The tag of the messages of this role, as they are stored."""
-    return _KINDS[role]
 
 
 def plain_parts(word: str) -> list[str]:
@@ -142,7 +138,12 @@ def moment_of(text: str, timezone: str, name: str, *, is_end: bool = False) -> d
         ) from error
     if is_end and _DATE.fullmatch(text):
         moment = datetime.combine(moment, time.max)
-    return moment if moment.tzinfo else moment.replace(tzinfo=zone_of(timezone))
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=zone_of(timezone))
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        # The beginning of the year 1 or the end of 9999: UTC cannot express it, and so no stored moment is beyond it.
+        return (datetime.max if moment.year > 1 else datetime.min).replace(tzinfo=UTC)
 
 
 # Vectors of texts, and the search for the nearest ones.

@@ -247,7 +247,7 @@ def _is_case(result: str, case: str) -> bool:
         return True
     try:
         said, wanted = json.loads(result.lower()), json.loads(case.lower())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(said, bool | int | float) and type(said) is type(wanted) and said == wanted
 

@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
@@ -31,7 +30,7 @@ from shared.domain.mcp_servers import Begun, Grant, McpTarget, SignInRequest
 from shared.mcp.failures import SignInFailed, SignInRefused
 from shared.mcp.targets import LONGEST_HEADER
 from shared.network.addresses import ForbiddenAddress
-from shared.network.checked_http import Unreachable
+from shared.network.checked_http import Unreachable, callers_client
 
 # The package logs the servers' messages, which contain tenants' data. Callers get the important part as an error.
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
@@ -127,7 +126,8 @@ class Authorization:
         provider = _provider(target.url, redirect_uri, storage)
         own = {name: value for name, value in target.headers.items() if name.lower() != "authorization"}
         is_channel = target.transport == "sse"
-        async with _asking(self._within_s), _client(_AuthorizationHttp(self._http, target.url)) as client:
+        http = _AuthorizationHttp(self._http, target.url)
+        async with _asking(self._within_s), callers_client(http, timeout_s=STEP_S) as client:
             request = client.build_request(
                 "GET" if is_channel else "POST",
                 target.url,
@@ -169,7 +169,8 @@ class Authorization:
         data = {**form, "client_id": client.client_id}
         if before.resource is not None:
             data["resource"] = before.resource
-        async with _asking(self._within_s), _client(_AuthorizationHttp(self._http)) as own:
+        http = _AuthorizationHttp(self._http)
+        async with _asking(self._within_s), callers_client(http, timeout_s=STEP_S) as own:
             data, headers = context.prepare_token_auth(data, {"Accept": "application/json"})
             response = await own.post(before.token_endpoint, data=data, headers=headers)
         token = _token_in(response)
@@ -262,16 +263,6 @@ def _provider(server_url: str, redirect_uri: str, storage: _Registration) -> OAu
         raise OAuthFlowError("the browser comes back elsewhere")
 
     return OAuthClientProvider(server_url, about, storage, stop, never)
-
-
-def _client(transport: _AuthorizationHttp) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        transport=transport,
-        timeout=STEP_S,
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        follow_redirects=False,
-        trust_env=False,
-    )
 
 
 @asynccontextmanager

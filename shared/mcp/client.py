@@ -128,7 +128,8 @@ class McpClient:
     async def _asked(self, target: McpTarget, ask: Callable[[ServerConnection], Coroutine[Any, Any, Answer]]) -> Answer:
         """Returns the server's answer to one request. A server that was restarted has lost the connection's session and
         done nothing, so it gets the request once more, by a new connection. Raises `ServerFailure`."""
-        connect = await _connector()
+        # The protocol's package is imported on a thread: that takes a second, and most processes call no MCP server.
+        connect = await asyncio.to_thread(_imported)
         try:
             with self._connected(target, connect) as connection:
                 return await ask(connection)
@@ -182,11 +183,6 @@ class McpClient:
         idle = [one for one in self._owners.values() if one not in taken]
         if len(self._owners) >= most:
             min(idle, key=lambda connection: connection.used_at).stop()
-
-
-async def _connector() -> Connect:
-    """Imports the protocol's package on a thread: that takes a second, and most processes call no MCP server."""
-    return await asyncio.to_thread(_imported)
 
 
 def _imported() -> Connect:

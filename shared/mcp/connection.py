@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import httpx2
@@ -49,7 +48,7 @@ from shared.mcp.guarded_http import (
 )
 from shared.mcp.stdio import stdio_streams
 from shared.network.addresses import ForbiddenAddress
-from shared.network.checked_http import Unreachable
+from shared.network.checked_http import Unreachable, callers_client
 from shared.process.importing import VERSION
 
 # The package logs the servers' messages, which contain tenants' data. Callers get the important part as an error.
@@ -251,15 +250,9 @@ async def _session(target: McpTarget, http: httpx2.AsyncBaseTransport, broken: B
             return
         has_channel = target.transport == "sse"
         guarded = GuardedTransport(http, broken, has_event_channel=has_channel)
-        own = httpx2.AsyncClient(
-            transport=guarded,
-            # A compressed answer would grow beyond the counted bytes.
-            headers={**target.headers, "Accept-Encoding": "identity"},
-            timeout=STEP_S,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-            follow_redirects=False,
-            trust_env=False,
-        )
+        # A compressed answer would grow beyond the counted bytes.
+        headers = {**target.headers, "Accept-Encoding": "identity"}
+        own = callers_client(guarded, timeout_s=STEP_S, headers=headers)
 
         def made(*_: Any, **__: Any) -> httpx2.AsyncClient:
             return own

@@ -246,16 +246,14 @@ async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2
     """Returns the server's JSON-RPC error, or else an error for its status."""
     content = await _read(response, ERROR_BYTES) or b""
     status = response.status_code
-    if status == HTTPStatus.UNAUTHORIZED:
-        return _status_refusal(request, status)
     # A server reports a lost session by 404, or by 400 and a sentence.
+    if status == HTTPStatus.UNAUTHORIZED or (_SESSION in request.headers and status == HTTPStatus.NOT_FOUND):
+        return _status_refusal(request, status)
     if _SESSION in request.headers and status == HTTPStatus.BAD_REQUEST and b"session" in content.lower():
         return _status_refusal(request, HTTPStatus.NOT_FOUND)
     try:
         msgspec.json.decode(content, type=_Error)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _status_refusal(request, status)
-    if _SESSION in request.headers and status == HTTPStatus.NOT_FOUND:
         return _status_refusal(request, status)
     return _with_content(response, content)
 

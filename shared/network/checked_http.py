@@ -105,6 +105,21 @@ def operators_client(network: NetworkRules, *, timeout_s: float) -> httpx2.Async
     return httpx2.AsyncClient(timeout=timeout_s, verify=network.tls(), follow_redirects=False, trust_env=False)
 
 
+def callers_client(
+    transport: httpx2.AsyncBaseTransport, *, timeout_s: float, headers: Mapping[str, str] | None = None
+) -> httpx2.AsyncClient:
+    """A client for addresses that callers chose. It follows no redirects by itself, and keeps no cookies, because they
+    would pass from one caller to another."""
+    return httpx2.AsyncClient(
+        transport=transport,
+        headers=headers,
+        timeout=timeout_s,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
 class CallersHttp:
     """Sends requests to addresses that callers chose. Its owner closes it once."""
 
@@ -147,14 +162,7 @@ class CallersHttp:
     @asynccontextmanager
     async def _answer(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Response]:
         if self._client is None:
-            self._client = httpx2.AsyncClient(
-                transport=CheckedTransport(self._network),
-                timeout=_STEP_TIMEOUT_S,
-                # Cookies of one receiver are not kept, for this caller or another.
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-                follow_redirects=False,
-                trust_env=False,
-            )
+            self._client = callers_client(CheckedTransport(self._network), timeout_s=_STEP_TIMEOUT_S)
         try:
             response = await self._client.send(request, stream=True)
             try:

@@ -269,14 +269,14 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
     @field_validator("trusted_proxies")
     @classmethod
     def _are_networks(cls, text: str) -> str:
-        for part in text.replace(",", " ").split():
+        for part in listed(text):
             ip_network(part, strict=False)
         return text
 
     @field_validator("reachable_networks")
     @classmethod
     def _are_whole_networks(cls, text: str) -> str:
-        for part in text.replace(",", " ").split():
+        for part in listed(text):
             ip_network(part)
         return text
 

@@ -124,20 +124,13 @@ class EventLog:
         """The first `limit` entries after `after` (None: all). They may not follow `after` directly, because Redis may
         have lost entries."""
         async with self._asking(run_id) as server:
-            found: Any = await server.xrange(keys.events(run_id), min=f"({after}-0", count=limit)
-        return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
+            return _entries(await server.xrange(keys.events(run_id), min=f"({after}-0", count=limit))
 
-    async def newest(self, run_id: RunId) -> bytes | None:
+    async def newest(self, run_id: RunId) -> tuple[Seq, bytes] | None:
         """Returns the entry that was shown last, if Redis has one."""
         async with self._asking(run_id) as server:
-            found: Any = await server.xrevrange(keys.events(run_id), count=1)
-        return found[0][1][b"e"] if found else None
-
-    async def last(self, run_id: RunId) -> Seq:
-        """Returns the number of that entry; 0 if Redis has none."""
-        async with self._asking(run_id) as server:
-            found: Any = await server.xrevrange(keys.events(run_id), count=1)
-        return Seq(int(found[0][0].partition(b"-")[0])) if found else Seq(0)
+            found = _entries(await server.xrevrange(keys.events(run_id), count=1))
+        return found[0] if found else None
 
     async def trim(self, run_id: RunId, stored: Seq) -> None:
         """Drops the entries before `stored`: SQL has them, and readers get them there. The entry `stored` itself stays,
@@ -195,6 +188,11 @@ class EventLog:
 
     def _holder(self, fence: Fence) -> str:
         return f"{fence} {self._owner}"
+
+
+def _entries(found: Any) -> Entries:
+    """The entries of a stream as Redis returns them."""
+    return [(Seq(int(entry_id.partition(b"-")[0])), fields[b"e"]) for entry_id, fields in found]
 
 
 async def adopt_log(
@@ -276,7 +274,9 @@ class Subscription(NewsWait):
             entries = self._take(after)
             if entries or not self._behind:
                 return entries
-        self._catch_up()
+        # Live events are collected again before the log is read: no event that is published in between is missed.
+        self._behind = False
+        self._forget()
         complete = False
         try:
             found = await log.read(self.run_id, after, limit)
@@ -300,12 +300,6 @@ class Subscription(NewsWait):
                 expected += 1
         self._forget()
         return taken
-
-    def _catch_up(self) -> None:
-        """Collects live events again. Must be called before the log is read. Otherwise it would miss events that are
-        published in between."""
-        self._behind = False
-        self._forget()
 
     def fall_behind(self) -> None:
         """Records that events may be missing: drops the collected events, so that the reader reads the log."""

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from redis.exceptions import ResponseError
 
-from shared.concurrency import repeating
+from shared.concurrency import repeating, unix_ms
 from shared.domain.errors import Unavailable
 from shared.domain.operations import ApiState, ServerMemory, WorkerState
 from shared.domain.tools import SandboxTier
@@ -150,7 +150,7 @@ class VersionPresence:
     async def show(self, agents: Iterable[tuple[str, str, datetime]], *, for_s: float) -> None:
         """Records for `for_s` seconds that a live worker has these agents, each with its version and the time at which
         a worker first had it. Ignores an unavailable Redis."""
-        shown = [part for name, version, first in agents for part in (f"{name}\t{version}", _milliseconds(first))]
+        shown = [part for name, version, first in agents for part in (f"{name}\t{version}", unix_ms(first))]
         if shown:
             with suppress(Unavailable):
                 await self._show.answered(keys=[keys.CODE_AGENTS], args=[round(for_s * 1000), *shown])
@@ -160,10 +160,6 @@ class VersionPresence:
         lives, else the newest. None if no live worker has the agent. Raises `Unavailable`."""
         taker: bytes | None = await self._taker.answered(keys=[keys.CODE_AGENTS], args=[agent, version])
         return None if taker is None else taker.decode()
-
-
-def _milliseconds(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
 
 
 # The memory that the Redis servers of a deployment use: the server that every process shares, and those of the logs.

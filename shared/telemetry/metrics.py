@@ -48,54 +48,50 @@ class DeploymentState:
     """For each Redis server, including those of the logs."""
 
 
+class _Instruments:
+    """Makes instruments in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"holdfast_{name}", meaning, labels, registry=self._registry)
+
+    def gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"holdfast_{name}", meaning, labels, registry=self._registry)
+
+    def histogram(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"holdfast_{name}", meaning, labels, buckets=buckets, registry=self._registry)
+
+
 class ApiMetrics:
     """The instruments of an API process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.deployment = DeploymentState()
         """Its last known values. The handler of a scrape updates them."""
-        self._requests = Counter(
-            "holdfast_http_requests",
-            "Requests, when their answer has begun.",
-            ["method", "route", "status"],
-            registry=registry,
+        make = _Instruments(registry)
+        self._requests = make.counter(
+            "http_requests", "Requests, when their answer has begun.", "method", "route", "status"
         )
-        self._request_s = Histogram(
-            "holdfast_http_request_seconds",
-            "From a request to the beginning of its answer.",
-            ["route"],
-            buckets=REQUEST_S,
-            registry=registry,
+        self._request_s = make.histogram(
+            "http_request_seconds", "From a request to the beginning of its answer.", REQUEST_S, "route"
         )
-        self._submitted = Counter(
-            "holdfast_runs_submitted", "Runs that clients have submitted.", ["kind"], registry=registry
-        )
-        self._cancels = Counter(
-            "holdfast_cancels",
-            "Cancels that clients have asked for, by the run's status.",
-            ["state"],
-            registry=registry,
-        )
-        self._waiting = Gauge(
-            "holdfast_submissions_waiting", "Submissions that wait for their turn in this process.", registry=registry
-        )
-        self._refused = Counter(
-            "holdfast_submissions_refused",
+        self._submitted = make.counter("runs_submitted", "Runs that clients have submitted.", "kind")
+        self._cancels = make.counter("cancels", "Cancels that clients have asked for, by the run's status.", "state")
+        self._waiting = make.gauge("submissions_waiting", "Submissions that wait for their turn in this process.")
+        self._refused = make.counter(
+            "submissions_refused",
             "Submissions that were answered 503, because too many waited or their turn came too late.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
         for reason in REFUSALS:
             self._refused.labels(reason)
-        self._readers = Gauge("holdfast_readers", "Streams that this process has open.", registry=registry)
-        self.reader_gaps = Counter(
-            "holdfast_reader_gaps",
-            "Parts of logs that readers missed, because no store had them any more.",
-            registry=registry,
+        self._readers = make.gauge("readers", "Streams that this process has open.")
+        self.reader_gaps = make.counter(
+            "reader_gaps", "Parts of logs that readers missed, because no store had them any more."
         )
-        self._callbacks = Counter(
-            "holdfast_callbacks", "Attempts to deliver a callback.", ["outcome"], registry=registry
-        )
+        self._callbacks = make.counter("callbacks", "Attempts to deliver a callback.", "outcome")
         for outcome in CALLBACK_OUTCOMES:
             # Prometheus sees no increase in a series that begins at 1, so an alert would miss the first event.
             self._callbacks.labels(outcome)
@@ -229,49 +225,49 @@ class WorkerMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        make = _Instruments(registry)
         self._known_providers = set[str]()
-        self._runs_ended = self._counter(
+        self._runs_ended = make.counter(
             "runs_ended", "Runs that this worker brought to an end.", "status", "stop_reason"
         )
-        self.runs_in_hand = self._gauge("runs_in_hand", "Runs that this worker executes now.")
-        self._body_silence = self._gauge(
+        self.runs_in_hand = make.gauge("runs_in_hand", "Runs that this worker executes now.")
+        self._body_silence = make.gauge(
             "body_silent_seconds", "The longest time for which the process of an agent of own code has said nothing."
         )
-        self.queue_wait = self._histogram(
+        self.queue_wait = make.histogram(
             "queue_wait_seconds", "From the submission of a run to its first claim.", _QUEUE_S
         )
-        self.first_token = self._histogram(
+        self.first_token = make.histogram(
             "claim_to_first_token_seconds", "From a claim of a run to the first piece of its model's answer.", _ANSWER_S
         )
-        self.token_delay = self._histogram(
+        self.token_delay = make.histogram(
             "token_delay_seconds",
             "From an event, mostly a token, to its being shown; the oldest of each batch.",
             _TOKEN_S,
         )
-        self._steps = self._counter("steps", "Steps that this worker made or went on with.", "status")
-        self._tool_calls = self._counter("tool_calls", "Calls of tools.", "outcome")
-        self._tool_call_s = self._histogram("tool_call_seconds", "How long calls of tools took.", _WORK_S, "outcome")
-        self._model_calls = self._counter(
+        self._steps = make.counter("steps", "Steps that this worker made or went on with.", "status")
+        self._tool_calls = make.counter("tool_calls", "Calls of tools.", "outcome")
+        self._tool_call_s = make.histogram("tool_call_seconds", "How long calls of tools took.", _WORK_S, "outcome")
+        self._model_calls = make.counter(
             "model_calls", "Calls of models, without their retries.", "provider", "outcome"
         )
-        self._model_call_s = self._histogram(
+        self._model_call_s = make.histogram(
             "model_call_seconds", "How long calls of models took, with their retries.", _WORK_S, "provider"
         )
-        self._model_retries = self._counter("model_retries", "Calls of models that were tried again.", "provider")
-        self._model_tokens = self._counter("model_tokens", "Tokens, as providers report them.", "provider", "direction")
-        self._cancel_latency = self._histogram(
+        self._model_retries = make.counter("model_retries", "Calls of models that were tried again.", "provider")
+        self._model_tokens = make.counter("model_tokens", "Tokens, as providers report them.", "provider", "direction")
+        self._cancel_latency = make.histogram(
             "cancel_latency_seconds", "From a client's request to cancel to the end of the run.", _CANCEL_S, "state"
         )
-        self.leases_lost = self._counter("leases_lost", "Runs that another worker has, or may have soon.")
-        self.step_restarts = self._counter("step_restarts", "Steps whose restart voided events that readers had seen.")
-        self.log_gaps = self._counter("log_gaps", "Logs of which Redis had lost a part, which a worker sent again.")
-        self._sweeper_found = self._counter(
+        self.leases_lost = make.counter("leases_lost", "Runs that another worker has, or may have soon.")
+        self.step_restarts = make.counter("step_restarts", "Steps whose restart voided events that readers had seen.")
+        self.log_gaps = make.counter("log_gaps", "Logs of which Redis had lost a part, which a worker sent again.")
+        self._sweeper_found = make.counter(
             "sweeper_found", "Runs that no worker had, and that were dispatched again.", "reason"
         )
-        self.log_bytes = self._counter("log_bytes", "Bytes of events that were shown.")
-        self.checkpoint = self._histogram("checkpoint_seconds", "How long storing a checkpoint took.", _WRITE_S)
-        self.settle = self._histogram("settle_seconds", "How long storing the end of a run took.", _WRITE_S)
+        self.log_bytes = make.counter("log_bytes", "Bytes of events that were shown.")
+        self.checkpoint = make.histogram("checkpoint_seconds", "How long storing a checkpoint took.", _WRITE_S)
+        self.settle = make.histogram("settle_seconds", "How long storing the end of a run took.", _WRITE_S)
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
@@ -329,15 +325,6 @@ class WorkerMetrics:
         """The number of runs that the sweeper has dispatched again."""
         self._sweeper_found.labels(bounded(reason, FOUND_BECAUSE)).inc(count)
 
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(f"holdfast_{name}", meaning, labels, registry=self._registry)
-
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        return Gauge(f"holdfast_{name}", meaning, registry=self._registry)
-
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"holdfast_{name}", meaning, labels, buckets=buckets, registry=self._registry)
-
 
 # The metrics of one process: of its part of the API or of a worker, and those that every process has.
 
@@ -357,23 +344,17 @@ class Metrics:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.loop_lag = Histogram(
-            "holdfast_event_loop_lag_seconds",
-            "How late the event loop woke up a task that had slept.",
-            buckets=LAG_BUCKETS,
-            registry=self.registry,
+        make = _Instruments(self.registry)
+        self.loop_lag = make.histogram(
+            "event_loop_lag_seconds", "How late the event loop woke up a task that had slept.", LAG_BUCKETS
         )
-        self._connections = Gauge(
-            "holdfast_database_connections",
+        self._connections = make.gauge(
+            "database_connections",
             "Connections of this process's pool, by state: in_use, idle, or free to be opened.",
-            ["state"],
-            registry=self.registry,
+            "state",
         )
-        self._build = Gauge(
-            "holdfast_build_info",
-            "Always 1: the release, and which parts of the product this process is.",
-            ["version", "process"],
-            registry=self.registry,
+        self._build = make.gauge(
+            "build_info", "Always 1: the release, and which parts of the product this process is.", "version", "process"
         )
 
     @cached_property

@@ -34,7 +34,7 @@ LAZY_PACKAGES = ("pydantic_ai", "openai", "google", "genai_prices", "tiktoken")
 
 LATE_MODULES = {
     # OpenTelemetry's SDK is an extra, and the settings ask for it.
-    "shared/process/telemetry.py": ("shared.telemetry.otlp",),
+    "shared/process/context.py": ("shared.telemetry.otlp",),
     # A wrong setting is said before a server is imported, and each server is imported without the others.
     "cli/operator/servers.py": ("cli.operator.dev_server", "cli.operator.api_server", "cli.operator.worker_server"),
     # A wrong setting is said before anything that opens a database.

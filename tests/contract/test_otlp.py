@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import structlog
 
+from shared.process.context import tracer_of
 from shared.process.settings import Settings
-from shared.process.telemetry import tracer_of
 from shared.telemetry.tracer import Tracer, trace_id_of
 from tests.kit.commands import HOLDFAST, execute
 from tests.kit.free_ports import free_port

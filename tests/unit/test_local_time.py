@@ -28,3 +28,14 @@ def test_a_date_at_the_end_of_a_span_means_the_whole_day() -> None:
 def test_what_is_no_time_is_refused_with_its_field() -> None:
     with pytest.raises(InvalidRequest, match="end_datetime is no moment: 'tomorrow'"):
         moment_of("tomorrow", "UTC", "end_datetime")
+
+
+@pytest.mark.parametrize(
+    ("text", "timezone_name", "expected"),
+    [("9999-12-31", "America/New_York", datetime.max), ("0001-01-01", "Asia/Tokyo", datetime.min)],
+)
+def test_the_last_day_of_the_calendar_failed_the_search_of_an_agent_west_of_utc(
+    text: str, timezone_name: str, expected: datetime
+) -> None:
+    found = moment_of(text, timezone_name, "end_datetime", is_end=expected == datetime.max)
+    assert found == expected.replace(tzinfo=UTC)

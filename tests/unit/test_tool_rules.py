@@ -119,3 +119,9 @@ def test_arguments_in_thousands_of_brackets_ended_a_run_whose_rule_fills_some_in
     rules = [rule("run_first", args={"place": "Rome"})]
     assert filled_in(rules, "look", NOTHING_YET)
     assert filled_arguments(rules, "look", NOTHING_YET, written) == written
+
+
+def test_a_result_in_thousands_of_brackets_ended_a_run_whose_rule_reads_it() -> None:
+    turn = TurnSoFar(called=["look"], last_result="[" * 50_000)
+    found = next_calls([CASES | {"child_output_mapping": {"true": "book"}, "default_child": "pay"}], TOOLS, turn)
+    assert found.allowed == {"pay"}

@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping
 
 from shared.domain.ids import AgentId, ConversationId, MessageId, ProjectId, RunId, StepId, ThreadId
 from shared.domain.messages import Message
-from shared.domain.searches import MOST_WORDS, Role, has_words, kind_of_role, plain_parts
+from shared.domain.searches import MOST_WORDS, TAG_OF_ROLE, Role, has_words, plain_parts
 from shared.sql.connection import Connection
 from shared.sql.engine import Store
 from shared.sql.history.messages import is_listed, is_of, message_of
@@ -241,7 +241,7 @@ def _of_owner(query: Query, table: sa.FromClause, of: MessageFilter) -> Query:
 
 def _is_of_role(body: sa.ColumnElement[str], role: Role) -> sa.ColumnElement[bool]:
     # A body begins with its tag.
-    return body.startswith(f'{{"type":"{kind_of_role(role)}"', autoescape=True)
+    return body.startswith(f'{{"type":"{TAG_OF_ROLE[role]}"', autoescape=True)
 
 
 async def _place_of(
