@@ -258,10 +258,11 @@ class AgentEditor(AgentStore):
 
 
 async def _delete_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> None:
-    await delete_histories(connection, "agent_id", agent_id)
-    await forget_agent(connection, project_id, agent_id)
+    # The conversations come before their runs, as in the deletion of one: otherwise the two could deadlock.
     for table in (agent_tools, agent_blocks, agent_tags, conversations):
         await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
+    await delete_histories(connection, "agent_id", agent_id)
+    await forget_agent(connection, project_id, agent_id)
     await remember_place(connection, agents, agent_id)
     await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
     await record(connection, project_id, "agent.deleted", agent_id)
