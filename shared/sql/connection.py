@@ -237,6 +237,8 @@ WRITES_AT_ONCE = 16
 
 READ_ONLY = "25006"
 """The SQLSTATE of a write to a read-only server."""
+AT_A_STANDBY = "holdfast_at_a_standby"
+"""Marks a connection whose server has refused a write so."""
 
 
 class Filled(NamedTuple):
@@ -261,8 +263,9 @@ class Connection(AsyncConnection):
         return self
 
     async def __aexit__(self, _kind: object, error: object, _trace: object) -> None:
-        # The server is a standby since a failover: the pool must open its next connection to the new primary.
+        # The server is a standby since a failover: the pool must open new connections, to the new primary.
         if getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY:
+            self.info[AT_A_STANDBY] = True
             self._driver.terminate()
         # SQLAlchemy uses a task for this, because its rollback may take long; here nothing waits.
         await self.close()

@@ -20,7 +20,14 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Dialect, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    InterfaceError,
+    InvalidatePoolError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -28,7 +35,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from shared.concurrency import AnswerTimeout
 from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
-from shared.sql.connection import READ_ONLY, CompiledStatements, Connection, Filled, is_unusable
+from shared.sql.connection import AT_A_STANDBY, READ_ONLY, CompiledStatements, Connection, Filled, is_unusable
 
 _SETTING = "HOLDFAST_DATABASE_URL"
 _EXAMPLES = "use postgresql://role:password@host/database, or sqlite:///path"
@@ -339,7 +346,10 @@ def _note_use(_: Any, entry: ConnectionPoolEntry) -> None:
 
 
 def _check(dialect: Dialect, trusted_s: float, connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
-    """The pool replaces a connection for which this raises `DisconnectionError`."""
+    """The pool replaces a connection for which this raises `DisconnectionError`. `InvalidatePoolError` has it replace
+    all older ones, too, before their next use."""
+    if AT_A_STANDBY in entry.info:
+        raise InvalidatePoolError("its server is a standby")
     if is_unusable(connection.driver_connection):
         raise DisconnectionError("lost, or in a transaction")
     if time.monotonic() - entry.info.get(_USED_AT, math.inf) < trusted_s:

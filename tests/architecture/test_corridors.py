@@ -39,7 +39,7 @@ CORRIDORS: dict[str, tuple[str, ...]] = {
     "shared/redis": ("shared", "shared/domain"),
     "shared/sql": ("shared", "shared/domain"),
     "shared/sql/migrations": ("shared/sql",),
-    "shared/sql/migrations/versions": (),
+    "shared/sql/migrations/versions": ("shared/sql/migrations",),
     # Keys and the audit log. Every other room of SQL records what a caller did there, in its own transaction.
     "shared/sql/access": ("shared", "shared/domain", "shared/sql"),
     "shared/sql/history": ("shared", "shared/domain", "shared/sql", "shared/sql/access"),

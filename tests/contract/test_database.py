@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from shared.domain.errors import Unavailable
 from shared.sql.engine import Database
+from tests.kit.services.databases import open_database
 from tests.kit.stream_server import stream_server
 from tests.kit.wait_until import after
 
@@ -74,6 +75,22 @@ async def test_a_failover_left_processes_at_the_standby_and_each_write_was_an_er
         assert await backend_of(database) != first
         async with database.write() as connection:
             await connection.execute(sa.text("CREATE TEMPORARY TABLE of_the_primary ()"))
+
+
+async def test_after_a_failover_each_connection_of_the_pool_refused_a_write(postgres_url: str) -> None:
+    """Each was replaced only after its own first write had failed."""
+    write = sa.text("CREATE TEMPORARY TABLE of_the_primary ()")
+    async with open_database(postgres_url) as database, AsyncExitStack() as in_use:
+        for _ in range(3):
+            connection = await in_use.enter_async_context(database.read())
+            await connection.execute(sa.text("SET default_transaction_read_only = on"))
+        await in_use.aclose()
+        with pytest.raises(Unavailable, match="refuses writes"):
+            async with database.write() as connection:
+                await connection.execute(write)
+        for _ in range(3):
+            connection = await in_use.enter_async_context(database.write())
+            await connection.execute(write)
 
 
 async def test_a_check_of_health_kept_the_connection_to_the_standby(postgres_url: str) -> None:

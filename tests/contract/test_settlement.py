@@ -17,6 +17,8 @@ from shared.domain.log_writer import LogTail, LogWriter
 from shared.domain.messages import ApprovalResponse, AssistantMessage, Decision, ToolReturns
 from shared.domain.runs import Run, RunError, Step, Usage
 from shared.domain.settling import CANCELLED_WHILE_RUNNING, NEVER_STARTED, OUTCOME_UNKNOWN, RUN_FAILED
+from shared.sql.definitions.agents import AgentFilter
+from shared.sql.paging import Page
 from shared.sql.runs.rows import apply
 from shared.sql.runs.settlement import Settled, Settlement
 from tests.kit.runs.definitions import NOW, PROJECT
@@ -379,6 +381,9 @@ async def test_the_step_and_the_agent_say_how_it_ended(stores: Stores) -> None:
     await stores.settle(run, RunTrigger.CANCEL, step=replace(step, status="cancelled"))
     assert (await stores.steps.get(PROJECT, step.id)).status == "cancelled"
     assert await stores.last_stop_reason() == "cancelled"
+    for reason, agent_ids in (("cancelled", [AGENT.id]), ("end_turn", [])):
+        found = await stores.agents.list(PROJECT, AgentFilter(last_stop_reason=reason), Page())
+        assert [agent.id for agent in found] == agent_ids
 
 
 async def test_answers_are_not_stored_twice(stores: Stores) -> None:

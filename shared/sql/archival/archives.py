@@ -420,7 +420,8 @@ async def forget_agent(connection: Connection, project_id: ProjectId, agent_id: 
     unless another agent uses that archive."""
     own = archive_ids_of(project_id, agent_id).where(agent_archives.c.is_own)
     shared = sa.select(agent_archives.c.archive_id).where(agent_archives.c.agent_id != agent_id)
-    found = await connection.execute(own.where(agent_archives.c.archive_id.not_in(shared)))
+    unshared = own.where(agent_archives.c.archive_id.not_in(shared)).with_for_update(of=archives)
+    found = await connection.execute(unshared)
     await _delete_archives(connection, list(found.scalars()))
     await connection.execute(sa.delete(agent_archives).where(agent_archives.c.agent_id == agent_id))
 

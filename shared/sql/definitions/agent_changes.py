@@ -35,10 +35,10 @@ from shared.sql.definitions.agents import (
     agents_of,
     block_values,
     blocks_of_agents,
+    definitions_lock,
     load_agent,
     load_blocks,
     load_tools,
-    lock_definitions,
     set_links,
 )
 from shared.sql.definitions.groups import (
@@ -99,11 +99,10 @@ class AgentEditor(AgentStore):
         Raises `NotFound` for tools or blocks that the project does not have, `Conflict` for two blocks of one label,
         and `InvalidRequest` for a rule about a tool that the agent does not have.
         """
-        async with self._database.write() as connection:
-            if (
-                agent.tool_ids or agent.block_ids or sleeper
-            ):  # no other transaction can see or change blocks that this one creates
-                await lock_definitions(connection, agent.project_id)
+        # No other transaction can see or change blocks that this one creates.
+        shares = agent.tool_ids or agent.block_ids or sleeper
+        locks = [definitions_lock(agent.project_id)] if shares else []
+        async with self._database.write(None, *locks) as connection:
             if new_blocks:
                 await connection.execute(sa.insert(blocks), [block_values(block) for block in new_blocks])
             agent = replace(agent, block_ids=[*agent.block_ids, *(block.id for block in new_blocks)])
@@ -120,8 +119,7 @@ class AgentEditor(AgentStore):
 
     async def ensure(self, agent: Agent, *, system_message_id: MessageId) -> Agent:
         """Stores an agent without tools and blocks unless it exists. Returns the agent as stored."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, agent.project_id)
+        async with self._database.write(None, definitions_lock(agent.project_id)) as connection:
             known = sa.select(agents.c.id).where(agents.c.id == agent.id, agents.c.project_id == agent.project_id)
             if (await connection.execute(known)).one_or_none() is None:
                 await connection.execute(_INSERT_AGENT, agent_values(agent, self._secret_keys))
@@ -143,8 +141,7 @@ class AgentEditor(AgentStore):
         The agent gets the default approval rules of tools that are new to it. Raises `NotFound` and `Conflict` as
         `create` does.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             before = await load_agent(connection, project_id, agent_id)
             agent = replace(change(before), updated_at=now)
             tools = await load_tools(connection, project_id, agent.tool_ids)
@@ -219,8 +216,7 @@ class AgentEditor(AgentStore):
         Also deletes the sleep-time agents of the agent's group. If the agent is a group's last sleep-time agent,
         deletes that group.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             await load_agent(connection, project_id, agent_id)
             sleepers = await leave_groups(connection, agent_id, self._secret_keys)
             for gone in (agent_id, *sleepers):
@@ -262,10 +258,11 @@ class AgentEditor(AgentStore):
 
 
 async def _delete_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> None:
-    await delete_histories(connection, "agent_id", agent_id)
-    await forget_agent(connection, project_id, agent_id)
+    # The conversations come before their runs, as in the deletion of one: otherwise the two could deadlock.
     for table in (agent_tools, agent_blocks, agent_tags, conversations):
         await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
+    await delete_histories(connection, "agent_id", agent_id)
+    await forget_agent(connection, project_id, agent_id)
     await remember_place(connection, agents, agent_id)
     await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
     await record(connection, project_id, "agent.deleted", agent_id)
@@ -452,8 +449,7 @@ class GroupEditor:
     async def create(self, group: Group) -> Group:
         """Stores a group. From then on its manager's turns start its agents. Raises `NotFound`, `Conflict` or
         `InvalidRequest`."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, group.project_id)
+        async with self._database.write(None, definitions_lock(group.project_id)) as connection:
             stored = await insert_group(connection, group)
             await _set_group_flag(connection, stored, self._secret_keys, is_on=True)
             await record(connection, group.project_id, "group.created", group.id)
@@ -463,8 +459,7 @@ class GroupEditor:
         self, project_id: ProjectId, group_id: GroupId, change: Callable[[Group], Group], now: datetime
     ) -> Group:
         """Changes a group. `change` must be quick and pure. Raises as `create`."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             before = await load_group(connection, project_id, group_id, lock=True)
             after = change(before)
             if after == before:
@@ -478,8 +473,7 @@ class GroupEditor:
 
     async def delete(self, project_id: ProjectId, group_id: GroupId) -> None:
         """Deletes a group. Its agents stay. Raises `NotFound`."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             await _end_group(
                 connection, await load_group(connection, project_id, group_id, lock=True), self._secret_keys
             )

@@ -17,12 +17,12 @@ from shared.domain.errors import NotFound
 from shared.domain.groups import ENABLED, Group
 from shared.domain.ids import AgentId, ArchiveId, BlockId, MessageId, ProjectId, ToolId
 from shared.domain.tools import Tool, ToolLimits, ToolPackages
-from shared.sql.connection import Connection
+from shared.sql.connection import Connection, Filled
 from shared.sql.definitions.groups import managed_groups
 from shared.sql.engine import Store
 from shared.sql.history.messages import ids_in_context
 from shared.sql.paging import Page, contains, count_rows, field_of_document, nulls_last, rows_of_page
-from shared.sql.portable import OwnedBy
+from shared.sql.portable import AdvisoryLock, OwnedBy
 from shared.sql.run_tables import runs
 from shared.sql.tables import (
     agent_archives,
@@ -49,19 +49,16 @@ _SEED = 1
 """Separates these advisory locks from the locks of other nouns."""
 
 
-_LOCK = sa.select(
-    sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(sa.bindparam("of_project", type_=sa.Text), _SEED))
-)
+_LOCK = sa.select(AdvisoryLock(sa.func.hashtextextended(sa.bindparam("of_project", type_=sa.Text), _SEED)))
 
 
-async def lock_definitions(connection: Connection, project_id: ProjectId) -> None:
-    """Keeps other transactions from changing the project's agents, tools and blocks until this one ends.
+def definitions_lock(project_id: ProjectId) -> Filled:
+    """Returns the lock that lets one transaction at a time change the project's agents, tools and blocks.
 
     An agent's stored instructions combine its own text with that of its blocks: of two concurrent changes, each would
-    miss the other. On SQLite the write lock is enough.
+    miss the other.
     """
-    if connection.dialect.name == "postgresql":
-        await connection.execute(_LOCK, {"of_project": project_id})
+    return Filled(_LOCK, {"of_project": project_id})
 
 
 def tool_of(row: RowMapping) -> Tool:

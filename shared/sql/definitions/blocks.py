@@ -24,9 +24,9 @@ from shared.sql.definitions.agents import (
     block_of,
     block_values,
     blocks_of_agents,
+    definitions_lock,
     load_agent,
     load_blocks,
-    lock_definitions,
 )
 from shared.sql.definitions.groups import share_blocks
 from shared.sql.engine import Store
@@ -106,8 +106,7 @@ class BlockStore(Store):
         `change` must be quick and pure. Raises `NotFound`, and `Conflict` if an agent would have two blocks of its
         label.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             [before] = await load_blocks(connection, project_id, [block_id])
             block = replace(change(before), updated_at=now, version=before.version + 1)
             await connection.execute(sa.update(blocks).where(blocks.c.id == block_id).values(block_values(block)))
@@ -116,8 +115,7 @@ class BlockStore(Store):
 
     async def delete(self, project_id: ProjectId, block_id: BlockId) -> None:
         """Deletes a block and takes it from all agents. Raises `NotFound`."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             await load_blocks(connection, project_id, [block_id])
             await remember_place(connection, blocks, block_id)
             await connection.execute(sa.delete(blocks).where(blocks.c.id == block_id))
@@ -177,10 +175,9 @@ class MemoryStore(Store):
         `edit` must be quick and pure. Changes nothing if it raises `RefusedEdit`, or `StaleFence` because the run has a
         new owner.
         """
-        async with self._database.write(CrashPoint.EDIT_MEMORY) as connection:
-            # All transactions lock in this order: the deletion of an agent locks the project's definitions and then the
-            # agent's runs.
-            await lock_definitions(connection, run.project_id)
+        # All transactions lock in this order: the deletion of an agent locks the project's definitions and then the
+        # agent's runs.
+        async with self._database.write(CrashPoint.EDIT_MEMORY, definitions_lock(run.project_id)) as connection:
             await lock_owned(connection, run.id, run.fence)
             done = await finished_edit(connection, run.id, call.id)
             if done is not None:
@@ -202,8 +199,7 @@ class MemoryStore(Store):
 
         The worker's maintenance computes its vector later. Raises `StaleFence` if the run has a new owner.
         """
-        async with self._database.write(CrashPoint.REMEMBER) as connection:
-            await lock_definitions(connection, run.project_id)
+        async with self._database.write(CrashPoint.REMEMBER, definitions_lock(run.project_id)) as connection:
             await lock_owned(connection, run.id, run.fence)
             done = await finished_edit(connection, run.id, call.id)
             if done is not None:

@@ -32,7 +32,7 @@ from shared.secret_keys import NO_KEYS, SecretKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import agent_values, begin_history, link_agent
-from shared.sql.definitions.agents import block_values, load_blocks, lock_definitions, tool_of, tool_values
+from shared.sql.definitions.agents import block_values, definitions_lock, load_blocks, tool_of, tool_values
 from shared.sql.definitions.groups import insert_group
 from shared.sql.engine import Database
 from shared.sql.history.messages import import_history
@@ -253,8 +253,7 @@ class ImportedAgentStore:
         A base tool of the project is never replaced, and neither is one of an MCP server. Raises `Conflict`
         for an agent with two blocks of one label, and `InvalidRequest` for a text that cannot be stored.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             wanted = {one.new.name for one in bundle.tools}.union(*(one.tool_names for one in bundle.agents))
             own = await _tools_by_name(connection, project_id, wanted)
             # Each tool is compared with the project's by the source of both, and a file may have thousands.

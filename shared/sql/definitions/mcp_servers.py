@@ -18,7 +18,7 @@ from shared.mcp_tools import MOST_SERVERS, TakeOver, ToolChanges, renamed
 from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
-from shared.sql.definitions.agents import lock_definitions, tool_of, tool_values
+from shared.sql.definitions.agents import definitions_lock, tool_of, tool_values
 from shared.sql.engine import Store
 from shared.sql.paging import count_rows, field_of_document, remember_place
 from shared.sql.tables import agent_tools, document_of, fields_of, from_json, mcp_servers, mcp_sign_ins, to_json, tools
@@ -36,8 +36,7 @@ class McpServerStore(Store):
     async def create(self, server: McpServer) -> McpServer:
         """Stores a server. Raises `InvalidRequest` if its project has reached the limit, and `Conflict` if the name is
         taken."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, server.project_id)
+        async with self._database.write(None, definitions_lock(server.project_id)) as connection:
             await _refuse_taken_name(connection, server)
             if await count_rows(connection, mcp_servers, server.project_id) >= MOST_SERVERS:
                 raise InvalidRequest(f"The project has {MOST_SERVERS} MCP servers, and may not have more")
@@ -71,8 +70,7 @@ class McpServerStore(Store):
 
         `change` must be quick and pure. Raises `NotFound`, and `Conflict` if the new name is taken.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             before = await _load(connection, project_id, server_id, lock=True)
             after = change(before)
             if after == before:
@@ -120,8 +118,7 @@ class McpServerStore(Store):
 
     async def delete(self, project_id: ProjectId, server_id: McpServerId) -> None:
         """Deletes a server with its tools, and takes them from all agents. Raises `NotFound`."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             server = await _load(connection, project_id, server_id, lock=True)
             await _delete_tools(connection, project_id, await _tools_of(connection, server))
             await connection.execute(sa.delete(mcp_servers).where(mcp_servers.c.id == server_id))
@@ -136,8 +133,7 @@ class McpServerStore(Store):
         """Stores the tools that a server lists as tools of its project, and records that the server was reached. Raises
         `NotFound` if the server was deleted meanwhile."""
         project_id = server.project_id
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             server = await _load(connection, project_id, server.id, lock=True)
             own, taken = await _tools_of(connection, server), await _taken(connection, project_id, taking.names(server))
             changes = taking.changes(server, own, taken)
@@ -261,8 +257,7 @@ class McpSignInStore(Store):
         columns, now = mcp_sign_ins.c, session.created_at
         is_own = columns.project_id == session.project_id
         waiting = sa.select(sa.func.count()).where(is_own, columns.status == "waiting", columns.expires_at > now)
-        async with self._database.write() as connection:
-            await lock_definitions(connection, session.project_id)
+        async with self._database.write(None, definitions_lock(session.project_id)) as connection:
             await connection.execute(sa.delete(mcp_sign_ins).where(is_own, columns.expires_at < now - KEPT))
             if (await connection.execute(waiting)).scalar_one() >= MOST_WAITING:
                 raise InvalidRequest(

@@ -17,9 +17,9 @@ from shared.secret_keys import StoredSecrets
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.definitions.agents import (
+    definitions_lock,
     load_agent,
     load_tools,
-    lock_definitions,
     tool_of,
     tool_values,
     tools_of_agents,
@@ -56,8 +56,7 @@ class ToolStore(Store):
 
         `change` must be quick and pure, and keep the name.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, tool.project_id)
+        async with self._database.write(None, definitions_lock(tool.project_id)) as connection:
             found = await connection.execute(
                 sa.select(tools).where(tools.c.project_id == tool.project_id, tools.c.name == tool.name)
             )
@@ -75,8 +74,7 @@ class ToolStore(Store):
     async def add_base_tools(self, project_id: ProjectId, wanted: Sequence[Tool]) -> list[Tool]:
         """Stores those of the product's own tools whose names the project does not use, and replaces older versions of
         them. Returns the project's tools of all these names."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             names = [tool.name for tool in wanted]
             found = await connection.execute(
                 sa.select(tools).where(tools.c.project_id == project_id, tools.c.name.in_(names))
@@ -156,8 +154,7 @@ class ToolStore(Store):
 
         `change` must be quick and pure.
         """
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             [before] = await load_tools(connection, project_id, [tool_id])
             tool = replace(change(before), updated_at=now)
             if tool.name != before.name:
@@ -168,8 +165,7 @@ class ToolStore(Store):
 
     async def delete(self, project_id: ProjectId, tool_id: ToolId) -> None:
         """Deletes a tool and takes it from all agents. Raises `NotFound`."""
-        async with self._database.write() as connection:
-            await lock_definitions(connection, project_id)
+        async with self._database.write(None, definitions_lock(project_id)) as connection:
             await load_tools(connection, project_id, [tool_id])
             await connection.execute(sa.delete(agent_tools).where(agent_tools.c.tool_id == tool_id))
             await remember_place(connection, tools, tool_id)
@@ -249,10 +245,8 @@ class StoredSecretStore(Store):
     async def replace(self, before: StoredSecrets, secrets: dict[str, str]) -> bool:
         """Stores other texts for the same secrets. Returns False and stores nothing if the agent was changed since, or
         deleted."""
-        async with self._database.write() as connection:
-            # A change of an agent reads its document first and then writes all of it. This lock keeps the two writes
-            # apart.
-            await lock_definitions(connection, ProjectId(before.project_id))
+        # A change of an agent reads its document first and then writes all of it. This lock keeps the two writes apart.
+        async with self._database.write(None, definitions_lock(ProjectId(before.project_id))) as connection:
             done = await connection.execute(
                 sa.update(agents)
                 .where(agents.c.id == before.owner_id, agents.c.document == before.text)

@@ -113,11 +113,7 @@ class CallbackStore(Store):
         """
         given_up_at = now if next_at is None and error is not None else None
         async with self._database.write() as connection:
-            await connection.execute(
-                sa.update(callbacks)
-                .where(callbacks.c.run_id == run_id)
-                .values(next_attempt_at=next_at, claimed_until=None, given_up_at=given_up_at)
-            )
+            # The run comes first, as in its deletion: otherwise the two could deadlock.
             await connection.execute(
                 sa.update(runs)
                 .where(runs.c.id == run_id)
@@ -126,6 +122,11 @@ class CallbackStore(Store):
                     callback_status_code=status_code,
                     callback_error=error,
                 )
+            )
+            await connection.execute(
+                sa.update(callbacks)
+                .where(callbacks.c.run_id == run_id)
+                .values(next_attempt_at=next_at, claimed_until=None, given_up_at=given_up_at)
             )
 
     async def list_open(self, project_id: ProjectId, page: Page) -> list[OpenCallback]:

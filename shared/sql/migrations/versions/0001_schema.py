@@ -13,10 +13,10 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.schema import SchemaItem
 
+from shared.sql.migrations import protect
+
 revision = "0001_schema"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -51,10 +51,6 @@ PARENTS = {
 """Tables without such a column: for each the parent table, the key of the parent, and the column that refers to it. The
 policy of the parent decides."""
 
-SETTING = "current_setting('holdfast.project', true)"
-SEES_ALL = f"(SELECT coalesce({SETTING}, '') = '')"
-"""Evaluated once per statement, because it is a subquery."""
-
 
 def upgrade() -> None:
     _create_agents()
@@ -71,31 +67,17 @@ def upgrade() -> None:
     _create_budgets()
     _create_keys()
     _create_audit_log()
-    if op.get_context().dialect.name == "postgresql":
-        _set_policies()
+    _set_policies()
 
 
 def _set_policies() -> None:
-    """Creates the policies of row-level security, the second barrier between projects: only a session of the row's
-    project sees the row.
-
-    A session names in `holdfast.project` the project whose rows it may see and write. A session without it sees all
-    rows, as workers do. The policies also apply to the tables' owner, which is the role of most servers.
-
-    A row without a project column is visible with its parent row. These tables have no policy: the index of words,
-    because Postgres would not use it below one (the operator is not leakproof), and a search joins it with the
-    passages, which have a policy; the places of deleted rows, because the next deletion in any project clears old
-    ones of all projects; API keys, because the API looks up a key before it knows the key's project.
-    """
-    for table in OWNED:
-        _protect(table, f"project_id = (SELECT {SETTING})")
+    """These tables have no policy: the index of words, because Postgres would not use it below one (the operator is
+    not leakproof), and a search joins it with the passages, which have a policy; the places of deleted rows, because
+    the next deletion in any project clears old ones of all projects; API keys, because the API looks up a key before it
+    knows the key's project."""
+    protect(*OWNED)
     for table, (parent, key, column) in PARENTS.items():
-        _protect(table, f"EXISTS (SELECT FROM {parent} WHERE {parent}.{key} = {table}.{column})")
-
-
-def _protect(table: str, is_shown: str) -> None:
-    op.execute(f"CREATE POLICY of_project ON {table} USING ({SEES_ALL} OR {is_shown})")
-    op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+        protect(table, is_shown=f"EXISTS (SELECT FROM {parent} WHERE {parent}.{key} = {table}.{column})")
 
 
 def _column(kind: type[sa.types.TypeEngine[Any]], name: str, *, null: bool = False, default: str = "") -> SchemaItem:

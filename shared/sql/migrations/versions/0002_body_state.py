@@ -5,13 +5,7 @@ from alembic import op
 
 revision = "0002_body_state"
 down_revision = "0001_schema"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("runs", sa.Column("body_state", sa.LargeBinary))
-
-
-def downgrade() -> None:
-    op.drop_column("runs", "body_state")

@@ -3,10 +3,10 @@
 import sqlalchemy as sa
 from alembic import op
 
+from shared.sql.migrations import protect
+
 revision = "0003_webhooks"
 down_revision = "0002_body_state"
-branch_labels = None
-depends_on = None
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite generates numbers only for a column of type INTEGER."""
@@ -14,20 +14,11 @@ NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 IS_DUE_SOME_TIME = sa.text("next_attempt_at IS NOT NULL")
 IS_OPEN = sa.text("next_attempt_at IS NOT NULL OR given_up_at IS NOT NULL")
 
-SETTING = "current_setting('holdfast.project', true)"
-
 
 def upgrade() -> None:
     _create_endpoints()
     _create_deliveries()
-    if op.get_context().dialect.name == "postgresql":
-        for table in ("webhook_endpoints", "webhook_deliveries"):
-            _protect(table)
-
-
-def downgrade() -> None:
-    op.drop_table("webhook_deliveries")
-    op.drop_table("webhook_endpoints")
+    protect("webhook_endpoints", "webhook_deliveries")
 
 
 def _create_endpoints() -> None:
@@ -72,10 +63,3 @@ def _create_deliveries() -> None:
         sqlite_where=IS_OPEN,
         postgresql_where=IS_OPEN,
     )
-
-
-def _protect(table: str) -> None:
-    """Adds the policy that `0001_schema` gives a table with a project column."""
-    sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
-    op.execute(f"CREATE POLICY of_project ON {table} USING ({sees_all} OR project_id = (SELECT {SETTING}))")
-    op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")

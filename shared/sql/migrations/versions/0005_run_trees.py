@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0005_run_trees"
 down_revision = "0004_mcp_servers"
-branch_labels = None
-depends_on = None
 
 COLUMNS = {"waits_for": sa.Text, "parent_run_id": sa.Text, "root_run_id": sa.Text, "awaited": sa.Boolean}
 
@@ -19,10 +17,3 @@ def upgrade() -> None:
         op.create_index(f"ix_runs_{name}", "runs", [name, "number"], sqlite_where=is_known, postgresql_where=is_known)
     waits = sa.text("waits_for = 'runs'")
     op.create_index("ix_runs_waits_for_runs", "runs", ["number"], sqlite_where=waits, postgresql_where=waits)
-
-
-def downgrade() -> None:
-    for name in ("waits_for_runs", "root_run_id", "parent_run_id"):
-        op.drop_index(f"ix_runs_{name}", table_name="runs")
-    for name in reversed(COLUMNS):
-        op.drop_column("runs", name)

@@ -3,15 +3,14 @@
 import sqlalchemy as sa
 from alembic import op
 
+from shared.sql.migrations import protect
+
 revision = "0006_mcp_sign_in"
 down_revision = "0005_run_trees"
-branch_labels = None
-depends_on = None
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite generates numbers only for a column of type INTEGER."""
 
-SETTING = "current_setting('holdfast.project', true)"
 TEXTS = ("id", "project_id", "server_id", "state_hash", "status", "problem", "sealed", "begun_by")
 
 
@@ -28,18 +27,4 @@ def upgrade() -> None:
         sa.UniqueConstraint("state_hash", name=op.f("uq_mcp_sign_ins_state_hash")),
     )
     op.create_index("ix_mcp_sign_ins_project_id_number", "mcp_sign_ins", ["project_id", "number"])
-    if op.get_context().dialect.name == "postgresql":
-        _protect()
-
-
-def downgrade() -> None:
-    op.drop_table("mcp_sign_ins")
-    op.drop_column("mcp_servers", "renewal_until")
-    op.drop_column("mcp_servers", "renewed_by")
-
-
-def _protect() -> None:
-    """Adds the policy that `0001_schema` gives a table with a project column."""
-    sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
-    op.execute(f"CREATE POLICY of_project ON mcp_sign_ins USING ({sees_all} OR project_id = (SELECT {SETTING}))")
-    op.execute("ALTER TABLE mcp_sign_ins ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+    protect("mcp_sign_ins")

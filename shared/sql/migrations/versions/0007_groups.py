@@ -3,15 +3,13 @@
 import sqlalchemy as sa
 from alembic import op
 
+from shared.sql.migrations import protect
+
 revision = "0007_groups"
 down_revision = "0006_mcp_sign_in"
-branch_labels = None
-depends_on = None
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """SQLite generates numbers only for a column of type INTEGER."""
-
-SETTING = "current_setting('holdfast.project', true)"
 
 IS_TO_BE_LOOKED_AT = sa.text("look_at IS NOT NULL")
 
@@ -19,14 +17,7 @@ IS_TO_BE_LOOKED_AT = sa.text("look_at IS NOT NULL")
 def upgrade() -> None:
     _create_groups()
     _create_turns()
-    if op.get_context().dialect.name == "postgresql":
-        for table in ("agent_groups", "agent_group_members", "group_turns"):
-            _protect(table)
-
-
-def downgrade() -> None:
-    for table in ("group_turns", "agent_group_members", "agent_groups"):
-        op.drop_table(table)
+    protect("agent_groups", "agent_group_members", "group_turns")
 
 
 def _create_groups() -> None:
@@ -75,10 +66,3 @@ def _create_turns() -> None:
         sqlite_where=IS_TO_BE_LOOKED_AT,
         postgresql_where=IS_TO_BE_LOOKED_AT,
     )
-
-
-def _protect(table: str) -> None:
-    """Adds the policy that `0001_schema` gives a table with a project column."""
-    sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
-    op.execute(f"CREATE POLICY of_project ON {table} USING ({sees_all} OR project_id = (SELECT {SETTING}))")
-    op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")

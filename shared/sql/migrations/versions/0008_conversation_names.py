@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0008_conversation_names"
 down_revision = "0007_groups"
-branch_labels = None
-depends_on = None
 
 HAS_NAME = sa.text("name IS NOT NULL")
 
@@ -21,8 +19,3 @@ def upgrade() -> None:
         sqlite_where=HAS_NAME,
         postgresql_where=HAS_NAME,
     )
-
-
-def downgrade() -> None:
-    op.drop_index("uq_conversations_agent_id_name", table_name="conversations")
-    op.drop_column("conversations", "name")

@@ -3,12 +3,10 @@
 import sqlalchemy as sa
 from alembic import op
 
+from shared.sql.migrations import protect
+
 revision = "0009_journal"
 down_revision = "0008_conversation_names"
-branch_labels = None
-depends_on = None
-
-SETTING = "current_setting('holdfast.project', true)"
 
 
 def upgrade() -> None:
@@ -34,13 +32,4 @@ def upgrade() -> None:
         sa.Column("seen_at", number, nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_code_agents")),
     )
-    if op.get_context().dialect.name == "postgresql":
-        sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
-        is_shown = "EXISTS (SELECT FROM runs WHERE runs.id = run_steps.run_id)"
-        op.execute(f"CREATE POLICY of_project ON run_steps USING ({sees_all} OR {is_shown})")
-        op.execute("ALTER TABLE run_steps ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-
-
-def downgrade() -> None:
-    op.drop_table("code_agents")
-    op.drop_table("run_steps")
+    protect("run_steps", is_shown="EXISTS (SELECT FROM runs WHERE runs.id = run_steps.run_id)")

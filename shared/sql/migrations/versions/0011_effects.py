@@ -3,12 +3,10 @@
 import sqlalchemy as sa
 from alembic import op
 
+from shared.sql.migrations import protect
+
 revision = "0011_effects"
 down_revision = "0010_model_entries"
-branch_labels = None
-depends_on = None
-
-SETTING = "current_setting('holdfast.project', true)"
 
 
 def upgrade() -> None:
@@ -24,13 +22,4 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("idempotency_key", name=op.f("pk_settled_effects")),
     )
     op.create_index(op.f("ix_settled_effects_run_id"), "settled_effects", ["run_id"])
-    if op.get_context().dialect.name == "postgresql":
-        sees_all = f"(SELECT coalesce({SETTING}, '') = '')"
-        is_shown = "EXISTS (SELECT FROM runs WHERE runs.id = settled_effects.run_id)"
-        op.execute(f"CREATE POLICY of_project ON settled_effects USING ({sees_all} OR {is_shown})")
-        op.execute("ALTER TABLE settled_effects ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-
-
-def downgrade() -> None:
-    op.drop_table("settled_effects")
-    op.drop_column("tool_intents", "attempt")
+    protect("settled_effects", is_shown="EXISTS (SELECT FROM runs WHERE runs.id = settled_effects.run_id)")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0012_code_versions"
 down_revision = "0011_effects"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -20,9 +18,3 @@ def upgrade() -> None:
         *(sa.Column(name, number, nullable=False) for name in ("first_seen_at", "seen_at")),
         sa.PrimaryKeyConstraint("name", "version", name=op.f("pk_code_agent_versions")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("code_agent_versions")
-    op.drop_column("code_agents", "framework")
-    op.drop_column("runs", "code_version")

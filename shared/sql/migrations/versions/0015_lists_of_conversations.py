@@ -4,17 +4,9 @@ from alembic import op
 
 revision = "0015_lists_of_conversations"
 down_revision = "0014_begun_turns"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     for owner in ("agent_id", "project_id"):
         op.create_index(f"ix_conversations_{owner}_number", "conversations", [owner, "number"])
         op.drop_index(f"ix_conversations_{owner}", table_name="conversations")
-
-
-def downgrade() -> None:
-    for owner in ("agent_id", "project_id"):
-        op.create_index(f"ix_conversations_{owner}", "conversations", [owner])
-        op.drop_index(f"ix_conversations_{owner}_number", table_name="conversations")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0016_begun_turns_of_projects"
 down_revision = "0015_lists_of_conversations"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -14,7 +12,3 @@ def upgrade() -> None:
     index = ("ix_messages_begun", "messages", ["created_at", "thread_id", "turn"])
     # An operator may have created the index earlier, without a lock.
     op.create_index(*index, if_not_exists=True, sqlite_where=begins, postgresql_where=begins)
-
-
-def downgrade() -> None:
-    op.drop_index("ix_messages_begun", table_name="messages")

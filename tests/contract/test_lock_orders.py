@@ -1,0 +1,102 @@
+"""Two transactions that need the same rows take them in one order. Otherwise Postgres ends one of them as a deadlock,
+and its caller gets a 503."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from shared.domain.errors import NotFound
+from shared.domain.ids import ConversationId, ThreadId
+from shared.domain.lifecycle import RunTrigger
+from shared.sql.archival.archives import ArchiveStore
+from shared.sql.archival.passages import PassageStore
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.definitions.conversations import ConversationStore
+from shared.sql.run_tables import approvals
+from shared.sql.tables import archives, messages
+from tests.kit.archival import new_passage
+from tests.kit.runs.definitions import NOW, PROJECT
+from tests.kit.runs.stored_runs import (
+    AGENT,
+    CANCEL,
+    IDS,
+    Stores,
+    call,
+    second_process,
+    some_conversation,
+    stored_runs,
+)
+from tests.kit.wait_until import wait_until
+
+WAITERS = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+@pytest.fixture
+async def stores(postgres_url: str) -> AsyncGenerator[Stores]:
+    async with stored_runs(postgres_url) as stores:
+        yield stores
+
+
+@asynccontextmanager
+async def holding(stores: Stores, *rows: sa.Select[Any]) -> AsyncGenerator[None]:
+    """Locks rows for the block, so that a transaction which has some of its own locks waits for the rest."""
+    async with second_process(stores) as other, other.database.write() as connection:
+        for row in rows:
+            await connection.execute(row.with_for_update())
+        yield
+
+
+async def waiting(stores: Stores, work: Coroutine[Any, Any, Any], number: int) -> "asyncio.Task[Any]":
+    """Starts the work. Returns its task once this number of transactions wait for locks."""
+    task = asyncio.create_task(work, name=f"transaction {number}")
+
+    async def all_wait() -> bool:
+        async with stores.database.read() as connection:
+            return (await connection.execute(WAITERS)).scalar_one() == number
+
+    await wait_until(all_wait, description=f"{number} transactions to wait")
+    return task
+
+
+async def test_a_client_that_deleted_its_run_when_the_callback_came_was_refused(stores: Stores) -> None:
+    """The outcome of the callback locked the callback before the run."""
+    parked = await stores.parked(call("a", needs_approval=True), callback_url="http://127.0.0.1/called")
+    await stores.runs.request_cancel(parked, CANCEL)
+    await stores.settle(parked, RunTrigger.CANCEL)
+    async with holding(stores, sa.select(approvals.c.id)):
+        deletion = await waiting(stores, stores.listing.delete(PROJECT, parked.id), 1)
+        attempt = stores.callbacks.record_attempt(parked.id, now=NOW, status_code=200, error=None, next_at=None)
+        outcome = await waiting(stores, attempt, 2)
+    await deletion
+    await outcome
+
+
+async def test_deletions_of_an_agent_and_its_conversation_refused_each_other(stores: Stores) -> None:
+    """The one locked the runs before the conversation, the other the conversation before the runs."""
+    conversations, conversation_id = ConversationStore(stores.database), ConversationId("conv-2")
+    await conversations.create(some_conversation(conversation_id, name="x"), system_message_id=IDS.message())
+    await stores.ended(thread_id=ThreadId(conversation_id), conversation_id=conversation_id)
+    async with holding(stores, sa.select(messages.c.id)):
+        of_agent = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 1)
+        of_conversation = await waiting(stores, conversations.delete(PROJECT, conversation_id), 2)
+    await of_agent
+    with pytest.raises(NotFound):
+        await of_conversation
+
+
+async def test_deletions_of_an_agent_and_its_archive_refused_each_other(stores: Stores) -> None:
+    """Each remembered the archive's place in lists. The agent's did so before it had the archive."""
+    archive_id = IDS.archive()
+    passages, passage = PassageStore(stores.database), new_passage("a fact")
+    await passages.insert_for_agent(PROJECT, AGENT.id, passage, new_archive_id=archive_id, now=NOW)
+    async with holding(stores, sa.select(archives.c.id)):
+        of_archive = await waiting(stores, ArchiveStore(stores.database).delete(PROJECT, archive_id), 1)
+        of_agent = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 2)
+    await of_archive
+    await of_agent
