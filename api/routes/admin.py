@@ -7,7 +7,7 @@ from pydantic import AwareDatetime
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
-from api.dependencies import CallerDep, NewestFirst, ProjectDep, RunIdPath, served
+from api.dependencies import CallerDep, ClockDep, NewestFirst, ProjectDep, RunIdPath, served
 from api.direct_route import LateRoute
 from api.letta.admin import (
     KeyCreate,
@@ -20,7 +20,6 @@ from api.letta.admin import (
     wire_status,
 )
 from api.operations import Operations
-from shared.concurrency import Clock
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId, WebhookId
 from shared.process.importing import VERSION
@@ -28,7 +27,6 @@ from shared.process.service_answers import Readiness
 from shared.sql.access.audit import AuditFilter
 
 AccessDep = Annotated[Access, served(Access)]
-ClockDep = Annotated[Clock, served(Clock)]
 KeyIssuerDep = Annotated[KeyIssuer, served(KeyIssuer)]
 OperationsDep = Annotated[Operations, served(Operations)]
 ReadinessDep = Annotated[Readiness, served(Readiness)]
