@@ -5,19 +5,17 @@ functions do.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator
 
 from api.access.accepted_keys import LONGEST
 from api.access.callers import Caller, may_see_instructions
 from api.agent_answers import MessageAnswers, types_for
 from api.input_limits import InputLimits
 from api.letta.message_input import MessageType
-from api.letta.messages import in_utc
 from api.offered_models import OfferedModels
 from api.runs.cancel import CancelService
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
@@ -220,9 +218,6 @@ _Part = Literal[
 ]  # fmt: skip
 Included = Annotated[list[_Part] | None, Query(), BeforeValidator(lambda given: [*filter(None, given or ())])]
 """The parts that an agent's state shall have. A wrong name is refused: the client would read a null as the part."""
-
-Moment = Annotated[datetime, AfterValidator(in_utc)]
-"""A time in a request. Without a time zone it is UTC."""
 
 Number = Annotated[int, Query(ge=-(2**31), lt=2**31)]
 Numbers = Annotated[list[Number] | None, Query(max_length=1000)]

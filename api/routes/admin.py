@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import AwareDatetime
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
@@ -19,6 +18,7 @@ from api.letta.admin import (
     wire_operations,
     wire_status,
 )
+from api.letta.messages import AwareMoment
 from api.operations import Operations
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId, WebhookId
@@ -114,8 +114,8 @@ async def list_audit_events(
     action: Word = None,
     key_id: Word = None,
     object_id: Word = None,
-    since: AwareDatetime | None = None,
-    until: AwareDatetime | None = None,
+    since: AwareMoment | None = None,
+    until: AwareMoment | None = None,
 ) -> list[dict[str, Any]]:
     """The actions of callers in the project: administration, and decisions."""
     wanted = AuditFilter(action=action, key_id=key_id, object_id=object_id, since=since, until=until)

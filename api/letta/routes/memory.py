@@ -34,7 +34,6 @@ from api.letta.memory import (
     PassageCreate,
     PassagesCreate,
     PassageSearch,
-    aware,
     new_archive,
     new_block,
     new_passages,
@@ -330,9 +329,7 @@ async def create_memory(
     project_id: ProjectDep,
 ) -> list[dict[str, Any]]:
     """Stores a passage in the agent's archive. The first passage creates the archive."""
-    passage = await archival_memory.insert(
-        project_id, agent_id, body.text, body.tags or (), created_at=aware(body.created_at)
-    )
+    passage = await archival_memory.insert(project_id, agent_id, body.text, body.tags or (), created_at=body.created_at)
     return [wire_passage(passage, environment)]
 
 

@@ -23,7 +23,6 @@ from api.dependencies import (
     LastEventIdDep,
     MessageAnswersDep,
     MessageStoreDep,
-    Moment,
     NewestFirst,
     NewestRuns,
     OldestMessages,
@@ -42,7 +41,7 @@ from api.every_answer import warn_if_pruned
 from api.letta.conversation_events import RunChangeFrames
 from api.letta.conversations import AnswerService
 from api.letta.message_input import InjectRequest, parts_in, user_messages
-from api.letta.messages import STORED_REASONS, WireStopReason, wire_time
+from api.letta.messages import STORED_REASONS, Moment, WireStopReason, wire_time
 from api.letta.runs import (
     WIRE_STATUSES,
     CancelRequestIn,
