@@ -5,19 +5,21 @@ functions do.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator
 
 from api.access.accepted_keys import LONGEST
 from api.access.callers import Caller, may_see_instructions
-from api.agent_answers import types_for
+from api.agent_answers import MessageAnswers, types_for
+from api.input_limits import InputLimits
 from api.letta.message_input import MessageType
-from api.letta.messages import in_utc
+from api.offered_models import OfferedModels
+from api.runs.cancel import CancelService
 from api.runs.command import BusyPolicy, SubmissionHeaders, try_of
+from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import (
     MAX_SEQ,
@@ -26,6 +28,7 @@ from shared.domain.ids import (
     ArchiveId,
     BlockId,
     ConversationId,
+    IdMaker,
     PassageId,
     ProjectId,
     RunId,
@@ -35,7 +38,10 @@ from shared.domain.ids import (
     is_id,
 )
 from shared.domain.runs import PRIORITIES
+from shared.sql.definitions.agent_changes import AgentEditor
+from shared.sql.history.messages import MessageStore
 from shared.sql.paging import MOST_ROWS, Page
+from shared.sql.runs.run_store import RunStore
 
 
 @cache
@@ -48,6 +54,17 @@ def served(kind: Any) -> Any:
     return Depends(find)
 
 
+# The services that many routes use. A service of few routes is declared beside them.
+
+AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
+CancelServiceDep = Annotated[CancelService, served(CancelService)]
+ClockDep = Annotated[Clock, served(Clock)]
+IdMakerDep = Annotated[IdMaker, served(IdMaker)]
+InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
+MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
+MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
+OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
+RunStoreDep = Annotated[RunStore, served(RunStore)]
 EnvironmentDep = Annotated[Mapping[str, str], served(Mapping[str, str])]
 """The process's environment variables: which model providers are configured."""
 
@@ -201,9 +218,6 @@ _Part = Literal[
 ]  # fmt: skip
 Included = Annotated[list[_Part] | None, Query(), BeforeValidator(lambda given: [*filter(None, given or ())])]
 """The parts that an agent's state shall have. A wrong name is refused: the client would read a null as the part."""
-
-Moment = Annotated[datetime, AfterValidator(in_utc)]
-"""A time in a request. Without a time zone it is UTC."""
 
 Number = Annotated[int, Query(ge=-(2**31), lt=2**31)]
 Numbers = Annotated[list[Number] | None, Query(max_length=1000)]

@@ -9,6 +9,7 @@ from api.ag_ui.leg_fold import Client
 from api.ag_ui.run_input import RunAgentInput, StopIn, StopRunIn, speaks_current
 from api.ag_ui.service import AgUiService, Asker, runtime_info
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     AgentsOfKeyDep,
     LastEventIdDep,
@@ -21,12 +22,10 @@ from api.dependencies import (
 from api.direct_route import DirectRoute, LateRoute
 from api.pages.threads import LONGEST_NAME
 from api.runs.thread_projection import page_cursor_of
-from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import EVERY_SHOWN, AgentFilter
 from shared.sql.paging import Page
 
 AgUiDep = Annotated[AgUiService, served(AgUiService)]
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 
 ThreadQuery = Annotated[str, Query(alias="threadId", min_length=1, max_length=LONGEST_NAME)]
 ThreadPath = Annotated[str, Path(min_length=1, max_length=LONGEST_NAME)]

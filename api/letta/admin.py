@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from api.letta.messages import wire_time
+from api.letta.messages import AwareMoment, wire_time
 from shared.domain.api_keys import MOST_AGENTS, MOST_NAME, ApiKey
 from shared.domain.operations import (
     ApiState,
@@ -40,7 +40,7 @@ class KeyCreate(BaseModel):
             description="One of `read`, `write` and `admin`; with `agent:<agent id>` only for that agent.",
         ),
     ]
-    expires_at: Annotated[AwareDatetime | None, Field(description="The key's end; null: never.")] = None
+    expires_at: Annotated[AwareMoment | None, Field(description="The key's end; null: never.")] = None
 
 
 class KeyRotate(BaseModel):

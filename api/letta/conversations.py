@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.responses import Response
 
 from api.errors import model_error_answer, refused
@@ -17,7 +17,7 @@ from api.event_stream import CHARACTERS_OF_A_VALUE, EventStream, json_answer
 from api.input_limits import Description, InputLimits, Settings
 from api.letta.frames import FrameOptions, FrameStream
 from api.letta.message_input import MessagesRequest, decisions_in, parts_in, user_bodies
-from api.letta.messages import in_utc, parts_of, types_for_strangers, wire_time
+from api.letta.messages import AwareMoment, parts_of, types_for_strangers, wire_time
 from api.letta.model_settings import Handle, ModelSettingsFields
 from api.letta.refusals import NO_MESSAGES, STREAM_DEFAULTS, without_stream
 from api.letta.runs import StreamRequest, wire_answer, wire_run
@@ -66,7 +66,7 @@ class ConversationUpdate(ConversationFields):
     """The changes to a conversation. An omitted or null field stays; where null is a value, it ends an override."""
 
     archived: bool | None = None
-    last_message_at: Annotated[AwareDatetime, AfterValidator(in_utc)] | None = None
+    last_message_at: AwareMoment | None = None
 
     def apply(self, conversation: Conversation, now: datetime) -> Conversation:
         """The conversation after the change."""

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, datetime
 from typing import Annotated, Any, Literal, Self
 
 from msgspec.structs import replace
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from api.input_limits import Description, Metadata, Name, Tags
-from api.letta.messages import wire_time
+from api.letta.messages import Moment, wire_time
 from api.letta.model_settings import EmbeddingConfigFields, wire_embedding_config
 from shared.concurrency import beside
 from shared.domain.agents import Block, zone_of
@@ -131,13 +131,19 @@ MOST_AT_ONCE = 500
 PassageTags = Annotated[list[str], Field(max_length=MOST_TAGS)]
 
 
+def _in_every_zone(moment: datetime) -> datetime:
+    if not MINYEAR < moment.year < MAXYEAR:  # agents read times in their own zone
+        raise ValueError(f"the time of a passage must be in the years {MINYEAR + 1} to {MAXYEAR - 1}")
+    return moment
+
+
 class PassageCreate(BaseModel):
     """A passage to store."""
 
     text: str
     tags: PassageTags | None = None
     metadata: Metadata | None = None
-    created_at: datetime | None = None
+    created_at: Annotated[Moment, AfterValidator(_in_every_zone)] | None = None
 
 
 class PassagesCreate(BaseModel):
@@ -155,8 +161,8 @@ class PassageSearch(BaseModel):
     tags: PassageTags | None = None
     tag_match_mode: Literal["any", "all"] = "any"
     limit: int = Field(default=50, ge=1, le=MOST_FOUND)
-    start_date: datetime | None = None
-    end_date: datetime | None = None
+    start_date: Moment | None = None
+    end_date: Moment | None = None
 
     def as_query(self) -> PassageQuery:
         """The search in the domain's terms. On the wire an empty query means no query."""
@@ -166,15 +172,10 @@ class PassageSearch(BaseModel):
             archive_id=ArchiveId(self.archive_id) if self.archive_id else None,
             tags=self.tags or (),
             match_all_tags=self.tag_match_mode == "all",
-            start=aware(self.start_date),
-            end=aware(self.end_date),
+            start=self.start_date,
+            end=self.end_date,
             limit=self.limit,
         )
-
-
-def aware(moment: datetime | None) -> datetime | None:
-    """The time. Without an offset it is UTC."""
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 def new_passages(bodies: Sequence[PassageCreate], ids: IdMaker, now: datetime) -> list[NewPassage]:
@@ -185,7 +186,7 @@ def new_passages(bodies: Sequence[PassageCreate], ids: IdMaker, now: datetime) -
             text=body.text,
             tags=body.tags or (),
             metadata=body.metadata or {},
-            created_at=aware(body.created_at) or now,
+            created_at=body.created_at or now,
         )
         for body in bodies
     ]

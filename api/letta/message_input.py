@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, assert_never, cast
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, BaseModel, Field, StrictBool, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
 
 from api.input_limits import MOST_ENTRIES, BoundedSchema, Parts, as_object
 from api.runs.command import BusyPolicy, Part, ReadDecisions, attached_image, image_at
@@ -440,9 +440,11 @@ class CaptureRequest(BaseModel):
             content: Any = message.get("content")
             if message.get("role") != "user" or not content:
                 continue
-            if not isinstance(content, str | list):
-                raise InvalidRequest(f"request_messages[{number}].content must be a text or a list of content parts")
-            said.append(MessageIn(role="user", content=cast("str | list[dict[str, Any]]", content)))
+            try:
+                said.append(MessageIn(content=content))
+            except ValidationError as error:
+                text = f"request_messages[{number}].content must be a text or a list of content parts"
+                raise InvalidRequest(text) from error
         return said
 
     def answer(self) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, assert_never, get_args, overload
 from uuid import UUID
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 
 from api.letta.message_input import MessageType, wire_content
 from shared.domain.events import StopReason
@@ -123,6 +123,13 @@ def in_utc(moment: datetime) -> datetime:
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except OverflowError as error:
         raise ValueError("the moment is outside the years 1 to 9999 of UTC") from error
+
+
+Moment = Annotated[datetime, AfterValidator(in_utc)]
+"""A time in a request. Without a time zone it is UTC."""
+
+AwareMoment = Annotated[AwareDatetime, AfterValidator(in_utc)]
+"""A time in a request, which must have a time zone."""
 
 
 WireMessage = dict[str, Any]
@@ -363,8 +370,8 @@ class MessageSearch(BaseModel):
     agent_id: Annotated[AgentId | None, Field(pattern=f"^agent-{UUID4_PATTERN}$")] = None
     conversation_id: ConversationId | None = None
     limit: Annotated[int, Field(ge=1, le=100)] = 50
-    start_date: Annotated[datetime, AfterValidator(in_utc)] | None = None
-    end_date: Annotated[datetime, AfterValidator(in_utc)] | None = None
+    start_date: Moment | None = None
+    end_date: Moment | None = None
 
 
 def wire_found(messages: Iterable[Message]) -> list[dict[str, Any]]:

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.dependencies import AgentsOfKeyDep, ProjectDep, ShowsInstructionsDep, served
+from api.dependencies import AgentsOfKeyDep, OfferedModelsDep, ProjectDep, ShowsInstructionsDep, served
 from api.direct_route import LateRoute
-from api.offered_models import OfferedModels
 from api.openai.conversation_service import ConversationService
 from api.openai.response_items import ItemsPage, wire_items, without_instructions
 from api.openai.response_object import conversation_id_of, wire_conversation_id
@@ -23,7 +22,6 @@ from shared.sql.definitions.agents import AgentFilter
 from shared.sql.paging import Page
 
 ConversationServiceDep = Annotated[ConversationService, served(ConversationService)]
-OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 ServerModelsDep = Annotated[ServerModels, served(ServerModels)]
 
 AgentStoreDep = Annotated[AgentEditor, served(AgentEditor)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from api.callbacks.endpoints import WebhookEndpoints
-from api.dependencies import ProjectDep, ShowsInstructionsDep, SubmissionHeadersDep, served
+from api.dependencies import ProjectDep, RunStoreDep, ShowsInstructionsDep, SubmissionHeadersDep, served
 from api.direct_route import DirectRoute, LateRoute
 from api.event_stream import json_answer
 from api.openai.chat_request import ChatRequest
@@ -71,7 +71,6 @@ async def _thread(threads: AgentThreads, project_id: ProjectId, model: str) -> A
 
 
 ResponseServiceDep = Annotated[ResponseService, served(ResponseService)]
-RunStoreDep = Annotated[RunStore, served(RunStore)]
 
 responses_router = APIRouter(tags=["responses"], route_class=LateRoute)
 create_responses_router = APIRouter(tags=["responses"], route_class=DirectRoute)

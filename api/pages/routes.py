@@ -7,17 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.access.accepted_keys import end_of_token
 from api.access.authentication import Access, MayDo, PageReach
-from api.dependencies import AgentIdPath, CallerDep, OnlyThreadDep, served
+from api.dependencies import AgentIdPath, CallerDep, ClockDep, OnlyThreadDep, served
 from api.direct_route import LateRoute
 from api.pages.threads import LONGEST_NAME, PageThreads
 from api.runs.command import DEFAULT
-from shared.concurrency import Clock
 from shared.domain.api_keys import Level
 from shared.domain.errors import NotFound
 from shared.domain.ids import ThreadId
 
 AccessDep = Annotated[Access, served(Access)]
-ClockDep = Annotated[Clock, served(Clock)]
 PageThreadsDep = Annotated[PageThreads, served(PageThreads)]
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["pages"], route_class=LateRoute)

@@ -3,11 +3,10 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import AwareDatetime
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
-from api.dependencies import CallerDep, NewestFirst, ProjectDep, RunIdPath, served
+from api.dependencies import CallerDep, ClockDep, NewestFirst, ProjectDep, RunIdPath, served
 from api.direct_route import LateRoute
 from api.letta.admin import (
     KeyCreate,
@@ -19,8 +18,8 @@ from api.letta.admin import (
     wire_operations,
     wire_status,
 )
+from api.letta.messages import AwareMoment
 from api.operations import Operations
-from shared.concurrency import Clock
 from shared.domain.api_keys import DEFAULT_GRACE_S
 from shared.domain.ids import UUID4_PATTERN, KeyId, WebhookId
 from shared.process.importing import VERSION
@@ -28,7 +27,6 @@ from shared.process.service_answers import Readiness
 from shared.sql.access.audit import AuditFilter
 
 AccessDep = Annotated[Access, served(Access)]
-ClockDep = Annotated[Clock, served(Clock)]
 KeyIssuerDep = Annotated[KeyIssuer, served(KeyIssuer)]
 OperationsDep = Annotated[Operations, served(Operations)]
 ReadinessDep = Annotated[Readiness, served(Readiness)]
@@ -116,8 +114,8 @@ async def list_audit_events(
     action: Word = None,
     key_id: Word = None,
     object_id: Word = None,
-    since: AwareDatetime | None = None,
-    until: AwareDatetime | None = None,
+    since: AwareMoment | None = None,
+    until: AwareMoment | None = None,
 ) -> list[dict[str, Any]]:
     """The actions of callers in the project: administration, and decisions."""
     wanted = AuditFilter(action=action, key_id=key_id, object_id=object_id, since=since, until=until)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Response
 
-from api.dependencies import ProjectDep, RunIdPath, served
+from api.dependencies import MessageStoreDep, ProjectDep, RunIdPath, RunStoreDep, served
 from api.direct_route import LateRoute
 from api.every_answer import warn_if_pruned
 from api.letta.messages import wire_time
@@ -15,14 +15,10 @@ from shared.concurrency import beside
 from shared.domain.body_input import calls_of, hello_of
 from shared.domain.errors import Conflict
 from shared.domain.journal import JournalEntry
-from shared.sql.history.messages import MessageStore
 from shared.sql.runs.journal import JournalStore
-from shared.sql.runs.run_store import RunStore
 
 CodeAgentNamesDep = Annotated[CodeAgentNames, served(CodeAgentNames)]
 JournalStoreDep = Annotated[JournalStore, served(JournalStore)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
-RunStoreDep = Annotated[RunStore, served(RunStore)]
 
 router = APIRouter(prefix="/v1", tags=["code agents"], route_class=LateRoute)
 

@@ -122,6 +122,34 @@ async def test_a_moment_outside_of_time(http: httpx.AsyncClient, agent: str, mom
     assert answer.json()["field"] == "last_message_at"
 
 
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_a_moment_outside_of_time_was_a_500_for_passages_and_for_keys(
+    http: httpx.AsyncClient, agent: str, moment: str
+) -> None:
+    """The key was stored all the same, and its secret was lost."""
+    archive = (await http.post("/v1/archives", json={"name": "a"})).json()["id"]
+    for path, field, rest in (
+        (f"{agent}/archival-memory", "created_at", {"text": "Hi"}),
+        (f"/v1/archives/{archive}/passages", "created_at", {"text": "Hi"}),
+        ("/v1/passages/search", "start_date", {"archive_id": archive}),
+        ("/v1/passages/search", "end_date", {"archive_id": archive}),
+        ("/v1/admin/keys", "expires_at", {"name": "k", "scopes": ["read"]}),
+    ):
+        answer = await http.post(path, json={**rest, field: moment})
+        assert (answer.status_code, answer.json().get("field")) == (422, field), answer.text
+    for name in ("since", "until"):
+        assert (await http.get("/v1/admin/audit", params={name: moment})).status_code == 422
+    assert (await http.get("/v1/admin/keys")).json() == []
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+async def test_a_passage_from_the_end_of_time_broke_the_searches_of_agents_in_other_time_zones(
+    http: httpx.AsyncClient, agent: str, moment: str
+) -> None:
+    answer = await http.post(f"{agent}/archival-memory", json={"text": "Hi", "created_at": moment})
+    assert (answer.status_code, answer.json()["field"]) == (422, "created_at")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

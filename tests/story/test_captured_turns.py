@@ -80,6 +80,7 @@ async def test_of_what_a_program_sends_along_only_the_users_words_are_kept(produ
     [
         ([{"role": "user", "content": 5}], "Yes.", "request_messages[0].content"),
         ([{"role": "user", "content": [{"type": "video"}]}], "Yes.", "request_messages[].content[0]"),
+        ([{"role": "user", "content": ["Hello"]}], "Yes.", "request_messages[0].content"),
         (["Hello"], [{"type": "text", "text": "Yes."}], "response_dict.content"),
         (["x" * (LONGEST + 1)], "Yes.", "request_messages[0]"),
         (["Hello"], "x" * (LONGEST + 1), "response_dict.content"),

@@ -12,18 +12,26 @@ from fastapi.params import Form as FormField
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.access.authentication import Access
-from api.dependencies import AgentIdPath, ProjectDep, served
+from api.dependencies import (
+    AgentEditorDep,
+    AgentIdPath,
+    ClockDep,
+    IdMakerDep,
+    InputLimitsDep,
+    MessageStoreDep,
+    OfferedModelsDep,
+    ProjectDep,
+    served,
+)
 from api.direct_route import LateRoute
 from api.errors import Refused
 from api.event_stream import in_pieces
 from api.every_answer import warning_of
-from api.input_limits import MOST_ENTRIES, InputLimits
+from api.input_limits import MOST_ENTRIES
 from api.letta.agent_file import AgentFile, FileSkill, read_agent_file
 from api.letta.agent_file_export import ExportedAgent, agent_file
 from api.letta.agent_file_import import FileImport, FilePackages, ImportOptions, Origin, ServersHere
 from api.mcp_servers import McpServers
-from api.offered_models import OfferedModels
-from shared.concurrency import Clock
 from shared.domain.agents import render_system
 from shared.domain.errors import ErrorCode, InvalidRequest, NotFound
 from shared.domain.ids import ConversationId, IdMaker, ProjectId, ThreadId
@@ -33,7 +41,6 @@ from shared.json_limits import flaw_of_document
 from shared.packages.environments import PackageEnvironments
 from shared.process.importing import VERSION
 from shared.process.settings import Settings
-from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentDetails
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.definitions.imported_agents import ImportBundle, ImportedAgentStore, ImportReport
@@ -41,16 +48,10 @@ from shared.sql.definitions.tools import BaseToolSeeder
 from shared.sql.history.messages import MessageStore
 
 AccessDep = Annotated[Access, served(Access)]
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
 ImportedAgentStoreDep = Annotated[ImportedAgentStore, served(ImportedAgentStore)]
-ClockDep = Annotated[Clock, served(Clock)]
 ConversationStoreDep = Annotated[ConversationStore, served(ConversationStore)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
-InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
 McpServersDep = Annotated[McpServers, served(McpServers)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
-OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 PackageEnvironmentsDep = Annotated[PackageEnvironments, served(PackageEnvironments)]
 SettingsDep = Annotated[Settings, served(Settings)]
 

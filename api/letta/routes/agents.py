@@ -12,11 +12,18 @@ from pydantic import BaseModel, BeforeValidator
 from api.access.callers import may_see_instructions, may_see_secrets
 from api.agent_answers import AgentAnswers
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     BlockIdPath,
     CallerDep,
+    CancelServiceDep,
+    ClockDep,
+    IdMakerDep,
     Included,
+    InputLimitsDep,
+    MessageStoreDep,
     NewestFirst,
+    OfferedModelsDep,
     ProjectDep,
     SubmissionHeadersDep,
     Texts,
@@ -26,7 +33,6 @@ from api.dependencies import (
 from api.direct_route import DirectRoute, LateRoute
 from api.errors import Refused
 from api.event_stream import json_answer
-from api.input_limits import InputLimits
 from api.letta.agents import SECRETS, AgentCreate, AgentUpdate, first_messages, new_agent
 from api.letta.context import wire_context
 from api.letta.conversations import run_or_refusal
@@ -35,15 +41,13 @@ from api.letta.memory import BlockUpdate, new_block, wire_block
 from api.letta.messages import WireStopReason
 from api.letta.routes.models import with_served_model
 from api.letta.tools import ToolRunRequest, refuse_tool_of_clients, wire_tool, wire_tool_result, without_source
-from api.offered_models import OfferedModels
-from api.runs.cancel import CancelService
 from api.runs.command import keys_of
 from api.runs.single_runs import ToolRunService
 from shared.archival.archival_memory import ArchivalMemory
-from shared.concurrency import Clock, beside
+from shared.concurrency import beside
 from shared.domain.agents import Agent, Block, characters_of_memory, render_system
 from shared.domain.errors import ErrorCode, InvalidRequest
-from shared.domain.ids import IdMaker, ProjectId, ThreadId
+from shared.domain.ids import ProjectId, ThreadId
 from shared.domain.runs import TOOL_RUN
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
@@ -51,20 +55,12 @@ from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter, AgentOrder
 from shared.sql.definitions.blocks import BlockFilter, BlockStore
 from shared.sql.definitions.tools import BaseToolSeeder, ToolFilter, ToolStore
-from shared.sql.history.messages import MessageStore
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
-CancelServiceDep = Annotated[CancelService, served(CancelService)]
 ArchivalMemoryDep = Annotated[ArchivalMemory, served(ArchivalMemory)]
 ArchiveStoreDep = Annotated[ArchiveStore, served(ArchiveStore)]
 BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
 BlockStoreDep = Annotated[BlockStore, served(BlockStore)]
-ClockDep = Annotated[Clock, served(Clock)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
-InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
-OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 PassageStoreDep = Annotated[PassageStore, served(PassageStore)]
 SleeperMakerDep = Annotated[SleeperMaker, served(SleeperMaker)]
 ToolRunServiceDep = Annotated[ToolRunService, served(ToolRunService)]

@@ -9,18 +9,25 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from api.access.callers import Caller
-from api.agent_answers import MessageAnswers
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     AgentIdQuery,
     CallerDep,
+    CancelServiceDep,
+    ClockDep,
     ConversationIdPath,
+    IdMakerDep,
     LastEventIdDep,
+    MessageAnswersDep,
+    MessageStoreDep,
     MessageTypes,
     NewestFirst,
     NewestMessages,
+    OfferedModelsDep,
     OptionalAgentIdQuery,
     ProjectDep,
+    RunStoreDep,
     ShowsInstructionsDep,
     StreamProjectDep,
     SubmissionHeadersDep,
@@ -45,43 +52,31 @@ from api.letta.conversations import (
 )
 from api.letta.routes.models import with_served_model
 from api.letta.runs import CancelRequestIn
-from api.offered_models import OfferedModels
-from api.runs.cancel import CancelService
 from api.runs.command import AgentThread, AgentThreads
 from api.runs.single_runs import CompactionService
 from api.runs.thread_projection import Thread, thread_cursor_of
 from api.runs.thread_streams import ThreadStreams
-from shared.concurrency import Clock, beside
+from shared.concurrency import beside
 from shared.domain.agents import characters_of_memory, render_system
 from shared.domain.errors import InvalidRequest, NotFound
-from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, ProjectId, RunId, ThreadId, is_id
+from shared.domain.ids import UUID4_PATTERN, MessageId, ProjectId, RunId, ThreadId, is_id
 from shared.domain.lifecycle import RunStatus
 from shared.domain.runs import Run
 from shared.domain.threads import Conversation, copies_of
-from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore
 from shared.sql.definitions.conversations import ArchiveStatus, ConversationFilter, ConversationOrder, ConversationStore
 from shared.sql.history.message_lists import MessageFilter
-from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
 from shared.sql.runs.listing import RunFilter, RunListing
 from shared.sql.runs.run_store import RunStore
 
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 AgentThreadsDep = Annotated[AgentThreads, served(AgentThreads)]
 AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
 BlockStoreDep = Annotated[BlockStore, served(BlockStore)]
-CancelServiceDep = Annotated[CancelService, served(CancelService)]
-ClockDep = Annotated[Clock, served(Clock)]
 CompactionServiceDep = Annotated[CompactionService, served(CompactionService)]
 ConversationStoreDep = Annotated[ConversationStore, served(ConversationStore)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
-MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
-OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 RunListingDep = Annotated[RunListing, served(RunListing)]
 ThreadStreamsDep = Annotated[ThreadStreams, served(ThreadStreams)]
-RunStoreDep = Annotated[RunStore, served(RunStore)]
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=LateRoute)
 

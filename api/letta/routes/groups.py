@@ -6,11 +6,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 
 from api.access.callers import may_see_instructions
-from api.agent_answers import MessageAnswers
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     CallerDep,
+    ClockDep,
     HundredNewestFirst,
+    IdMakerDep,
+    MessageAnswersDep,
     MessageTypes,
     OldestFirst,
     ProjectDep,
@@ -23,18 +26,13 @@ from api.letta.conversations import AnswerService, SendOptions
 from api.letta.groups import GroupCreate, GroupUpdate, ManagerType, wire_group
 from api.letta.message_input import MessagesRequest
 from api.runs.command import AgentThread
-from shared.concurrency import Clock
 from shared.domain.groups import SLEEPTIME
-from shared.domain.ids import UUID4_PATTERN, GroupId, IdMaker
-from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
+from shared.domain.ids import UUID4_PATTERN, GroupId
+from shared.sql.definitions.agent_changes import GroupEditor
 from shared.sql.history.message_lists import MessageFilter
 
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
-ClockDep = Annotated[Clock, served(Clock)]
 GroupEditorDep = Annotated[GroupEditor, served(GroupEditor)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
-MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
 GroupIdPath = Annotated[GroupId, Path(pattern=f"^group-{UUID4_PATTERN}$")]
 
 router = APIRouter(prefix="/v1/groups", tags=["groups"], route_class=LateRoute)

@@ -6,10 +6,13 @@ from fastapi import APIRouter, Query
 
 from api.agent_answers import AgentAnswers
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     ArchiveIdPath,
     BlockIdPath,
+    ClockDep,
     EnvironmentDep,
+    IdMakerDep,
     Included,
     Limit,
     NewestFirst,
@@ -31,7 +34,6 @@ from api.letta.memory import (
     PassageCreate,
     PassagesCreate,
     PassageSearch,
-    aware,
     new_archive,
     new_block,
     new_passages,
@@ -43,23 +45,18 @@ from api.letta.memory import (
     wire_passages,
 )
 from shared.archival.archival_memory import ArchivalMemory
-from shared.concurrency import Clock
-from shared.domain.ids import IdMaker, PassageId
+from shared.domain.ids import PassageId
 from shared.domain.searches import DEFAULT_FOUND, LONGEST_QUERY, MOST_FOUND, MOST_TAGS, PassageQuery, moment_of
 from shared.sql.archival.archives import ArchiveFilter, ArchiveStore
 from shared.sql.archival.passages import PassagePage, PassageStore
-from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.agents import AgentFilter
 from shared.sql.definitions.blocks import BlockFilter, BlockStore, TagStore
 from shared.sql.paging import MOST_ROWS, refuse_part
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 ArchivalMemoryDep = Annotated[ArchivalMemory, served(ArchivalMemory)]
 ArchiveStoreDep = Annotated[ArchiveStore, served(ArchiveStore)]
 BlockStoreDep = Annotated[BlockStore, served(BlockStore)]
-ClockDep = Annotated[Clock, served(Clock)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
 PassageStoreDep = Annotated[PassageStore, served(PassageStore)]
 TagStoreDep = Annotated[TagStore, served(TagStore)]
 
@@ -332,9 +329,7 @@ async def create_memory(
     project_id: ProjectDep,
 ) -> list[dict[str, Any]]:
     """Stores a passage in the agent's archive. The first passage creates the archive."""
-    passage = await archival_memory.insert(
-        project_id, agent_id, body.text, body.tags or (), created_at=aware(body.created_at)
-    )
+    passage = await archival_memory.insert(project_id, agent_id, body.text, body.tags or (), created_at=body.created_at)
     return [wire_passage(passage, environment)]
 
 

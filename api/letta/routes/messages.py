@@ -7,50 +7,44 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 from fastapi.responses import JSONResponse
 
-from api.agent_answers import AgentAnswers, MessageAnswers, types_for
+from api.agent_answers import AgentAnswers, types_for
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     CallerDep,
+    CancelServiceDep,
+    ClockDep,
+    IdMakerDep,
+    InputLimitsDep,
+    MessageAnswersDep,
+    MessageStoreDep,
     MessageTypes,
     NewestMessages,
+    OfferedModelsDep,
     ProjectDep,
     SubmissionHeadersDep,
     served,
 )
 from api.direct_route import DirectRoute, LateRoute
-from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService, SendOptions, run_or_refusal
 from api.letta.message_input import CaptureRequest, MessagesRequest, captured_messages
 from api.letta.messages import MessageSearch, wire_found, wire_messages
 from api.letta.runs import CancelRequestIn, GenerateRequest, question_of, wire_generated
-from api.offered_models import OfferedModels
-from api.runs.cancel import CancelService
 from api.runs.command import DEFAULT, AgentThread, AgentThreads, keys_of
 from api.runs.single_runs import GenerationService, text_of_answer
-from shared.concurrency import Clock
 from shared.domain.errors import NotFound, Unavailable
-from shared.domain.ids import UUID4_PATTERN, IdMaker, MessageId, RunId, ThreadId
+from shared.domain.ids import UUID4_PATTERN, MessageId, RunId, ThreadId
 from shared.domain.runs import GENERATE
 from shared.runs.started_runs import SleeptimeRuns
-from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.history.message_lists import MessageFilter, MessageLists
-from shared.sql.history.messages import MessageStore
 
 AgentAnswersDep = Annotated[AgentAnswers, served(AgentAnswers)]
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 AgentThreadsDep = Annotated[AgentThreads, served(AgentThreads)]
 AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
-CancelServiceDep = Annotated[CancelService, served(CancelService)]
-ClockDep = Annotated[Clock, served(Clock)]
 GenerationServiceDep = Annotated[GenerationService, served(GenerationService)]
 GroupTurnStoreDep = Annotated[GroupTurnStore, served(GroupTurnStore)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
-InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
-MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
 MessageListsDep = Annotated[MessageLists, served(MessageLists)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
-OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 SleeptimeRunsDep = Annotated[SleeptimeRuns, served(SleeptimeRuns)]
 
 router = APIRouter(prefix="/v1/agents/{agent_id}", tags=["messages"], route_class=DirectRoute)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeVar
 import structlog
 from fastapi import APIRouter, Response
 
-from api.dependencies import EnvironmentDep, ProjectDep, Texts, served
+from api.dependencies import EnvironmentDep, OfferedModelsDep, ProjectDep, Texts, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
 from api.letta.agents import AgentFields
@@ -14,7 +14,6 @@ from api.letta.model_settings import wire_embeddings, wire_models
 from api.offered_models import OfferedModels
 from shared.network.server_models import ServerModels
 
-OfferedModelsDep = Annotated[OfferedModels, served(OfferedModels)]
 ServerModelsDep = Annotated[ServerModels, served(ServerModels)]
 
 router = APIRouter(prefix="/v1/models", tags=["models"], route_class=LateRoute)

@@ -7,17 +7,15 @@ from fastapi import APIRouter, Path, Response
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.dependencies import ProjectDep, RunIdPath, served
+from api.dependencies import ClockDep, MessageStoreDep, ProjectDep, RunIdPath, RunStoreDep, served
 from api.direct_route import LateRoute
 from api.every_answer import warn_if_pruned
 from api.letta.messages import wire_time
-from shared.concurrency import Clock
 from shared.domain.effects import Effect, Outcome, SettledEffect
 from shared.domain.errors import Conflict, NotFound
 from shared.domain.runs import Run
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.effects import EffectStore
-from shared.sql.runs.run_store import RunStore
 
 # The effects of a run on the wire: its tool calls, and the findings about calls with an unknown outcome.
 
@@ -61,10 +59,7 @@ def wire_effect(effect: Effect) -> dict[str, Any]:
 # The routes.
 
 
-ClockDep = Annotated[Clock, served(Clock)]
 EffectStoreDep = Annotated[EffectStore, served(EffectStore)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
-RunStoreDep = Annotated[RunStore, served(RunStore)]
 
 CallIdPath = Annotated[str, Path(min_length=1, max_length=1000)]
 

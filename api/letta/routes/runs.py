@@ -10,18 +10,25 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from api.access.accepted_keys import end_of_token
 from api.access.authentication import Access
 from api.access.callers import Caller, may_see_instructions
-from api.agent_answers import MessageAnswers, types_for
+from api.agent_answers import types_for
 from api.dependencies import (
+    AgentEditorDep,
     AgentIdPath,
     CallerDep,
+    CancelServiceDep,
+    ClockDep,
     HundredNewestFirst,
+    IdMakerDep,
+    InputLimitsDep,
     LastEventIdDep,
-    Moment,
+    MessageAnswersDep,
+    MessageStoreDep,
     NewestFirst,
     NewestRuns,
     OldestMessages,
     ProjectDep,
     RunIdPath,
+    RunStoreDep,
     StartingAfterDep,
     StepIdPath,
     StreamProjectDep,
@@ -31,11 +38,10 @@ from api.dependencies import (
 )
 from api.direct_route import DirectRoute, LateRoute
 from api.every_answer import warn_if_pruned
-from api.input_limits import InputLimits
 from api.letta.conversation_events import RunChangeFrames
 from api.letta.conversations import AnswerService
 from api.letta.message_input import InjectRequest, parts_in, user_messages
-from api.letta.messages import STORED_REASONS, WireStopReason, wire_time
+from api.letta.messages import STORED_REASONS, Moment, WireStopReason, wire_time
 from api.letta.runs import (
     WIRE_STATUSES,
     CancelRequestIn,
@@ -48,39 +54,28 @@ from api.letta.runs import (
     wire_usage,
 )
 from api.letta.traces import wire_run_metrics, wire_step_metrics, wire_trace
-from api.runs.cancel import CancelService
 from api.runs.command import DEFAULT, keys_of
 from api.runs.run_changes import RunChanges
 from api.runs.streaming import StreamService
-from shared.concurrency import Clock, beside
+from shared.concurrency import beside
 from shared.domain.errors import Conflict, InvalidRequest, NotFound
-from shared.domain.ids import AgentId, IdMaker, RunId, ThreadId
+from shared.domain.ids import AgentId, RunId, ThreadId
 from shared.domain.lifecycle import TERMINAL, RunStatus
 from shared.domain.messages import ToolReturns
 from shared.domain.runs import Feedback, Run
 from shared.domain.threads import RunScope
-from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.history.message_lists import MessageFilter
-from shared.sql.history.messages import MessageStore
 from shared.sql.paging import Page
 from shared.sql.runs.approvals import ApprovalStore
 from shared.sql.runs.inbox import InboxStore
 from shared.sql.runs.listing import RunFilter, RunListing
-from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepFilter, StepStore
 
 AccessDep = Annotated[Access, served(Access)]
 AnswerServiceDep = Annotated[AnswerService, served(AnswerService)]
 ApprovalStoreDep = Annotated[ApprovalStore, served(ApprovalStore)]
-CancelServiceDep = Annotated[CancelService, served(CancelService)]
-ClockDep = Annotated[Clock, served(Clock)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
 InboxStoreDep = Annotated[InboxStore, served(InboxStore)]
-InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
-MessageAnswersDep = Annotated[MessageAnswers, served(MessageAnswers)]
-MessageStoreDep = Annotated[MessageStore, served(MessageStore)]
 RunListingDep = Annotated[RunListing, served(RunListing)]
-RunStoreDep = Annotated[RunStore, served(RunStore)]
 StepStoreDep = Annotated[StepStore, served(StepStore)]
 StreamServiceDep = Annotated[StreamService, served(StreamService)]
 
@@ -463,7 +458,6 @@ async def give_feedback(
 # Streams for dashboards: the status of all runs of a project or an agent.
 
 
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 RunChangesDep = Annotated[RunChanges, served(RunChanges)]
 
 events_router = APIRouter(prefix="/v1", tags=["runs"], route_class=LateRoute)

@@ -7,10 +7,9 @@ from fastapi import APIRouter, Depends
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from api.dependencies import NewestFirst, ProjectDep, Texts, ToolIdPath, served
+from api.dependencies import ClockDep, IdMakerDep, InputLimitsDep, NewestFirst, ProjectDep, Texts, ToolIdPath, served
 from api.direct_route import LateRoute
 from api.every_answer import warning_of
-from api.input_limits import InputLimits
 from api.letta.tools import (
     TOOL_TYPES,
     LimitsIn,
@@ -22,9 +21,7 @@ from api.letta.tools import (
     wire_tool,
 )
 from api.operations import Operations
-from shared.concurrency import Clock
 from shared.domain.errors import InvalidRequest
-from shared.domain.ids import IdMaker
 from shared.domain.tools import TYPESCRIPT, Tool
 from shared.packages.environments import PackageEnvironments
 from shared.process.settings import Settings
@@ -32,9 +29,6 @@ from shared.sql.definitions.tools import BaseToolSeeder, ToolFilter, ToolStore
 from shared.sql.paging import Page
 
 BaseToolSeederDep = Annotated[BaseToolSeeder, served(BaseToolSeeder)]
-ClockDep = Annotated[Clock, served(Clock)]
-IdMakerDep = Annotated[IdMaker, served(IdMaker)]
-InputLimitsDep = Annotated[InputLimits, served(InputLimits)]
 OperationsDep = Annotated[Operations, served(Operations)]
 PackageEnvironmentsDep = Annotated[PackageEnvironments, served(PackageEnvironments)]
 SettingsDep = Annotated[Settings, served(Settings)]

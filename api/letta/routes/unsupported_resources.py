@@ -1,15 +1,12 @@
 """Empty lists of objects that Letta's servers have and Holdfast lacks. A program that only reads these lists works. A
 program that creates such an object gets an error."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from api.dependencies import AgentIdPath, NewestFirst, ProjectDep, served
+from api.dependencies import AgentEditorDep, AgentIdPath, NewestFirst, ProjectDep
 from api.direct_route import LateRoute
-from shared.sql.definitions.agent_changes import AgentEditor
-
-AgentEditorDep = Annotated[AgentEditor, served(AgentEditor)]
 
 
 async def any_filter(
