@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
@@ -131,7 +131,7 @@ class Attempt(NamedTuple):
 class CallbackDelivery:
     """Delivers the callbacks of the outboxes."""
 
-    outboxes: Sequence[Outbox]
+    outboxes: Sequence[Outbox[Any]]
     runs: RunStore
     http: CallersHttp
     clock: Clock
@@ -167,43 +167,46 @@ class CallbackDelivery:
             if self.places.are_all_in_use or (full and self.clock.monotonic() < others_at):
                 await self.places.wait(POLL_S)
                 continue
-            due = await self._claim(outboxes, full)
-            if due is not None:
+            claimed = await self._claim(outboxes, full)
+            if claimed is not None:
+                outbox, due = claimed
                 self.places.enter(due.project_id)
-                group.create_task(self._deliver_in(due), name=f"callback of {due.run_id}")
+                group.create_task(self._deliver_in(outbox, due), name=f"callback of {due.run_id}")
             elif full:
                 others_at = self.clock.monotonic() + POLL_S
             else:
                 return
 
-    async def _claim(self, outboxes: deque[Outbox], but_not_of: Collection[ProjectId]) -> Due | None:
+    async def _claim(
+        self, outboxes: deque[Outbox[Any]], but_not_of: Collection[ProjectId]
+    ) -> tuple[Outbox[Any], Due] | None:
         for _ in self.outboxes:
             outboxes.rotate(-1)
-            due = await outboxes[-1].claim(self.clock.now(), but_not_of)
-            if due is not None:
-                return due
+            for due in await outboxes[-1].store.claim_due(self.clock.now(), 1, but_not_of=but_not_of):
+                return outboxes[-1], due
         return None
 
-    async def _deliver_in(self, callback: Due) -> None:
+    async def _deliver_in(self, outbox: Outbox[Any], due: Due) -> None:
         try:
-            rests_until = self.places.rests_until(callback.url)
+            rests_until = self.places.rests_until(due.url)
             if rests_until is None:
-                await self._deliver(callback)
+                await self._deliver(outbox, due)
             else:
-                await callback.postpone(rests_until)
+                await outbox.store.postpone(due, rests_until)
         except Unavailable as error:
-            log.warning("callback_left_for_later", run_id=callback.run_id, reason=error.message)
+            log.warning("callback_left_for_later", run_id=due.run_id, reason=error.message)
         except Exception:
             # The background-loop boundary: the outbox still has this callback, and the other deliveries must continue.
-            log.exception("callback_left_for_later", run_id=callback.run_id)
+            log.exception("callback_left_for_later", run_id=due.run_id)
         finally:
-            self.places.leave(callback.project_id)
+            self.places.leave(due.project_id)
 
-    async def _deliver(self, callback: Due) -> None:
-        attempt = await self._attempt(callback)
+    async def _deliver(self, outbox: Outbox[Any], due: Due) -> None:
+        attempt = await self._attempt(outbox, due)
         now = self.clock.now()
-        delay = None if attempt.error is None or attempt.final else self._delay(callback.attempts)
-        await callback.record_attempt(
+        delay = None if attempt.error is None or attempt.final else self._delay(due.attempts)
+        await outbox.store.record_attempt(
+            due,
             now=now,
             status_code=attempt.status_code,
             error=attempt.error,
@@ -212,8 +215,8 @@ class CallbackDelivery:
         self.on_attempt("delivered" if attempt.error is None else "given_up" if delay is None else "failed")
         log.info(
             "callback_attempted",
-            run_id=callback.run_id,
-            attempt=callback.attempts,
+            run_id=due.run_id,
+            attempt=due.attempts,
             status_code=attempt.status_code,
             error=attempt.error,
             given_up=attempt.error is not None and delay is None,
@@ -225,17 +228,17 @@ class CallbackDelivery:
             return None
         return timedelta(seconds=RETRY_AFTER_S[attempts - 1] * (1 + JITTER * self.jitter()))
 
-    async def _attempt(self, callback: Due) -> Attempt:
+    async def _attempt(self, outbox: Outbox[Any], due: Due) -> Attempt:
         try:
-            run = await self.runs.look_up(callback.run_id)
-            letter = await callback.letter(run, self.clock.now())
-            status_code = await self._post(callback, letter, run)
+            run = await self.runs.look_up(due.run_id)
+            letter = await outbox.letter(due, run, self.clock.now())
+            status_code = await self._post(due, letter, run)
         except NotFound:
             return Attempt(error="the run was deleted", final=True)
         except (ForbiddenAddress, Withdrawn) as error:
             return Attempt(error=str(error)[:ERROR_CHARS], final=True)
         except TimeoutError:
-            self.places.was_silent(callback.url)
+            self.places.was_silent(due.url)
             return Attempt(error=f"no answer within {ATTEMPT_S:.0f} s")
         except (Unreachable, UnreadableSecret) as error:
             return Attempt(error=str(error)[:ERROR_CHARS])
@@ -243,16 +246,16 @@ class CallbackDelivery:
             return Attempt(status_code)
         return Attempt(status_code, f"the receiver answered {status_code}", final=status_code == GONE)
 
-    async def _post(self, callback: Due, letter: Letter, run: Run) -> int:
+    async def _post(self, due: Due, letter: Letter, run: Run) -> int:
         """The status of the receiver's answer. The request contains the run's trace context, which the receiver may
         continue."""
-        about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": callback.attempts}
+        about = {**of_run(run), "http.request.method": "POST", "holdfast.callback.attempt": due.attempts}
         headers = {**PLAIN_HEADERS, **letter.headers(self.clock.now())}
         with self.tracer.begin("callback", parent=run.options.traceparent, kind="client", attributes=about) as span:
             if span.traceparent is not None:
                 headers["traceparent"] = span.traceparent
             async with asyncio.timeout(ATTEMPT_S):
-                status_code = await self.http.post(callback.url, letter.body, headers)
+                status_code = await self.http.post(due.url, letter.body, headers)
             span.set({"http.response.status_code": status_code})
             if status_code >= 300:
                 span.fail(str(status_code))

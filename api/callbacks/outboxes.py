@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shared.domain.approvals import WaitingCalls
 from shared.domain.errors import InvalidRequest
@@ -42,7 +42,7 @@ class Withdrawn(Exception):
 
 
 class Due(Protocol):
-    """A message to one receiver, claimed from its outbox."""
+    """A message to one receiver, as its outbox claimed it."""
 
     @property
     def run_id(self) -> RunId: ...
@@ -55,26 +55,36 @@ class Due(Protocol):
         """The number of attempts, including this one."""
         ...
 
-    async def letter(self, run: Run, now: datetime) -> Letter:
-        """The message. Raises `Withdrawn` and `UnreadableSecret`."""
+
+Row = TypeVar("Row")
+
+
+class OutboxStore(Protocol[Row]):
+    """The rows of an outbox, as the database has them."""
+
+    async def claim_due(self, now: datetime, limit: int, *, but_not_of: Collection[ProjectId]) -> Sequence[Row]:
+        """Claims the rows that have been due longest. No other process gets them meanwhile."""
         ...
 
-    async def postpone(self, until: datetime) -> None:
+    async def postpone(self, due: Row, until: datetime) -> None:
         """Releases the claim without an attempt."""
         ...
 
     async def record_attempt(
-        self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
+        self, due: Row, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
         """Records the result of the attempt. `next_at` None: delivered, or given up if there is an error."""
         ...
 
 
-class Outbox(Protocol):
+class Outbox(Protocol[Row]):
     """The messages to send, in the database."""
 
-    async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> Due | None:
-        """Claims the oldest message that is due. No other process gets it meanwhile."""
+    @property
+    def store(self) -> OutboxStore[Row]: ...
+
+    async def letter(self, due: Row, run: Run, now: datetime) -> Letter:
+        """The message. Raises `Withdrawn` and `UnreadableSecret`."""
         ...
 
 
@@ -102,51 +112,13 @@ class CallbackOutbox:
     key: bytes | None
     """The key from which each project's signing key is derived. None: callbacks are not signed."""
 
-    async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueCallback | None":
-        """As `Outbox.claim`."""
-        claimed = await self.store.claim_due(now, limit=1, but_not_of=but_not_of)
-        return DueCallback(self, claimed[0]) if claimed else None
-
-
-@dataclass(frozen=True)
-class DueCallback:
-    """As `Due`."""
-
-    outbox: CallbackOutbox
-    callback: Callback
-
-    @property
-    def run_id(self) -> RunId:
-        return self.callback.run_id
-
-    @property
-    def project_id(self) -> ProjectId:
-        return self.callback.project_id
-
-    @property
-    def url(self) -> str:
-        return self.callback.url
-
-    @property
-    def attempts(self) -> int:
-        return self.callback.attempts
-
-    async def letter(self, run: Run, now: datetime) -> Letter:
-        outbox = self.outbox
-        waiting = await outbox.approvals.waiting_of_runs([run])
-        shape = outbox.shapes.get(run.options.dialect) or next(iter(outbox.shapes.values()))
-        payload = shape(run, await outbox.messages.list_of_run(run), waiting.get(run.id))
-        return Letter(run.id, written(payload), [key_of_project(outbox.key, run.project_id)])
-
-    async def postpone(self, until: datetime) -> None:
-        await self.outbox.store.postpone(self.run_id, until)
-
-    async def record_attempt(
-        self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
-    ) -> None:
-        await self.outbox.store.record_attempt(
-            self.run_id, now=now, status_code=status_code, error=error, next_at=next_at
-        )
+    async def letter(self, due: Callback, run: Run, now: datetime) -> Letter:
+        """As `Outbox.letter`."""
+        del due, now
+        waiting = await self.approvals.waiting_of_runs([run])
+        shape = self.shapes.get(run.options.dialect) or next(iter(self.shapes.values()))
+        payload = shape(run, await self.messages.list_of_run(run), waiting.get(run.id))
+        return Letter(run.id, written(payload), [key_of_project(self.key, run.project_id)])
 
 
 # Webhook endpoints: each project has its own endpoints, with their own secrets.
@@ -165,52 +137,14 @@ class WebhookOutbox:
     """Renderers by dialect, as in `CallbackOutbox`, for the dialects that have endpoints."""
     secret_keys: SecretKeys
 
-    async def claim(self, now: datetime, but_not_of: Collection[ProjectId]) -> "DueEvent | None":
-        """As `Outbox.claim`."""
-        claimed = await self.store.claim_due(now, limit=1, but_not_of=but_not_of)
-        return DueEvent(self, claimed[0]) if claimed else None
-
-
-@dataclass(frozen=True)
-class DueEvent:
-    """As `Due`."""
-
-    outbox: WebhookOutbox
-    delivery: WebhookDelivery
-
-    @property
-    def run_id(self) -> RunId:
-        return self.delivery.run_id
-
-    @property
-    def project_id(self) -> ProjectId:
-        return self.delivery.project_id
-
-    @property
-    def url(self) -> str:
-        return "" if self.delivery.endpoint is None else self.delivery.endpoint.url
-
-    @property
-    def attempts(self) -> int:
-        return self.delivery.attempts
-
-    async def letter(self, run: Run, now: datetime) -> Letter:
-        endpoint, shapes = self.delivery.endpoint, self.outbox.shapes
+    async def letter(self, due: WebhookDelivery, run: Run, now: datetime) -> Letter:
+        """As `Outbox.letter`."""
+        endpoint = due.endpoint
         if endpoint is None:
             raise Withdrawn("the webhook endpoint was deleted")
-        shape = shapes.get(endpoint.dialect) or next(iter(shapes.values()))
-        keys = keys_of_endpoint(endpoint, self.outbox.secret_keys, now)
-        return Letter(_id_at(endpoint.id, run.id), written(shape(self.delivery.event)), keys)
-
-    async def postpone(self, until: datetime) -> None:
-        await self.outbox.store.postpone(self.delivery, until)
-
-    async def record_attempt(
-        self, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
-    ) -> None:
-        await self.outbox.store.record_attempt(
-            self.delivery, now=now, status_code=status_code, error=error, next_at=next_at
-        )
+        shape = self.shapes.get(endpoint.dialect) or next(iter(self.shapes.values()))
+        keys = keys_of_endpoint(endpoint, self.secret_keys, now)
+        return Letter(_id_at(endpoint.id, run.id), written(shape(due.event)), keys)
 
 
 def keys_of_endpoint(endpoint: WebhookEndpoint, secret_keys: SecretKeys, now: datetime) -> list[bytes | None]:

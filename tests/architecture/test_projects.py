@@ -20,8 +20,6 @@ HAS_A_PROJECT = re.compile(
 """The project itself, or a noun that carries it."""
 
 OF_WORKERS = {
-    "CallbackStore.postpone": "the outbox is emptied for all projects together",
-    "CallbackStore.record_attempt": "the outbox is emptied for all projects together",
     "CheckpointStore.intents": "by the owner of the run",
     "EventStore.read": "of a run that was loaded: by its owner, and by readers, who have asked for it",
     "InboxStore.has_waiting": "by the owner of the run",
@@ -39,8 +37,6 @@ OF_WORKERS = {
 }
 
 THE_API_MAY = {
-    ("api/callbacks/delivery.py", "outbox.postpone"),
-    ("api/callbacks/delivery.py", "outbox.record_attempt"),
     ("api/callbacks/delivery.py", "runs.look_up"),
     ("api/runs/reader.py", "_runs.ends_of_logs"),
     ("api/runs/reader.py", "events.read"),

@@ -11,7 +11,7 @@ from shared.domain.lifecycle import RunTrigger
 from shared.domain.runs import Run
 from shared.sql.runs.callbacks import Callback
 from tests.kit.runs.definitions import NOW
-from tests.kit.runs.stored_runs import Stores, approve, call, stored_runs
+from tests.kit.runs.stored_runs import Stores, approve, call, callback_of, stored_runs
 
 URL = "http://127.0.0.1/called"
 WAITS = call("a", needs_approval=True)
@@ -68,8 +68,8 @@ async def test_a_run_whose_callback_failed_was_shown_with_a_sent_callback(stores
     run = await stores.ended(callback_url=URL)
     await stores.callbacks.claim_due(NOW)
     later = NOW + timedelta(seconds=5)
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=later)
+    await stores.callbacks.record_attempt(callback_of(run), now=NOW, status_code=503, error="busy", next_at=later)
     shown = await stores.runs.look_up(run.id)
     assert (shown.callback_sent_at, shown.callback_status_code, shown.callback_error) == (None, 503, "busy")
-    await stores.callbacks.record_attempt(run.id, now=later, status_code=204, error=None, next_at=None)
+    await stores.callbacks.record_attempt(callback_of(run), now=later, status_code=204, error=None, next_at=None)
     assert (await stores.runs.look_up(run.id)).callback_sent_at == later

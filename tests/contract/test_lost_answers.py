@@ -356,9 +356,9 @@ async def all_decisions(stores: Stores) -> Write:
 
 
 async def outcome_of_a_callback(stores: Stores) -> Write:
-    run = await stores.ended(callback_url=URL)
-    await stores.callbacks.claim_due(NOW)
-    return lambda: stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=NOW)
+    await stores.ended(callback_url=URL)
+    [due] = await stores.callbacks.claim_due(NOW)
+    return lambda: stores.callbacks.record_attempt(due, now=NOW, status_code=503, error="busy", next_at=NOW)
 
 
 async def conversation_with_a_name(stores: Stores) -> Write:

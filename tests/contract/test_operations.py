@@ -20,7 +20,7 @@ from shared.sql.runs.webhooks import WebhookDeliveryStore, WebhookEndpointStore
 from tests.kit.model_server import ModelServer
 from tests.kit.product.in_process import api_client, running_product
 from tests.kit.runs.definitions import NOW, PROJECT
-from tests.kit.runs.stored_runs import IDS, Stores, call, some_endpoint, stored_runs
+from tests.kit.runs.stored_runs import IDS, Stores, call, callback_of, some_endpoint, stored_runs
 from tests.kit.services.databases import open_database
 from tests.kit.services.redis_servers import PrivateRedis
 from tests.kit.services.tcp_proxy import TcpProxy
@@ -190,9 +190,9 @@ async def test_a_callback_that_waits_is_listed_and_tried_at_once(stores: Stores)
     delivered = await stores.ended(callback_url=URL)
     later = NOW + timedelta(hours=1)
     await stores.callbacks.claim_due(NOW)
-    await stores.callbacks.record_attempt(first.id, now=NOW, status_code=503, error="busy", next_at=later)
-    await stores.callbacks.record_attempt(second.id, now=NOW, status_code=410, error="gone", next_at=None)
-    await stores.callbacks.record_attempt(delivered.id, now=NOW, status_code=200, error=None, next_at=None)
+    await stores.callbacks.record_attempt(callback_of(first), now=NOW, status_code=503, error="busy", next_at=later)
+    await stores.callbacks.record_attempt(callback_of(second), now=NOW, status_code=410, error="gone", next_at=None)
+    await stores.callbacks.record_attempt(callback_of(delivered), now=NOW, status_code=200, error=None, next_at=None)
 
     async with operators_api(stores) as http:
         shown = (await http.get("/v1/admin/callbacks")).json()

@@ -44,6 +44,7 @@ from tests.kit.runs.stored_runs import (
     answer,
     approve,
     call,
+    callback_of,
     checkpoint,
     ending,
     next_seq,
@@ -175,12 +176,12 @@ async def due_approvals(stores: Stores) -> None:
 async def due_callbacks(stores: Stores) -> None:
     run = await stores.ended(callback_url="http://127.0.0.1/")
     await stores.callbacks.claim_due(NOW)
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    await stores.callbacks.record_attempt(callback_of(run), now=NOW, status_code=200, error=None, next_at=None)
 
 
 async def a_look_at_the_deployment(stores: Stores) -> None:
     run = await stores.ended(callback_url="http://127.0.0.1/")
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=410, error="gone", next_at=None)
+    await stores.callbacks.record_attempt(callback_of(run), now=NOW, status_code=410, error="gone", next_at=None)
     await stores.callbacks.list_open(PROJECT, Page(limit=20))
     await stores.callbacks.retry(PROJECT, run.id, NOW)
     webhooks = WebhookDeliveryStore(stores.database)
@@ -228,7 +229,7 @@ async def reading(stores: Stores) -> None:
 
 async def a_round_of_retention(stores: Stores) -> None:
     run = await stores.ended(callback_url="http://127.0.0.1/")
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    await stores.callbacks.record_attempt(callback_of(run), now=NOW, status_code=200, error=None, next_at=None)
     assert (await stores.retention.prune(NOW.replace(year=2030), NOW))["runs"]
 
 

@@ -34,6 +34,7 @@ from tests.kit.runs.stored_runs import (
     answer,
     approve,
     call,
+    callback_of,
     checkpoint,
     found,
     results,
@@ -84,7 +85,7 @@ async def whole_run(stores: Stores, thread: str = THREAD, **callback: str) -> Ru
 
 
 async def delivered_callback(stores: Stores, run: Run) -> None:
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=200, error=None, next_at=None)
+    await stores.callbacks.record_attempt(callback_of(run), now=NOW, status_code=200, error=None, next_at=None)
     deliveries = WebhookDeliveryStore(stores.database)
     for one in await deliveries.claim_due(NOW):
         await deliveries.record_attempt(one, now=NOW, status_code=200, error=None, next_at=None)
@@ -154,7 +155,7 @@ async def a_run_that_goes_on_after_a_checkpoint(stores: Stores) -> Run:
 
 async def a_run_whose_callback_was_not_delivered(stores: Stores) -> Run:
     run = await stores.ended(callback_url=URL)
-    await stores.callbacks.record_attempt(run.id, now=NOW, status_code=503, error="busy", next_at=MUCH_LATER)
+    await stores.callbacks.record_attempt(callback_of(run), now=NOW, status_code=503, error="busy", next_at=MUCH_LATER)
     return run
 
 

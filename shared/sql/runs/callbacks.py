@@ -94,17 +94,17 @@ class CallbackStore(Store):
         async with self._database.write() as connection:
             return [Callback(*row) for row in await claim_rows(connection, callbacks, now, limit, columns, but_not_of)]
 
-    async def postpone(self, run_id: RunId, until: datetime) -> None:
+    async def postpone(self, due: Callback, until: datetime) -> None:
         """Releases a callback that was claimed and not attempted."""
         async with self._database.write() as connection:
             await connection.execute(
                 sa.update(callbacks)
-                .where(callbacks.c.run_id == run_id)
+                .where(callbacks.c.run_id == due.run_id)
                 .values(next_attempt_at=until, claimed_until=None, attempts=callbacks.c.attempts - 1)
             )
 
     async def record_attempt(
-        self, run_id: RunId, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
+        self, due: Callback, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
         """Records the outcome of an attempt. If `next_at` is None, the callback was delivered, or given up if there is
         an error.
@@ -116,7 +116,7 @@ class CallbackStore(Store):
             # The run comes first, as in its deletion: otherwise the two could deadlock.
             await connection.execute(
                 sa.update(runs)
-                .where(runs.c.id == run_id)
+                .where(runs.c.id == due.run_id)
                 .values(
                     callback_sent_at=now if error is None else None,
                     callback_status_code=status_code,
@@ -125,7 +125,7 @@ class CallbackStore(Store):
             )
             await connection.execute(
                 sa.update(callbacks)
-                .where(callbacks.c.run_id == run_id)
+                .where(callbacks.c.run_id == due.run_id)
                 .values(next_attempt_at=next_at, claimed_until=None, given_up_at=given_up_at)
             )
 

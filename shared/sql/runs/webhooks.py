@@ -89,6 +89,11 @@ class WebhookDelivery(NamedTuple):
     endpoint: WebhookEndpoint | None
     """The present state of the endpoint. None: it was deleted since."""
 
+    @property
+    def url(self) -> str:
+        """The receiver; empty if the endpoint was deleted."""
+        return "" if self.endpoint is None else self.endpoint.url
+
 
 class WebhookDeliveryStore(Store):
     """Reads the outbox and records the outcomes."""
@@ -120,14 +125,14 @@ class WebhookDeliveryStore(Store):
             for row in rows
         ]
 
-    async def postpone(self, delivery: WebhookDelivery, until: datetime) -> None:
+    async def postpone(self, due: WebhookDelivery, until: datetime) -> None:
         """Releases a delivery that was claimed and not attempted."""
         attempts = webhook_deliveries.c.attempts - 1
-        await self._set(delivery, next_attempt_at=until, claimed_until=None, attempts=attempts)
+        await self._set(due, next_attempt_at=until, claimed_until=None, attempts=attempts)
 
     async def record_attempt(
         self,
-        delivery: WebhookDelivery,
+        due: WebhookDelivery,
         *,
         now: datetime,
         status_code: int | None,
@@ -137,7 +142,7 @@ class WebhookDeliveryStore(Store):
         """Records the outcome of an attempt. If `next_at` is None, the delivery has arrived, or is given up if there is
         an error."""
         await self._set(
-            delivery,
+            due,
             next_attempt_at=next_at,
             claimed_until=None,
             given_up_at=now if next_at is None and error is not None else None,

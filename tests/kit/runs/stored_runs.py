@@ -32,7 +32,7 @@ from shared.sql.engine import Database
 from shared.sql.history.message_lists import MessageFilter, MessageLists
 from shared.sql.history.messages import MessageStore
 from shared.sql.runs.approvals import ApprovalStore, requests_of
-from shared.sql.runs.callbacks import CallbackStore
+from shared.sql.runs.callbacks import Callback, CallbackStore
 from shared.sql.runs.checkpoints import Checkpoint, CheckpointStore
 from shared.sql.runs.children import ChildStore
 from shared.sql.runs.decisions import DecisionStore
@@ -188,6 +188,11 @@ def some_conversation(conversation_id: ConversationId, *, name: str) -> Conversa
     return Conversation(
         id=conversation_id, project_id=PROJECT, agent_id=AGENT.id, name=name, created_at=NOW, updated_at=NOW
     )
+
+
+def callback_of(run: Run) -> Callback:
+    """The run's callback, as a process claims it for its first attempt."""
+    return Callback(run.id, run.callback_url or "", 1, run.project_id)
 
 
 def some_endpoint(**fields: Any) -> WebhookEndpoint:

@@ -33,15 +33,15 @@ class OutboxGuest(ABC):
         """Claims rows that are due. Each has `run_id` and `attempts`."""
         return await self.rows.claim_due(now, limit)
 
-    @abstractmethod
     async def postpone(self, claimed: Any, until: datetime) -> None:
         """Releases a claimed row without an attempt."""
+        await self.rows.postpone(claimed, until)
 
-    @abstractmethod
     async def record(
         self, claimed: Any, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
         """Records the outcome of an attempt."""
+        await self.rows.record_attempt(claimed, now=now, status_code=status_code, error=error, next_at=next_at)
 
     async def list_open(self, project_id: ProjectId, page: Page) -> Sequence[Any]:
         """Lists rows that wait or were given up."""
@@ -62,14 +62,6 @@ class Callbacks(OutboxGuest):
     async def fill(self, stores: Stores, how_many: int) -> Sequence[RunId]:
         return [(await stores.ended(callback_url=URL)).id for _ in range(how_many)]
 
-    async def postpone(self, claimed: Any, until: datetime) -> None:
-        await self.rows.postpone(claimed.run_id, until)
-
-    async def record(
-        self, claimed: Any, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
-    ) -> None:
-        await self.rows.record_attempt(claimed.run_id, now=now, status_code=status_code, error=error, next_at=next_at)
-
     async def retry(self, project_id: ProjectId, claimed: Any, now: datetime) -> Any:
         return await self.rows.retry(project_id, claimed.run_id, now)
 
@@ -81,14 +73,6 @@ class WebhookDeliveries(OutboxGuest):
         await WebhookEndpointStore(stores.database).create(some_endpoint())
         options = RunOptions(dialect=DIALECT, background=True)
         return [(await stores.ended(options=options)).id for _ in range(how_many)]
-
-    async def postpone(self, claimed: WebhookDelivery, until: datetime) -> None:
-        await self.rows.postpone(claimed, until)
-
-    async def record(
-        self, claimed: Any, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
-    ) -> None:
-        await self.rows.record_attempt(claimed, now=now, status_code=status_code, error=error, next_at=next_at)
 
     async def retry(self, project_id: ProjectId, claimed: WebhookDelivery, now: datetime) -> Any:
         return await self.rows.retry(project_id, claimed.run_id, claimed.endpoint_id, now)
