@@ -71,13 +71,14 @@ ERROR_HEADER = "x-holdfast-error"
 
 
 class Dialects(NamedTuple):
-    """The error shapes of the API's dialects, by path prefix. The longest match wins."""
+    """The error shapes of the API's dialects, by path prefix. The longest match wins. `/` has all other requests:
+    the target of `OPTIONS *` is no path."""
 
     shapes: Mapping[str, ErrorShape]
 
     def shape_of(self, path: str) -> ErrorShape:
         """The shape of errors for a request to this path."""
-        return self.shapes[max((one for one in self.shapes if path.startswith(one)), key=len)]
+        return self.shapes[max((one for one in self.shapes if path.startswith(one)), key=len, default="/")]
 
 
 DIALECTS = "dialects"
