@@ -19,8 +19,8 @@ from cli.printable import INTERRUPTED, JsonOption, printable
 from shared.domain.errors import InvalidRequest
 
 commands = typer.Typer()
-group = typer.Typer(add_completion=False, help="List, show, watch, cancel and steer runs.")
-commands.add_typer(group, name="runs")
+run_commands = typer.Typer(add_completion=False, help="List, show, watch, cancel and steer runs.")
+commands.add_typer(run_commands, name="runs")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: run-…")]
 AfterOption = Annotated[
@@ -126,7 +126,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-@group.command("list", epilog="Example: holdfast runs list --status running --agent first")
+@run_commands.command("list", epilog="Example: holdfast runs list --status running --agent first")
 def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only of this agent: its id or name.")] = None,
     conversation: Annotated[str | None, typer.Option(metavar="CONV", help="Only of this conversation: conv-….")] = None,
@@ -150,7 +150,7 @@ def list_runs(
         print_all(found, COLUMNS, as_json=as_json, nothing='no runs; make one with: holdfast run AGENT "text"')
 
 
-@group.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
+@run_commands.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
 def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show a run: its outcome, its duration and its usage."""
     with server_at(url) as server:
@@ -166,7 +166,7 @@ def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
     print_fields({**found, **usage, **shown}, FIELDS)
 
 
-@group.command(epilog="Example: holdfast runs watch run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --starting-after 120")
+@run_commands.command(epilog="Example: holdfast runs watch run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --starting-after 9")
 def watch(
     run: RunArgument, starting_after: AfterOption = 0, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
@@ -176,7 +176,7 @@ def watch(
     raise typer.Exit(status)
 
 
-@group.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
+@run_commands.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
 def cancel(
     run: RunArgument,
     reason: Annotated[str, typer.Option(help="The reason, which the run keeps.")] = CANCEL_REASON,
@@ -194,7 +194,7 @@ def cancel(
     print_json(receipt) if as_json else print_fields(receipt, fields)
 
 
-@group.command(epilog='Example: holdfast runs inject run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 "Only in Rome"')
+@run_commands.command(epilog='Example: holdfast runs inject run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 "Only in Rome"')
 def inject(
     run: RunArgument,
     text: Annotated[str, typer.Argument(help="The message.")],
@@ -215,7 +215,7 @@ EFFECTS = ("call_id", "name", "state", "attempt", "started_at", "settled_by", "o
 EFFECT = (*EFFECTS, "settled_by_name", "settled_at", "idempotency_key")
 
 
-@group.command(epilog="Example: holdfast runs effects run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11")
+@run_commands.command(epilog="Example: holdfast runs effects run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11")
 def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """List the tool calls of a run, and the state of each."""
     with server_at(url) as server:
@@ -223,7 +223,7 @@ def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFA
         print_all(found, EFFECTS, as_json=as_json, nothing="the run has called no tool")
 
 
-@group.command(
+@run_commands.command(
     epilog='Example: holdfast runs settle run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 call-1 happened --result "Invoice 7"'
 )
 def settle(
