@@ -260,7 +260,7 @@ class Conversation:
         if self.id:
             # By default a busy conversation refuses a message, but an agent's default history queues it.
             path, body = f"{self._path}/messages", {**body, "if_busy": if_busy or "enqueue"}
-        key = str(uuid4())  # lets the server recognise a repeated message
+        key = str(uuid4())
         try:
             for pause in PAUSES_S:
                 try:
@@ -274,7 +274,7 @@ class Conversation:
             raise typer.Exit(INTERRUPTED) from None
 
     def _run_of(self, path: str, body: Record, key: str) -> str:
-        with closing(self.server.frames(path, body, idempotency_key=key)) as frames:
+        with closing(self.server.frames(path, body, key=key)) as frames:
             for frame in frames:
                 return str(frame["run_id"])
         raise Unavailable("the server named no run for this message: `holdfast runs list` shows whether it has one")
