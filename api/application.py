@@ -1,5 +1,6 @@
 """The application: its routes and the middlewares around them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,7 +13,7 @@ from api.ai_sdk import routes as ai_sdk
 from api.ai_sdk.chats import ai_sdk_error
 from api.console import static_files
 from api.direct_route import RouteIndex
-from api.errors import SHOULD_RETRY, Dialects, add_error_answers
+from api.errors import SHOULD_RETRY, ErrorShape, add_error_answers
 from api.every_answer import EveryAnswer, UnusedInputWarnings
 from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
@@ -71,18 +72,16 @@ EXPOSED = (
 )
 """The headers of answers that a page of another origin may read."""
 
-ERROR_SHAPES = Dialects(
-    {
-        "/": letta_error,
-        "/v1/chat/": openai_error,
-        "/openai/": responses_error,
-        "/openai/v1/chat/": openai_error,
-        "/openai/v1/models": openai_error,
-        "/v1/responses": responses_error,
-        "/mcp": mcp_error,
-        "/ai-sdk/": ai_sdk_error,
-    }
-)
+ERROR_SHAPES: Mapping[str, ErrorShape] = {
+    "/": letta_error,
+    "/v1/chat/": openai_error,
+    "/openai/": responses_error,
+    "/openai/v1/chat/": openai_error,
+    "/openai/v1/models": openai_error,
+    "/v1/responses": responses_error,
+    "/mcp": mcp_error,
+    "/ai-sdk/": ai_sdk_error,
+}
 
 
 def openapi_document() -> dict[str, Any]:

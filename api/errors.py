@@ -70,18 +70,9 @@ ERROR_HEADER = "x-holdfast-error"
 """The header of a refusal in plain text: its code, in capitals."""
 
 
-class Dialects(NamedTuple):
-    """The error shapes of the API's dialects, by path prefix. The longest match wins."""
-
-    shapes: Mapping[str, ErrorShape]
-
-    def shape_of(self, path: str) -> ErrorShape:
-        """The shape of errors for a request to this path."""
-        return self.shapes[max((one for one in self.shapes if path.startswith(one)), key=len)]
-
-
-DIALECTS = "dialects"
-"""The attribute of an application's state that holds its `Dialects`."""
+ERROR_SHAPES = "error_shapes"
+"""The attribute of an application's state that holds the dialects' error shapes, by path prefix. The longest match
+wins. `/` has all other requests: the target of `OPTIONS *` is no path."""
 
 
 class RefusalAnswer(Response):
@@ -94,7 +85,9 @@ class RefusalAnswer(Response):
         self.more = headers or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status, body = getattr(scope["app"].state, DIALECTS).shape_of(scope["path"])(self.refusal)
+        shapes: Mapping[str, ErrorShape] = getattr(scope["app"].state, ERROR_SHAPES)
+        prefix = max((one for one in shapes if scope["path"].startswith(one)), key=len, default="/")
+        status, body = shapes[prefix](self.refusal)
         headers = {**self.headers, **self.more}
         if isinstance(body, str):
             coded = {**headers, ERROR_HEADER: self.refusal.code.upper()}
@@ -250,9 +243,9 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
     return RefusalAnswer(Refusal(status=status, code=code, message=said, failure=failure), headers)
 
 
-def add_error_answers(app: FastAPI, dialects: Dialects) -> None:
+def add_error_answers(app: FastAPI, shapes: Mapping[str, ErrorShape]) -> None:
     """Registers the table and the dialects' error shapes with the application."""
-    setattr(app.state, DIALECTS, dialects)
+    setattr(app.state, ERROR_SHAPES, shapes)
     app.add_exception_handler(domain.HoldfastError, answer_domain_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     for foreign in DATABASE_ERRORS:

@@ -332,10 +332,10 @@ def in_pieces(value: Any) -> bytes:
     return to_json(value, inf_nan_mode="null")
 
 
-async def json_answer(value: Any, status: int = 200) -> Response:
+async def json_answer(value: Any) -> Response:
     """An answer with this value, short or long."""
     body = await asyncio.to_thread(in_pieces, value) if is_long(value) else in_pieces(value)
-    return Response(body, status, media_type=JSON)
+    return Response(body, media_type=JSON)
 
 
 def with_long_answers(endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -9,16 +9,15 @@ from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.accepted_keys import AcceptedKeys
-from api.access.authentication import Authentication, NotLetIn, NotNow, needs_key
+from api.access.authentication import Authentication, needs_key
 from api.admission import CallerQuotas, over_request_limit
-from api.errors import SHOULD_RETRY, answer_domain_error, refused
-from shared.domain.errors import ErrorCode, Unavailable
+from api.errors import SHOULD_RETRY, Refused, domain_error_answer, refused
+from shared.domain.errors import ErrorCode, HoldfastError, Unavailable
 from shared.sql.access.audit import asked_by
 
 NEVER_CHANGES = frozenset(range(400, 500)) - {408} | {501}
@@ -55,10 +54,10 @@ class Gate:
         if answer is None and needs_key(scope["path"]):
             try:
                 asker = await self._authentication.let_in(scope)
-            except NotLetIn as not_let_in:
-                answer = not_let_in.refused.answer()
-            except NotNow as error:
-                answer = await answer_domain_error(Request(scope), error.cause)
+            except Refused as error:
+                answer = error.answer()
+            except HoldfastError as error:
+                answer = domain_error_answer(f"{scope['method']} {scope['path']}", error)
         with nullcontext() if asker is None else asked_by(asker):
             answer = answer or await over_request_limit(self._quotas, scope) or self._app
             await answer(scope, receive, _final(send))

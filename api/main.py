@@ -277,9 +277,9 @@ async def serving(process: ProcessContext) -> AsyncGenerator[FastAPI]:
         clients = _Clients(feed, http, embeddings, server_models, mcp, packages)
         services = _services(callers, process, clients, quotas)
         await stack.enter_async_context(services.streaming.reader.log_ends.watching())
-        await stack.enter_async_context(services.thread_streams.watches.watching())
-        await stack.enter_async_context(services.run_changes.watching())
-        await stack.enter_async_context(services.code_agents.watching())
+        await stack.enter_async_context(services.dialects.thread_streams.watches.watching())
+        await stack.enter_async_context(services.dialects.run_changes.watching())
+        await stack.enter_async_context(services.dialects.code_agents.watching())
         keys, ending = services.access.keys, services.streaming.ending
         of_ended_keys = partial(ending.of_ended_keys, keys.still_hold)
         await stack.enter_async_context(repeating(of_ended_keys, every_s=FRESH_S, name="streams of ended keys"))
@@ -388,10 +388,10 @@ def _services(process: ProcessContext, unscoped: ProcessContext, clients: _Clien
         listing=listing,
         approvals=approvals,
         decisions=approval_decisions(process, decisions, tool_store, submissions.traces),
-        **plain_stores(database)._asdict(),
-        **dialects._asdict(),
+        dialects=dialects,
+        stores=plain_stores(database),
         webhooks=_webhooks(process, clients.http),
-        **mcp_services(process, unscoped, clients.mcp)._asdict(),
+        mcp_servers=mcp_services(process, unscoped, clients.mcp),
         compacting=compaction_service(process, submissions, waiter),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
         generation=generation_service(process, submissions, waiter),

@@ -3,37 +3,24 @@ constructs the plain stores and the services for MCP servers among them."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, NamedTuple, get_type_hints
 
 from api.access.accepted_keys import KeyIssuer
 from api.access.authentication import Access
 from api.admission import CallerQuotas
-from api.ag_ui.service import AgUiService
 from api.agent_answers import AgentAnswers, MessageAnswers
-from api.ai_sdk.chats import UiChats
 from api.approvals import ApprovalDecisions
 from api.callbacks.endpoints import WebhookEndpoints
+from api.dialects import DialectServices
 from api.input_limits import InputLimits
-from api.letta.conversations import AnswerService
-from api.letta.groups import SleeperMaker
-from api.mcp.service import McpService
 from api.mcp_servers import McpServers
 from api.mcp_sign_in import McpSignIns
-from api.offered_models import CodeAgentNames, OfferedModels
-from api.openai.chat_service import ChatService
-from api.openai.conversation_service import ConversationService
-from api.openai.responses_service import ResponseService
 from api.operations import Operations
-from api.pages.submission import PageService
-from api.pages.threads import PageThreads
 from api.runs.cancel import CancelService
-from api.runs.command import AgentThreads
-from api.runs.run_changes import RunChanges
 from api.runs.single_runs import CompactionService, GenerationService, ToolRunService
 from api.runs.streaming import StreamService
-from api.runs.thread_streams import ThreadStreams
 from shared.archival.archival_memory import ArchivalMemory
 from shared.concurrency import Clock
 from shared.domain.ids import IdMaker
@@ -46,15 +33,13 @@ from shared.packages.environments import PackageEnvironments
 from shared.process.context import ProcessContext
 from shared.process.service_answers import Readiness
 from shared.process.settings import Settings
-from shared.runs.started_runs import SleeptimeRuns
 from shared.secret_keys import SecretKeys
 from shared.sql.access.audit import AuditLog
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore
-from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
+from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.blocks import BlockStore, TagStore
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.definitions.due_turns import GroupTurnStore
 from shared.sql.definitions.imported_agents import ImportedAgentStore
 from shared.sql.definitions.mcp_servers import McpServerStore, McpSignInStore
 from shared.sql.definitions.tools import BaseToolSeeder, ToolStore
@@ -68,81 +53,6 @@ from shared.sql.runs.journal import JournalStore
 from shared.sql.runs.listing import RunListing
 from shared.sql.runs.run_store import RunStore
 from shared.sql.runs.steps import StepStore
-
-
-@dataclass(frozen=True, kw_only=True)
-class Services:
-    """The API's services."""
-
-    settings: Settings
-    clock: Clock
-    ids: IdMaker
-    access: Access
-    issuer: KeyIssuer
-    quotas: CallerQuotas
-    environment: Mapping[str, str]
-    """The process's environment variables: which model providers are configured."""
-    models: OfferedModels
-    code_agents: CodeAgentNames
-    server_models: ServerModels
-    secret_keys: SecretKeys
-    agents: AgentEditor
-    imported_agents: ImportedAgentStore
-    tools: ToolStore
-    packages: PackageEnvironments
-    base_tools: BaseToolSeeder
-    blocks: BlockStore
-    tags: TagStore
-    archives: ArchiveStore
-    passages: PassageStore
-    archival_memory: ArchivalMemory
-    conversations: ConversationStore
-    messages: MessageStore
-    message_lists: MessageLists
-    runs: RunStore
-    listing: RunListing
-    journals: JournalStore
-    steps: StepStore
-    approvals: ApprovalStore
-    decisions: ApprovalDecisions
-    inbox: InboxStore
-    effects: EffectStore
-    threads: AgentThreads
-    sending: AnswerService
-    chat: ChatService
-    responses: ResponseService
-    openai_conversations: ConversationService
-    sleeptime: SleeptimeRuns
-    group_turns: GroupTurnStore
-    groups: GroupEditor
-    sleepers: SleeperMaker
-    webhooks: WebhookEndpoints
-    mcp: McpService
-    mcp_servers: McpServers
-    mcp_sign_ins: McpSignIns
-    compacting: CompactionService
-    tool_runs: ToolRunService
-    generation: GenerationService
-    streaming: StreamService
-    thread_streams: ThreadStreams
-    run_changes: RunChanges
-    page_threads: PageThreads
-    pages: PageService
-    ag_ui: AgUiService
-    chats: UiChats
-    cancels: CancelService
-    readiness: Readiness
-    agent_answers: AgentAnswers
-    message_answers: MessageAnswers
-    input_limits: InputLimits
-    operations: Operations
-    """Reads the entries and figures that live processes publish."""
-
-    def by_type(self) -> dict[Any, object]:
-        """Each service by the type of its field. A route names the types that it uses."""
-        declared = get_type_hints(type(self))
-        return {declared[field.name]: getattr(self, field.name) for field in fields(self)}
-
 
 # The stores that routes use as they are, without a service around them.
 
@@ -163,17 +73,7 @@ class PlainStores(NamedTuple):
 
 def plain_stores(database: Database) -> PlainStores:
     """Returns the stores on this database."""
-    return PlainStores(
-        blocks=BlockStore(database),
-        tags=TagStore(database),
-        archives=ArchiveStore(database),
-        passages=PassageStore(database),
-        message_lists=MessageLists(database),
-        journals=JournalStore(database),
-        steps=StepStore(database),
-        inbox=InboxStore(database),
-        effects=EffectStore(database),
-    )
+    return PlainStores(*[kind(database) for kind in get_type_hints(PlainStores).values()])
 
 
 # Constructs the MCP clients of an API process, and the services that use them.
@@ -233,3 +133,54 @@ def mcp_services(process: ProcessContext, unscoped: ProcessContext, parts: McpPa
         public_url=settings.public_url.rstrip("/"),
     )
     return McpServices(servers, sign_ins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The API's services."""
+
+    dialects: DialectServices
+    stores: PlainStores
+    mcp_servers: McpServices
+    settings: Settings
+    clock: Clock
+    ids: IdMaker
+    access: Access
+    issuer: KeyIssuer
+    quotas: CallerQuotas
+    environment: Mapping[str, str]
+    """The process's environment variables: which model providers are configured."""
+    server_models: ServerModels
+    secret_keys: SecretKeys
+    agents: AgentEditor
+    imported_agents: ImportedAgentStore
+    tools: ToolStore
+    packages: PackageEnvironments
+    base_tools: BaseToolSeeder
+    archival_memory: ArchivalMemory
+    conversations: ConversationStore
+    messages: MessageStore
+    runs: RunStore
+    listing: RunListing
+    approvals: ApprovalStore
+    decisions: ApprovalDecisions
+    webhooks: WebhookEndpoints
+    compacting: CompactionService
+    tool_runs: ToolRunService
+    generation: GenerationService
+    streaming: StreamService
+    cancels: CancelService
+    readiness: Readiness
+    agent_answers: AgentAnswers
+    message_answers: MessageAnswers
+    input_limits: InputLimits
+    operations: Operations
+    """Reads the entries and figures that live processes publish."""
+
+    def by_type(self) -> dict[Any, object]:
+        """Each service by its declared type, those of the first three groups too. A route names the types that it
+        uses."""
+        found = dict[Any, object]()
+        for group in (self, self.dialects, self.stores, self.mcp_servers):
+            found |= {kind: getattr(group, name) for name, kind in get_type_hints(type(group)).items()}
+        return found

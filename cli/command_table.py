@@ -70,10 +70,10 @@ class Place(NamedTuple):
 
 
 COMMANDS: dict[str, Place] = {
-    "run": Place("cli.client.run", "Send a message to an agent, and follow the run.", ASK),
+    "run": Place("cli.client.runs", "Send a message to an agent, and follow the run.", ASK),
     "chat": Place("cli.client.chat", "Talk with an agent.", ASK),
     "runs": Place("cli.client.runs", "List, show, watch, cancel and steer runs.", ASK),
-    "logs": Place("cli.client.run", "Show the events of a run.", ASK),
+    "logs": Place("cli.client.runs", "Show the events of a run.", ASK),
     "agents": Place("cli.client.agents", "List, show, make and delete agents.", ASK),
     "mcp": Place("cli.client.mcp", "List, show, add, refresh and delete MCP servers.", ASK),
     "approvals": Place("cli.client.approvals", "List and decide tool calls that wait for approval.", ASK),

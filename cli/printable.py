@@ -1,4 +1,4 @@
-"""Shared by all commands: text that is safe for a terminal, options and their parsers, and exit statuses.
+"""Shared by all commands: text that is safe for a terminal, options, and exit statuses.
 
 Text of models, tools and users could move the cursor or change the window's title, so `printable` removes control
 characters. docs/command-line.md lists the exit statuses: 2 is Click's for a command line that it cannot parse, and 130
@@ -51,26 +51,7 @@ def event_line(event: str, level: str, **facts: object) -> str:
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 MOST_DAYS = 36_500
-
-
-def days_at_most(text: str) -> int:
-    """Parses a number of days: 1 to `MOST_DAYS`, a hundred years. Raises `typer.BadParameter`."""
-    number = positive(text)
-    if number > MOST_DAYS:
-        raise typer.BadParameter(f"must be at most {MOST_DAYS}")
-    return number
-
-
-def positive(text: str) -> int:
-    """Parses a whole number of at least 1. Raises `typer.BadParameter`."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise typer.BadParameter("write it as a number, such as 10") from None
-    if number < 1:
-        raise typer.BadParameter("must be at least 1")
-    return number
-
+"""A hundred years. Python's calendar ends."""
 
 OK = 0
 

@@ -166,8 +166,8 @@ class Authentication:
         self._routes = RouteIndex(routes)
 
     async def let_in(self, scope: Scope) -> Asker:
-        """Puts the caller into the request's state. Returns the caller as the audit log records it. Raises `NotLetIn`
-        and `NotNow`."""
+        """Puts the caller into the request's state. Returns the caller as the audit log records it. Raises `Refused`,
+        and a domain error if the key cannot be checked now."""
         request, address = Request(scope), client_address(scope, self._access.proxies)
         caller = await self._identified(request, address)
         bind_contextvars(project=caller.project_id, key=caller.key_id)
@@ -180,18 +180,13 @@ class Authentication:
         """Returns the caller by the request's token or key."""
         access, token = self._access, stream_token_of(request.scope)
         page_token = page_token_of(request.scope)
-        try:
-            if page_token is not None:
-                return await access.page_tokens.caller_of(page_token, access.clock.now())
-            if token is not None:
-                return await access.tokens.caller_of(token.text, token.run_id, access.clock.now())
-            if not await access.keys.are_required():
-                return ANONYMOUS
-            return await self._of_key(request, address)
-        except Refused as refused:
-            raise NotLetIn(refused) from refused
-        except HoldfastError as error:
-            raise NotNow(error) from error
+        if page_token is not None:
+            return await access.page_tokens.caller_of(page_token, access.clock.now())
+        if token is not None:
+            return await access.tokens.caller_of(token.text, token.run_id, access.clock.now())
+        if not await access.keys.are_required():
+            return ANONYMOUS
+        return await self._of_key(request, address)
 
     async def _of_key(self, request: Request, address: str) -> Caller:
         """Returns the caller of the request's key. Raises a 401, or a 429 if its address sent too many wrong keys."""
@@ -229,12 +224,8 @@ class Authentication:
             raise _forbidden(
                 request, caller, f"is not for keys of single agents: use one with only the scope {rule.level}"
             )
-        try:
-            seen_as = await self._access.reach.through_path(
-                caller, rule.reach, found["path_params"], scope["query_string"]
-            )
-        except HoldfastError as error:
-            raise NotNow(error) from error
+        path, query = found["path_params"], scope["query_string"]
+        seen_as = await self._access.reach.through_path(caller, rule.reach, path, query)
         if seen_as is None:
             raise _forbidden(request, caller, "needs agent_id in its query, for a key of single agents")
         return seen_as
@@ -268,22 +259,6 @@ browser knows."""
 
 METRICS = "/metrics"
 """The path of the metrics. It is not a route of the API, but needs an administrator's key, too."""
-
-
-class NotLetIn(Exception):
-    """Authentication refuses the request. It wraps `Refused`, so that it differs from a route's own `Refused`."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(str(refused))
-        self.refused = refused
-
-
-class NotNow(Exception):
-    """The key cannot be checked now."""
-
-    def __init__(self, cause: HoldfastError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -323,10 +298,10 @@ def _too_many(wait_s: int) -> Refused:
     return Refused(429, ErrorCode.RATE_LIMITED, said, headers=headers)
 
 
-def _forbidden(request: Request, caller: Caller, needed: str) -> NotLetIn:
+def _forbidden(request: Request, caller: Caller, needed: str) -> Refused:
     has = ", ".join(caller.scopes.texts())
     said = f"FORBIDDEN: {request.method} {request.url.path} {needed}; this key has {has}"
-    return NotLetIn(Refused(403, ErrorCode.FORBIDDEN, said))
+    return Refused(403, ErrorCode.FORBIDDEN, said)
 
 
 def _kept(text: str) -> str:

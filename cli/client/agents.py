@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from cli.client.server import DEFAULT_URL, ConnectionLost, Record, Server, UrlOption, segment, server_at
 from cli.client.terminal import confirm, hint, print_all, print_deleted, print_fields, print_json
 from cli.command_table import load
-from cli.printable import FAILURE, INTERRUPTED, JsonOption, positive, printable
+from cli.printable import FAILURE, INTERRUPTED, JsonOption, printable
 from shared.domain.errors import InvalidRequest, NotFound, Unavailable
 from shared.domain.ids import is_id
 
@@ -25,7 +25,7 @@ OF_OWN_CODE = "cli.operator.code_agents"
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="The agent's id, or a name that no other agent has.")
 ]
-LimitOption = Annotated[int, typer.Option(parser=positive, metavar="N", help="Only the first N rows.")]
+LimitOption = Annotated[int, typer.Option(min=1, metavar="N", help="Only the first N rows.")]
 MOST_NAMES = 100
 """Agents whose names a list requests from the server. It shows the ids of further agents."""
 
@@ -260,7 +260,7 @@ class Conversation:
         if self.id:
             # By default a busy conversation refuses a message, but an agent's default history queues it.
             path, body = f"{self._path}/messages", {**body, "if_busy": if_busy or "enqueue"}
-        key = str(uuid4())  # lets the server recognise a repeated message
+        key = str(uuid4())
         try:
             for pause in PAUSES_S:
                 try:
@@ -274,7 +274,7 @@ class Conversation:
             raise typer.Exit(INTERRUPTED) from None
 
     def _run_of(self, path: str, body: Record, key: str) -> str:
-        with closing(self.server.frames(path, body, idempotency_key=key)) as frames:
+        with closing(self.server.frames(path, body, key=key)) as frames:
             for frame in frames:
                 return str(frame["run_id"])
         raise Unavailable("the server named no run for this message: `holdfast runs list` shows whether it has one")

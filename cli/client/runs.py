@@ -1,24 +1,114 @@
-"""`holdfast runs`: list, show, watch, cancel and steer runs, and settle their effects."""
+"""Runs: `holdfast run` sends a message to an agent and follows its run, `holdfast logs` shows the events of a run, and
+`holdfast runs` lists, shows, watches, cancels and steers runs, and settles their effects."""
 
+import sys
+from collections.abc import Generator
 from enum import StrEnum
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from cli.client.agents import LimitOption, agent_of, with_agents
+from cli.client.agents import AgentArgument, ConversationOption, LimitOption, agent_of, conversation_of, with_agents
 from cli.client.approvals import user
-from cli.client.follow import CANCEL_REASON, Follower, status_of
+from cli.client.follow import CANCEL_REASON, Follower, RunStream, say_how_to_come_back, status_of
 from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
-from cli.client.terminal import print_all, print_fields, print_json
-from cli.printable import JsonOption
+from cli.client.terminal import console, hint, print_all, print_fields, print_json, second
+from cli.printable import INTERRUPTED, JsonOption, printable
 from shared.domain.errors import InvalidRequest
 
-commands = typer.Typer(add_completion=False, help="List, show, watch, cancel and steer runs.")
+commands = typer.Typer()
+run_commands = typer.Typer(add_completion=False, help="List, show, watch, cancel and steer runs.")
+commands.add_typer(run_commands, name="runs")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: run-…")]
 AfterOption = Annotated[
     int, typer.Option("--starting-after", min=0, metavar="N", help="Only frames after frame N of the stream.")
 ]
+
+
+@commands.command(epilog='Example: holdfast run first "What is on my list today?"')
+def run(
+    agent: AgentArgument,
+    text: Annotated[str, typer.Argument(help="The message; - reads it from standard input.")],
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow the run; print its id.")] = False,
+    if_busy: Annotated[
+        str | None, typer.Option(help="enqueue, reject, interrupt, rollback or inject (docs/steering.md).")
+    ] = None,
+    conversation: ConversationOption = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Send a message to an agent, and follow the run.
+
+    Ctrl-C asks whether to cancel the run or to let it go on. Exits with 3 if the run failed, 4 if it was cancelled, 5
+    if it waits for an approval, 130 if you left it."""
+    given = _standard_input() if text == "-" else text
+    if not given.strip():
+        raise InvalidRequest("the message is empty: give a text, or - to read standard input")
+    with server_at(url) as server:
+        history = conversation_of(server, agent_of(server, agent), conversation)
+        run_id = history.submit(given, if_busy=if_busy)
+        if detach:
+            print_json(server.get(f"/v1/runs/{run_id}")) if as_json else print(printable(run_id))
+            say_how_to_come_back(run_id)
+            return
+        if not as_json:
+            hint(f"[{run_id}]")
+        status = status_of(Follower(server, as_json=as_json).follow(run_id))
+    raise typer.Exit(status)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the message on standard input is not UTF-8: convert it first") from error
+
+
+_HEAD = frozenset({"id", "message_type", "date", "run_id", "seq_id", "otid", "step_id", "name", "sender_id", "is_err"})
+
+
+@commands.command(epilog="Example: holdfast logs run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --follow --json")
+def logs(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the run to its end.")] = False,
+    starting_after: AfterOption = 0,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Show the events of a run, one line each."""
+    shown = console()
+    with server_at(url) as server:
+        stream = RunStream(server, run, starting_after)
+        try:
+            for frame in stream.frames() if follow else _present(stream):
+                show_frame(shown, frame, as_json=as_json)
+        except KeyboardInterrupt:
+            say_how_to_come_back(run, stream.after)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _present(stream: RunStream) -> Generator[Record]:
+    is_all = yield from stream.present()
+    if not is_all:
+        hint(f"[the run goes on: holdfast logs {stream.run_id} --follow --starting-after {stream.after}]")
+
+
+def show_frame(shown: Console, frame: Record, *, as_json: bool) -> None:
+    """Prints one frame of a log, as a line of text or as JSON."""
+    if as_json:
+        print_json(frame)
+        return
+    facts = {name: value for name, value in frame.items() if name not in _HEAD and value is not None}
+    number = printable(str(frame.get("seq_id", "")))
+    line = Text(f"{number:>7}  {second(str(frame.get('date') or '')):<19}  ", style="dim")
+    line.append(f"{printable(str(frame.get('message_type')))}  ", style="cyan")
+    line.append(printable(" ".join(f"{name}={value!r}" for name, value in facts.items())))
+    shown.print(line, soft_wrap=True)
+
+
 COLUMNS = ("id", "agent", "status", "stop_reason", "created_at", "duration_s")
 FIELDS = (
     *("id", "agent", "agent_id", "conversation_id", "status", "stop_reason", "created_at", "completed_at"),
@@ -36,7 +126,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-@commands.command("list", epilog="Example: holdfast runs list --status running --agent first")
+@run_commands.command("list", epilog="Example: holdfast runs list --status running --agent first")
 def list_runs(
     agent: Annotated[str | None, typer.Option(help="Only of this agent: its id or name.")] = None,
     conversation: Annotated[str | None, typer.Option(metavar="CONV", help="Only of this conversation: conv-….")] = None,
@@ -60,7 +150,7 @@ def list_runs(
         print_all(found, COLUMNS, as_json=as_json, nothing='no runs; make one with: holdfast run AGENT "text"')
 
 
-@commands.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
+@run_commands.command(epilog="Example: holdfast runs show run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --json")
 def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show a run: its outcome, its duration and its usage."""
     with server_at(url) as server:
@@ -76,7 +166,7 @@ def show(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
     print_fields({**found, **usage, **shown}, FIELDS)
 
 
-@commands.command(epilog="Example: holdfast runs watch run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --starting-after 120")
+@run_commands.command(epilog="Example: holdfast runs watch run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --starting-after 9")
 def watch(
     run: RunArgument, starting_after: AfterOption = 0, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
@@ -86,7 +176,7 @@ def watch(
     raise typer.Exit(status)
 
 
-@commands.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
+@run_commands.command(epilog="Example: holdfast runs cancel run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 --reason obsolete")
 def cancel(
     run: RunArgument,
     reason: Annotated[str, typer.Option(help="The reason, which the run keeps.")] = CANCEL_REASON,
@@ -104,7 +194,7 @@ def cancel(
     print_json(receipt) if as_json else print_fields(receipt, fields)
 
 
-@commands.command(epilog='Example: holdfast runs inject run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 "Only in Rome"')
+@run_commands.command(epilog='Example: holdfast runs inject run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 "Only in Rome"')
 def inject(
     run: RunArgument,
     text: Annotated[str, typer.Argument(help="The message.")],
@@ -125,7 +215,7 @@ EFFECTS = ("call_id", "name", "state", "attempt", "started_at", "settled_by", "o
 EFFECT = (*EFFECTS, "settled_by_name", "settled_at", "idempotency_key")
 
 
-@commands.command(epilog="Example: holdfast runs effects run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11")
+@run_commands.command(epilog="Example: holdfast runs effects run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11")
 def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """List the tool calls of a run, and the state of each."""
     with server_at(url) as server:
@@ -133,7 +223,7 @@ def effects(run: RunArgument, as_json: JsonOption = False, url: UrlOption = DEFA
         print_all(found, EFFECTS, as_json=as_json, nothing="the run has called no tool")
 
 
-@commands.command(
+@run_commands.command(
     epilog='Example: holdfast runs settle run-2f1c6b1e-8a54-4a39-9d5e-0a8f4f3f2b11 call-1 happened --result "Invoice 7"'
 )
 def settle(

@@ -47,13 +47,13 @@ class Server:
         """Returns the answer. Like all methods here it raises `NotFound`, `InvalidRequest` and `Unavailable`."""
         return self._asked("GET", path, parameters=parameters)
 
-    def post(self, path: str, body: Record | None = None, **headers: str) -> Any:
-        """Returns the answer. `path` may have a query; the names of `headers` have underscores for dashes."""
-        return self._asked("POST", path, body=body or {}, headers=headers)
+    def post(self, path: str, body: Record | None = None) -> Any:
+        """Returns the answer. `path` may have a query."""
+        return self._asked("POST", path, body=body or {})
 
-    def patch(self, path: str, body: Record | None = None) -> Any:
+    def patch(self, path: str) -> Any:
         """Returns the answer."""
-        return self._asked("PATCH", path, body=body or {})
+        return self._asked("PATCH", path, body={})
 
     def delete(self, path: str) -> Any:
         """Returns the answer."""
@@ -70,21 +70,21 @@ class Server:
             limit, after = limit - len(rows), rows[-1]["id"]
 
     def frames(
-        self, path: str, body: Record | None, *, silence_s: float = SILENCE_S, **named: str
+        self, path: str, body: Record | None, *, silence_s: float = SILENCE_S, key: str | None = None
     ) -> Generator[Record]:
-        """Yields the frames of a stream to its end; without a body the path is read. Raises `ConnectionLost` if it
-        breaks before that, and `Silence` after `silence_s` seconds without data. `named` are headers, with underscores
-        for dashes."""
-        headers = {"X-Holdfast-Status-Events": "true", **_headers(named)}
+        """Yields the frames of a stream to its end; without a body the path is read. `key` lets the server recognise a
+        repeated request. Raises `ConnectionLost` if the stream breaks before its end, and `Silence` after `silence_s`
+        seconds without data."""
+        headers = {"X-Holdfast-Status-Events": "true"} | ({} if key is None else {"Idempotency-Key": key})
         for data in self._data("GET" if body is None else "POST", path, silence_s, json=body, headers=headers):
             if data == "[DONE]":
                 return
             yield _decoded(data)
         raise ConnectionLost("the stream broke off")
 
-    def events(self, path: str, *, silence_s: float = SILENCE_S) -> Generator[Record]:
+    def events(self, path: str) -> Generator[Record]:
         """Yields the events of a GET stream until the connection ends. Raises as `frames` does."""
-        for data in self._data("GET", path, silence_s):
+        for data in self._data("GET", path, SILENCE_S):
             yield _decoded(data)
 
     def _data(self, method: str, path: str, silence_s: float, **request: Any) -> Generator[str]:
@@ -98,18 +98,11 @@ class Server:
                     yield line.removeprefix("data: ")
 
     def _asked(
-        self,
-        method: str,
-        path: str,
-        *,
-        parameters: Mapping[str, object] | None = None,
-        body: Record | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, *, parameters: Mapping[str, object] | None = None, body: Record | None = None
     ) -> Any:
         given = {name: _text(value) for name, value in (parameters or {}).items() if value is not None}
-        named = _headers(headers or {})
         with self._errors():
-            answer = self._http.request(method, path, params=given or None, json=body, headers=named)
+            answer = self._http.request(method, path, params=given or None, json=body)
         _refuse(answer)
         return _decoded(answer.text) if answer.content else None
 
@@ -161,10 +154,6 @@ def _is_address(url: str) -> bool:
     except (ValueError, httpx2.InvalidURL):
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def _headers(named: Mapping[str, str]) -> dict[str, str]:
-    return {name.replace("_", "-"): value for name, value in named.items()}
 
 
 def _lines(chunks: Iterable[bytes]) -> Generator[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.operator.start import execute, read_settings, ready_settings, require_database
-from cli.printable import JsonOption, days_at_most
+from cli.printable import MOST_DAYS, JsonOption
 from shared.domain.api_keys import DEFAULT_GRACE_S, LONGEST_GRACE_S
 from shared.domain.errors import InvalidRequest
 from shared.domain.ids import KeyId, ProjectId
@@ -17,16 +17,6 @@ from shared.process.importing import without_collections
 commands = typer.Typer(add_completion=False, help="Make, list, rotate, revoke API keys. Needs HOLDFAST_DATABASE_URL.")
 
 KeyArgument = Annotated[str, typer.Argument(help="The id of the key: key-…")]
-
-
-def _seconds(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= LONGEST_GRACE_S:
-        raise typer.BadParameter(f"must be from 0 to {LONGEST_GRACE_S}")
-    return number
 
 
 def _project_of(name: str) -> ProjectId:
@@ -46,7 +36,7 @@ def create(
         ),
     ] = None,
     expires_in_days: Annotated[
-        int | None, typer.Option(parser=days_at_most, metavar="N", help="Days until it expires (default: never).")
+        int | None, typer.Option(min=1, max=MOST_DAYS, metavar="N", help="Days until it expires (default: never).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,7 +80,8 @@ def rotate(
     grace: Annotated[
         int,
         typer.Option(
-            parser=_seconds,
+            min=0,
+            max=LONGEST_GRACE_S,
             metavar="SECONDS",
             help="How long the old secret stays valid; 0 ends it at once. The default is a day.",
         ),

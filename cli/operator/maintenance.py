@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.operator.start import execute, read_settings, ready_settings, require_database, require_redis
-from cli.printable import JsonOption, days_at_most, positive
+from cli.printable import MOST_DAYS, JsonOption
 from shared.concurrency import SystemClock
 from shared.domain.errors import InvalidRequest
 from shared.domain.limits import day_of
@@ -33,7 +33,7 @@ def migrate_database(as_json: JsonOption = False) -> None:
 @commands.command(epilog="Example: holdfast prune --older-than-days 90 --dry-run")
 def prune(
     older_than_days: Annotated[
-        int | None, typer.Option(parser=days_at_most, metavar="N", help="(default: HOLDFAST_RETAIN_DAYS)")
+        int | None, typer.Option(min=1, max=MOST_DAYS, metavar="N", help="(default: HOLDFAST_RETAIN_DAYS)")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be deleted; delete nothing.")] = False,
     as_json: JsonOption = False,
@@ -103,9 +103,9 @@ def audit(
         str | None, typer.Option("--object", help="Only actions on the object with this id (default: all).")
     ] = None,
     days: Annotated[
-        int | None, typer.Option(parser=days_at_most, metavar="N", help="Only of the last N days (default: all).")
+        int | None, typer.Option(min=1, max=MOST_DAYS, metavar="N", help="Only of the last N days (default: all).")
     ] = None,
-    limit: Annotated[int, typer.Option(parser=positive, metavar="N", help="Only the newest N.")] = AUDIT_SHOWN,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Only the newest N.")] = AUDIT_SHOWN,
     as_json: JsonOption = False,
 ) -> None:
     """Show who did what: keys, decisions, deletions. Needs HOLDFAST_DATABASE_URL."""

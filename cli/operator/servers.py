@@ -11,33 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from cli.operator.start import operate, require_database, require_redis
-from cli.printable import positive
 from shared.domain.errors import InvalidRequest
 from shared.process.settings import Settings
 
 commands = typer.Typer()
 
-LOOPBACK, PORT = "127.0.0.1", 8283
+LOOPBACK, PORT, MOST_PORT = "127.0.0.1", 8283, 65535
 
 DRAIN_HELP = (
     "After SIGTERM, seconds for runs to finish their steps before other workers take them over (default: {default})."
 )
 
 
-def _port_number(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 1 <= number <= 65535:
-        raise typer.BadParameter("must be from 1 to 65535")
-    return number
-
-
 Running = Coroutine[Any, Any, None]
 
 HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
-PortOption = Annotated[int, typer.Option(parser=_port_number, metavar="PORT", help="Port to listen on.")]
+PortOption = Annotated[int, typer.Option(min=1, max=MOST_PORT, metavar="PORT", help="Port to listen on.")]
 
 
 AgentsOption = Annotated[
@@ -83,14 +72,13 @@ def openapi() -> None:
 
 @commands.command(epilog="Example: OPENAI_API_KEY=… holdfast worker --max-runs 50 --health-port 8284")
 def worker(
-    max_runs: Annotated[
-        int | None, typer.Option(parser=positive, metavar="N", help="Runs at once (default: 100).")
-    ] = None,
+    max_runs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at once (default: 100).")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help=DRAIN_HELP.format(default="5"))] = None,
     health_port: Annotated[
         int | None,
         typer.Option(
-            parser=_port_number,
+            min=1,
+            max=MOST_PORT,
             metavar="PORT",
             help="Port for health checks and metrics (default: HOLDFAST_WORKER_PORT).",
         ),

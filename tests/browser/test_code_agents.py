@@ -28,7 +28,7 @@ async def test_the_agents_stand_with_their_workers_on_the_page_of_agents(viewer:
 
 
 async def test_a_run_shows_what_its_code_has_done_and_waits_for(viewer: Viewer, product: Product) -> None:
-    await wait_until(lambda: product.services.code_agents.known, description="the agents to be known", every=0.05)
+    await wait_until(lambda: product.services.dialects.code_agents.known, description="known agents", every=0.05)
     agent = await product.agent(model="code/desk")
     run = await product.client.agents.messages.create_async(agent.id, input="go")
     await viewer.open(f"/runs/{run.id}")

@@ -113,9 +113,9 @@ async def test_it_may_be_told_to_end_and_started_again(stores: Stores, database_
     [
         ([], "HOLDFAST_RETAIN_DAYS"),
         (["--dry-run"], "--older-than-days"),
-        (["--older-than-days", "0"], "must be at least 1"),
+        (["--older-than-days", "0"], "greater than or equal to 1"),
         (["--older-than-days", "some"], "--older-than-days"),
-        (["--older-than-days", "1000000"], "must be at most 36500"),
+        (["--older-than-days", "1000000"], "less than or equal to 36500"),
     ],
 )
 async def test_a_number_of_days_that_makes_no_sense_is_refused(

@@ -35,6 +35,14 @@ async def asking(app: FastAPI) -> AsyncGenerator[httpx.AsyncClient]:
         yield http
 
 
+async def test_options_of_the_whole_server_were_a_500(app: FastAPI) -> None:
+    """`*` is no path, so no dialect had its refusal."""
+    async with listening(app) as base_url, raw_connection(int(base_url.rpartition(":")[2])) as raw:
+        await raw.send(head("OPTIONS", "*"))
+        answer = await raw.answer()
+        assert (answer.status, b'"path_not_found"' in answer.body) == (404, True)
+
+
 async def test_a_500_closed_its_connection_without_saying_so(app: FastAPI) -> None:
     """The next request on it, a POST as well, was reset."""
     async with listening(app) as base_url:

@@ -65,7 +65,7 @@ async def _product(database: Database, redis: ArqRedis, folder: Path, **settings
 @pytest.fixture
 async def product(database: Database, redis: ArqRedis, tmp_path: Path) -> AsyncGenerator[Product]:
     async with _product(database, redis, tmp_path) as product:
-        await wait_until(lambda: product.services.code_agents.known, description="the agents to be known", every=0.05)
+        await wait_until(lambda: product.services.dialects.code_agents.known, description="known agents", every=0.05)
         yield product
 
 
@@ -285,7 +285,7 @@ async def test_runs_share_a_process_and_its_memory_as_the_settings_say(
     stage, module = FileStage(tmp_path), "tests.kit.code_agents.sharing"
     settings: dict[str, Any] = {"agents": module, "agents_per_process": 2, "agents_max_mb": 64}
     async with _product(database, redis, tmp_path, **settings) as product:
-        await wait_until(lambda: product.services.code_agents.known, description="the agents to be known", every=0.05)
+        await wait_until(lambda: product.services.dialects.code_agents.known, description="known agents", every=0.05)
         for name in ("ada", "bob"):
             stage.stop_at(name)
             agent = await product.agent(model="code/mate")
@@ -379,7 +379,7 @@ async def test_code_asks_another_agent_by_a_tool(database: Database, redis: ArqR
     """Its run waits for the answer without a worker, and a dry replay has the answer as well."""
     module = "tests.kit.code_agents.attached_program"
     async with _product(database, redis, tmp_path, agents=module) as product:
-        await wait_until(lambda: product.services.code_agents.known, description="the agents to be known", every=0.05)
+        await wait_until(lambda: product.services.dialects.code_agents.known, description="known agents", every=0.05)
         other, asks = await product.agent(model="builtin/echo"), "send_message_to_agent_and_wait_for_reply"
         made = {"model": "code/calls", "name": "asker", "tools": [asks]}
         agent_id = (await product.http.post("/v1/agents/", json=made)).json()["id"]
@@ -406,7 +406,7 @@ async def test_code_gets_the_images_of_a_tool(database: Database, redis: ArqRedi
         _product(database, redis, tmp_path, agents=module, reachable_networks="127.0.0.0/8") as product,
         official_server("json") as server,
     ):
-        await wait_until(lambda: product.services.code_agents.known, description="the agents to be known", every=0.05)
+        await wait_until(lambda: product.services.dialects.code_agents.known, description="known agents", every=0.05)
         [tool_id] = await taken_over(product, server.target, ["show"])
         agent = await product.agent(model="code/calls", tools=[tool_id])
         stage.stop_at("called")

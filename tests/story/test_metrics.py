@@ -162,7 +162,7 @@ async def test_a_run_that_waits_for_a_person_is_shown_and_its_tool_is_timed_when
     assert figures.of("tool_calls_total", outcome="success") == 1
     [step] = await steps_of(product, asked.run_id)
     act_for(DEFAULT_PROJECT)
-    stored = await product.services.steps.get(DEFAULT_PROJECT, StepId(step["id"]))
+    stored = await product.services.stores.steps.get(DEFAULT_PROJECT, StepId(step["id"]))
     [tool] = stored.timing.tools
     assert (tool.tool_name, tool.is_error) == ("launch", False)
     assert stored.timing.asked_at <= stored.timing.first_token_at <= stored.timing.answered_at

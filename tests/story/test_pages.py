@@ -55,7 +55,7 @@ class Visitor:
 
     @property
     def pages(self) -> PageService:
-        return self.product.services.pages
+        return self.product.services.dialects.pages
 
     async def thread(self, name: str = "default") -> PageThread:
         with acting_for(self.product.project_id):
@@ -515,7 +515,7 @@ def _texts(lines: Sequence[str]) -> list[str]:
 
 async def test_the_sender_reads_its_leg_from_the_queue_to_its_end(product: Product) -> None:
     page, asked = await parked(product)
-    streams = product.services.thread_streams
+    streams = product.services.dialects.thread_streams
     _says(product, "It is up.")
     run = (await page.answer(PageAnswer(call=asked.ids[0], approve=True))).run
     thread = (await page.thread()).streamed
@@ -531,7 +531,7 @@ async def test_the_sender_reads_its_leg_from_the_queue_to_its_end(product: Produ
 
 async def test_a_reader_with_state_gets_the_same_tail_from_every_cursor(product: Product) -> None:
     page, asked = await parked(product)
-    streams = product.services.thread_streams
+    streams = product.services.dialects.thread_streams
     _says(product, "It is up.", "Fine.")
     await product.ended((await page.answer(PageAnswer(call=asked.ids[0], approve=True))).run.id)
     await product.ended((await page.send(("m9", "How are you?"))).run.id)
@@ -559,7 +559,7 @@ async def test_a_turn_ends_when_it_waits_although_others_are_queued(product: Pro
     first = (await page.send(("m1", "Tell"))).run
     product.models.play(Turn(text="More", silent_after=0))
     second = (await page.send(("m2", "And then?"))).run
-    thread, streams = (await page.thread()).streamed, product.services.thread_streams
+    thread, streams = (await page.thread()).streamed, product.services.dialects.thread_streams
     assert thread is not None
     await wait_until(lambda: _newest(product, page), description="the first run to begin")
     with acting_for(product.project_id):
@@ -580,7 +580,7 @@ async def test_a_run_that_is_stopped_in_the_queue_ends_its_senders_stream(produc
     product.models.play(Turn(text="Once upon a time", silent_after=2))
     await page.send(("m1", "Tell"))
     run = (await page.send(("m2", "And then?"))).run
-    thread, streams = (await page.thread()).streamed, product.services.thread_streams
+    thread, streams = (await page.thread()).streamed, product.services.dialects.thread_streams
     assert thread is not None
     reading = asyncio.create_task(_lines(product, streams.leg_batches(thread, run, Lines())))
 
@@ -595,4 +595,4 @@ async def _newest(product: Product, page: Visitor) -> ThreadCursor | None:
     thread = (await page.thread()).streamed
     assert thread is not None
     with acting_for(product.project_id):
-        return await product.services.thread_streams.newest_turn(thread)
+        return await product.services.dialects.thread_streams.newest_turn(thread)

@@ -159,4 +159,4 @@ def test_days_beyond_the_calendar_were_a_traceback(arguments: list[str], capsys:
     with pytest.raises(SystemExit) as ended:
         main([*arguments, *(["--name", "x"] if arguments[0] == "keys" else [])])
     assert ended.value.code == 2
-    assert "must be at most 36500" in capsys.readouterr().err
+    assert "should be less than or equal to 36500" in capsys.readouterr().err

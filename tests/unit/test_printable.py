@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.client.run import show_frame
+from cli.client.runs import show_frame
 from cli.client.terminal import print_all, print_fields, print_json
 from cli.client.top import screen
 

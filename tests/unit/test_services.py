@@ -6,7 +6,15 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from api import application
 from api.dependencies import served
-from api.services import Services
+from api.dialects import DialectServices
+from api.services import McpServices, PlainStores, Services
+
+GROUPS = (Services, DialectServices, PlainStores, McpServices)
+
+
+def declared() -> list[Any]:
+    """The types of all services."""
+    return [kind for group in GROUPS for kind in get_type_hints(group).values()]
 
 
 def asked_for() -> Iterator[tuple[str, Any]]:
@@ -22,13 +30,12 @@ def asked_for() -> Iterator[tuple[str, Any]]:
 
 def test_no_two_services_have_one_type() -> None:
     """A route that names the type would get either."""
-    declared = list(get_type_hints(Services).values())
-    assert len(declared) == len(set(declared))
+    assert len(declared()) == len(set(declared()))
 
 
 def test_every_service_that_a_route_asks_for_is_there() -> None:
     assert len(application.ROUTERS) > 20
     wanted = dict.fromkeys(asked_for())
     assert len(wanted) > 50
-    have = set(get_type_hints(Services).values())
+    have = set(declared())
     assert [(name, kind) for name, kind in wanted if kind not in have] == []

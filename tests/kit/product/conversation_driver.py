@@ -156,7 +156,9 @@ class ConversationDriver:
         returns = [r.tool_call_id for m in context if isinstance(m.body, ToolReturns) for r in m.body.returns]
         assert sorted(calls) == sorted(returns), f"calls {calls}, results {returns}"
         listed = wire_messages(
-            await self.services.message_lists.page(MessageFilter(PROJECT, thread_id=thread), limit=1000, order="asc")
+            await self.services.stores.message_lists.page(
+                MessageFilter(PROJECT, thread_id=thread), limit=1000, order="asc"
+            )
         )
         ids = list(dict.fromkeys(message["id"] for message in listed))
         [details] = await self.services.agents.details([self.agent])
@@ -207,7 +209,7 @@ class ConversationDriver:
         await self._submit(MessagesRequest(messages=messages, if_busy=policy))
 
     async def _submit(self, request: MessagesRequest) -> Run | None:
-        sender = self.services.sending
+        sender = self.services.dialects.sending
         try:
             return await sender.submissions.submit(command_for(self.services, self.agent, request))
         except HoldfastError:
@@ -224,7 +226,7 @@ class ConversationDriver:
 def command_for(services: Services, agent: Agent, request: MessagesRequest) -> Command:
     """A submission to this agent, streamed by tokens."""
     sent = request.model_copy(update={"background": True, "stream_tokens": True})
-    return services.sending.command(AgentThread(agent), sent, SendOptions(SubmissionHeaders()))
+    return services.dialects.sending.command(AgentThread(agent), sent, SendOptions(SubmissionHeaders()))
 
 
 def _item(call_id: str, choice: Choice) -> dict[str, Any]:
