@@ -160,6 +160,30 @@ async def test_a_message_to_all_agents_with_certain_tags(product: Product) -> No
     assert replies == [{"agent_id": agent_id, "response": ["Here."]} for agent_id in sorted(both)]
 
 
+async def test_agents_with_certain_tags_beyond_the_first_page_got_no_message(product: Product) -> None:
+    for n in range(60):
+        await make(product, f"another {n}", tags=["worker", "b"])
+    late = await make(product, "late", tags=["worker", "a"], **named("Late"))
+    asks = Turn(calls=[Call(TAGGED, {"message": "Report.", "match_all": ["worker"], "match_some": ["a"]})])
+    manager = await make(product, "manager", TAGGED, tags=["worker", "a"], **named("Manager"))
+    product.models.answer_with(by_agent(Manager=[asks, Turn("Good.")], Late=[Turn("Here.")]))
+    await done(product, manager, "Ask them.")
+    [result] = await results(product, manager)
+    assert ast.literal_eval(result["tool_return"]) == [{"agent_id": late, "response": ["Here."]}]
+
+
+async def test_more_agents_with_a_tag_than_may_be_asked_were_asked_in_part(product: Product) -> None:
+    """The agent that asks has the tag, too, and was counted among them."""
+    manager = await make(product, "manager", TAGGED, tags=["worker"], **named("Manager"))
+    for n in range(7):
+        await make(product, f"worker {n}", tags=["worker"])
+    asks = Turn(calls=[Call(TAGGED, {"message": "Report.", "match_all": ["worker"], "match_some": []})])
+    product.models.answer_with(by_agent(Manager=[asks, Turn("Good.")]))
+    await done(product, manager, "Ask them.")
+    [result] = await results(product, manager)
+    assert "HOLDFAST_CHILD_RUNS=6" in result["tool_return"]
+
+
 async def test_a_cancel_ends_the_whole_tree(product: Product) -> None:
     top = await make(product, "top", "run_agent")
     await make(product, "middle", "run_agent")

@@ -100,7 +100,7 @@ async def _ask(context: AgentContext, history: Sequence[Message], asked: str, be
         thread_id=context.run.thread_id,
         taken_call_ids=await context.decided_call_ids() if offered.tools else frozenset(),
         options=context.options,
-        demanded=offered.demanded(context.run.options.demanded),
+        demanded=[*context.run.options.demanded, *([TOOL_CHOICE] if offered.is_chosen else [])],
     )
     await context.handle.account.reserve(call, repeats=asked)
     # An interrupt arrives where the task awaits. With a quick database the task may reach this line without awaiting,
@@ -131,11 +131,7 @@ class OfferedCalls(NamedTuple):
     """The tool that must be called; empty if any of the tools may be."""
     may_call: bool = True
     is_chosen: bool = False
-    """The run's own choice of tools demands the call; no rule of the agent does."""
-
-    def demanded(self, options: Sequence[str]) -> Sequence[str]:
-        """Returns the names of the options that the model must support: these, and the demanded call."""
-        return [*options, *([TOOL_CHOICE] if self.is_chosen else [])]
+    """The run's own choice of tools demands the call; no rule of the agent does. Then the model must support that."""
 
 
 def offered_calls(context: AgentContext) -> OfferedCalls:

@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -220,11 +221,9 @@ class QueueWorker:
         return self._renewer.leases.state(job_id) is LeaseState.LOST
 
     async def _sleep(self, pause: float) -> None:
-        try:
+        with suppress(TimeoutError):  # nothing woke the worker: it polls anyway
             async with asyncio.timeout(pause):
                 await self._wake.wait()
-        except TimeoutError:
-            pass  # nothing woke the worker: it polls anyway
 
     def _wake_up(self, *_: bytes) -> None:
         log.debug("worker_woken")

@@ -50,12 +50,6 @@ from worker.run.settle import (
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# Tracks the runs of this worker, and interrupts them for a cancel, a lost lease or a shutdown.
-#
-# The API stores a cancel in SQL, and then announces it in Redis by publish and by flag. The publish is fast, the flag
-# reaches a worker that was not listening, and the record in SQL reaches it if the API died before the announcement.
-
-
 NEIGHBOURS_S = 10.0
 """Seconds for which the steps of other runs may continue before a run begins alone."""
 
@@ -72,7 +66,11 @@ class ActiveRun:
 
 @dataclass(kw_only=True)
 class ActiveRuns:
-    """Tracks the runs of this worker, and interrupts them."""
+    """Tracks the runs of this worker, and interrupts them for a cancel, a lost lease or a shutdown.
+
+    The API stores a cancel in SQL, and then announces it in Redis by publish and by flag. The publish is fast, the flag
+    reaches a worker that was not listening, and the record in SQL reaches it if the API died before the announcement.
+    """
 
     signal: CancelSignal
     runs: RunStore

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import NamedTuple
 
 import structlog
 
@@ -25,44 +24,9 @@ from shared.sql.runs.steps import EventStore
 from worker.run.interruption import Interruption
 from worker.run.observation import RunObservation
 
-# How a run's new owner adopts its log: the events of earlier owners, and the event with which the new owner continues.
-
-
-class RecoveredLog(NamedTuple):
-    """A log as its new owner finds it."""
-
-    follows: Seq
-    """The number after which the owner's first event comes."""
-    shown: ShownStep
-    """The part of the current step that readers have seen."""
-    opening: LogContinued | StepRestarted | None
-    """The owner's first event; None for the run's first owner."""
-
-
-async def recover_log(
-    run: Run,
-    event_log: EventLog,
-    events: EventStore,
-    checkpoints: CheckpointStore,
-    now: datetime,
-    *,
-    goes_on: bool,
-    stores_first: bool,
-) -> RecoveredLog:
-    """Adopts the log. `goes_on` is as in `Publisher.publishing`, `stores_first` as in `Publisher`. Raises `LeaseLost`,
-    `StaleFence` or `Unavailable`."""
-    adopted = await adopt_log(run, event_log, checkpoints.adopt, now, stores_first=stores_first)
-    if run.fence == 1:
-        return RecoveredLog(adopted.follows, ShownStep(), None)
-    is_shown = adopted.follows > run.checkpoint_seq
-    behind = await events.read(run.id, run.checkpoint_seq, None) if is_shown else []
-    shown = ShownStep(decode(entry) for _, entry in behind)
-    opening = _opening(run, shown, adopted, unix_ms(now), goes_on=goes_on)
-    shown.take(opening)
-    return RecoveredLog(adopted.follows, shown, opening)
-
 
 def _opening(run: Run, shown: ShownStep, log: AdoptedLog, at: int, *, goes_on: bool) -> LogContinued | StepRestarted:
+    """Returns the first event of an owner that has adopted the log of earlier ones."""
     attempt, lost_call = int(run.fence), run.follows_lost_owner
     if run.follows_wait:
         return LogContinued(at, log.follows)
@@ -258,13 +222,18 @@ class Publisher:
 
     async def _begin(self, *, goes_on: bool) -> None:
         """Adopts the log, and continues at its end."""
-        stores = (self._event_log, self._events, self._checkpoints)
-        now, stores_first = self._clock.now(), self._stores_first
-        taken = await recover_log(self.run, *stores, now, goes_on=goes_on, stores_first=stores_first)
-        self.shown = taken.shown
-        if isinstance(taken.opening, StepRestarted) and taken.opening.void_message_ids:
+        run, now = self.run, self._clock.now()
+        adopted = await adopt_log(run, self._event_log, self._checkpoints.adopt, now, stores_first=self._stores_first)
+        opening = None
+        if run.fence > 1:
+            is_shown = adopted.follows > run.checkpoint_seq
+            behind = await self._events.read(run.id, run.checkpoint_seq, None) if is_shown else []
+            self.shown = ShownStep(decode(entry) for _, entry in behind)
+            opening = _opening(run, self.shown, adopted, unix_ms(now), goes_on=goes_on)
+            self.shown.take(opening)
+        if isinstance(opening, StepRestarted) and opening.void_message_ids:
             self.observation.restarted()
-        self._writer.begin(taken.follows, None if taken.opening is None else encode(taken.opening))
+        self._writer.begin(adopted.follows, None if opening is None else encode(opening))
         self._wake()
 
     def _wake(self) -> None:

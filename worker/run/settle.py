@@ -31,7 +31,7 @@ from shared.domain.runs import Dispatch, Run, RunError, Step, Usage, WaitsFor
 from shared.domain.settling import RunEnd
 from shared.redis.queue import RunQueue
 from shared.sql.runs.listing import QuietRun
-from shared.sql.runs.settlement import Settled, Settlement
+from shared.sql.runs.settlement import Settlement
 from worker.run.publisher import FLUSH_S, Publisher
 from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle, RunServices, Sleeps
 
@@ -107,7 +107,8 @@ class RunFinisher:
         try:
             async with publisher.ending() as tail:
                 whole = msgspec.structs.replace(settlement, tail=tail)
-                settled = await self._settled(publisher, whole)
+                with publisher.observation.write("settle"):
+                    settled = await self.services.settlements.settle(publisher.run, whole)
         except LifecycleError as error:
             publisher.observation.left_as("refused")
             log.warning("settle_refused", reason=str(error))
@@ -128,10 +129,6 @@ class RunFinisher:
         if settled.next is not None:
             await self._dispatch(settled.next)
         await self.on_change(settled.run)
-
-    async def _settled(self, publisher: Publisher, settlement: Settlement) -> Settled:
-        with publisher.observation.write("settle"):
-            return await self.services.settlements.settle(publisher.run, settlement)
 
     async def _finish_stream(self, publisher: Publisher, *, has_flag: bool) -> None:
         if await publisher.wait_sent(FLUSH_S) and not has_flag:

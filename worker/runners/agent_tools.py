@@ -125,11 +125,15 @@ class AgentToolRunner:
     async def _tagged(self, run: CallingRun, match_all: Sequence[str], match_some: Sequence[str]) -> list[Agent]:
         if not match_all and not match_some:
             raise InvalidRequest("name at least one tag, in match_all or in match_some")
-        most = self.limits.runs + 1
         wanted = AgentFilter(tags=match_all or match_some, match_all_tags=bool(match_all))
-        found = await self.agents.list(run.run.project_id, wanted, Page(limit=most, ascending=True))
-        some = set(match_some)
-        return [agent for agent in found if agent.id != run.agent.id and (not some or not some.isdisjoint(agent.tags))]
+        some, chosen, page = set(match_some or match_all), list[Agent](), Page(ascending=True)
+        while len(chosen) <= self.limits.runs:
+            found = await self.agents.list(run.run.project_id, wanted, page)
+            chosen += [one for one in found if one.id != run.agent.id and not some.isdisjoint(one.tags)]
+            if len(found) < page.limit:
+                break
+            page = replace(page, after=found[-1].id)
+        return chosen
 
     async def _start_missing(
         self,

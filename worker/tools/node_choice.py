@@ -64,7 +64,7 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
         log.info("javascript_tools_off", reason="HOLDFAST_TOOL_NODE=off" if found else "there is no Node.js")
         return None
     try:
-        node = await asyncio.to_thread(look_at, found)
+        node = described_node(await asyncio.to_thread(answer_of, found, "-e", NODE_LOOK))
         key = (node.executable, walls, limits)
         if key not in _FOUND:
             _FOUND[key] = await trial(node, walls, limits)
@@ -78,11 +78,6 @@ async def find_node(setting: str, walls: ZygotePlan | PlainProcess, limits: Call
         raise InvalidRequest(f"HOLDFAST_TOOL_NODE: {setting} cannot run tools: {reason}; name another, or say off")
     log.warning("javascript_tools_off", node=found, reason=reason)
     return None
-
-
-def look_at(path: str) -> NodeProgram:
-    """Returns the Node.js at this path. Raises `OSError`, `ValueError` or `SubprocessError`."""
-    return described_node(answer_of(path, "-e", NODE_LOOK))
 
 
 def sandbox_of(

@@ -69,7 +69,7 @@ FIX = (
     'see docs/tools.md, "Walls"; to run tools of people whom you trust as plain processes, set HOLDFAST_SANDBOX=process'
 )
 
-_FOUND: dict[tuple[str, str, str, int], ZygotePlan] = {}
+_FOUND: dict["SandboxChoice", ZygotePlan] = {}
 """The cached result for each choice of settings: a machine does not change while a process is alive."""
 
 
@@ -86,10 +86,9 @@ class SandboxChoice(msgspec.Struct, frozen=True):
         of machine has nothing better. Raises `InvalidRequest`, with the reason and the fix, if no isolation works."""
         if self.sandbox == "process" or (self.sandbox == "auto" and sys.platform != "linux"):
             return None
-        key = (self.sandbox, self.tool_user, self.tool_python, self.scratch_mb)
-        if key not in _FOUND:
-            _FOUND[key] = await self._found()
-        return _FOUND[key]
+        if self not in _FOUND:
+            _FOUND[self] = await self._found()
+        return _FOUND[self]
 
     async def _found(self) -> ZygotePlan:
         if sys.platform != "linux" or not is_known(os.uname().machine):

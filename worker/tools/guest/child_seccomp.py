@@ -132,7 +132,7 @@ class Filter:
         refused = [numbers for name, numbers in REFUSED.items() if name not in allowed]
         refused += [*(METADATA.values() if refuse_metadata else ()), *(() if has_network else OUTGOING.values())]
         for numbers in refused:
-            self._refuse(self._of_this_machine(numbers), EPERM)
+            self._refuse(numbers[self._machine == AARCH64], EPERM)
         if becomes_program:
             self._private_memory_only()
         if has_network:
@@ -255,9 +255,6 @@ class Filter:
 
     def _number(self, name: str) -> int:
         return LOOKED_INTO[name][self._machine == AARCH64]
-
-    def _of_this_machine(self, numbers: tuple[int | None, int | None]) -> int | None:
-        return numbers[self._machine == AARCH64]
 
     def _load(self, offset: int) -> None:
         self._add(LOAD, offset)
