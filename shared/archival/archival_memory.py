@@ -65,8 +65,9 @@ _TYPES: Mapping[int, ModelErrorType] = {
 
 
 class _Entry(msgspec.Struct):
-    index: int
     embedding: list[float]
+    index: int | None = None
+    """The place of its text. None, as of Google's server for the first text: the entry's place in the list."""
 
 
 class _Answer(msgspec.Struct):
@@ -138,15 +139,19 @@ class EmbeddingClient:
 
 def _vectors_in(content: bytes, count: int, server: _Server) -> list[Vector]:
     try:
-        entries = sorted(msgspec.json.decode(content, type=_Answer).data, key=lambda entry: entry.index)
-        vectors = [unit_vector(entry.embedding) for entry in entries]
+        entries = msgspec.json.decode(content, type=_Answer).data
+        by_index = {
+            place if entry.index is None else entry.index: unit_vector(entry.embedding)
+            for place, entry in enumerate(entries)
+        }
     except (msgspec.DecodeError, ValueError) as error:
         raise _failed(ModelErrorType.ERROR, f"no embeddings in the answer: {error}", server) from error
-    lengths = {len(vector) for vector in vectors}
-    if [entry.index for entry in entries] != list(range(count)) or len(lengths) != 1 or max(lengths) > MOST_DIMENSIONS:
-        said = f"{len(vectors)} embeddings of {sorted(lengths)} numbers for {count} texts"
+    lengths = {len(vector) for vector in by_index.values()}
+    is_whole = len(entries) == count and by_index.keys() == set(range(count))
+    if not is_whole or len(lengths) != 1 or max(lengths) > MOST_DIMENSIONS:
+        said = f"{len(entries)} embeddings of {sorted(lengths)} numbers for {count} texts"
         raise _failed(ModelErrorType.ERROR, said, server)
-    return vectors
+    return [by_index[place] for place in range(count)]
 
 
 def _failed(error_type: ModelErrorType, said: str, server: _Server) -> ModelError:

@@ -44,7 +44,10 @@ class NameLookups:
         found, loop = Future[list[str]](), asyncio.get_running_loop()
         found.set_running_or_notify_cancel()  # a lookup that no task waits for any more keeps its place to its end
         found.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(self._places.release))
-        Thread(target=_look_up, args=(found, host, port), name="look up a name", daemon=True).start()
+        try:
+            Thread(target=_look_up, args=(found, host, port), name="look up a name", daemon=True).start()
+        except RuntimeError as error:  # this process may have no further thread now
+            found.set_exception(OSError(str(error)))
         return await asyncio.wrap_future(found)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -266,18 +266,11 @@ class Settings(ToolSettings, AgentsSettings, TelemetrySettings):
         """The limits on runs that agents start through other agents."""
         return TreeLimits(depth=self.child_depth, runs=self.child_runs, wait=timedelta(seconds=self.child_wait))
 
-    @field_validator("trusted_proxies")
+    @field_validator("trusted_proxies", "reachable_networks")
     @classmethod
-    def _are_networks(cls, text: str) -> str:
+    def _are_networks(cls, text: str, of: ValidationInfo) -> str:
         for part in listed(text):
-            ip_network(part, strict=False)
-        return text
-
-    @field_validator("reachable_networks")
-    @classmethod
-    def _are_whole_networks(cls, text: str) -> str:
-        for part in listed(text):
-            ip_network(part)
+            ip_network(part, strict=of.field_name == "reachable_networks")
         return text
 
     @field_validator("public_url")

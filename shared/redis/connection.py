@@ -74,7 +74,7 @@ def connect(url: str, *, setting: str = "HOLDFAST_REDIS_URL") -> Redis:
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=2),
         retry_on_error=[RedisConnectionError, RedisTimeoutError, OSError],
     )
-    return client_of(pool)
+    return Redis(pool)
 
 
 def _pool(url: str, setting: str, **settings: Any) -> ConnectionPool:
@@ -97,7 +97,7 @@ async def own_client(redis: Redis) -> AsyncGenerator[Redis]:
     """Another client of the same server, for the block: an event loop needs a client of its own."""
     pool = cast("Any", redis.connection_pool)
     settings: dict[str, Any] = {**pool.connection_kwargs, "connection_class": pool.connection_class}
-    client = client_of(cast("Any", BlockingConnectionPool)(max_connections=2, timeout=ANSWER_S, **settings))
+    client = Redis(cast("Any", BlockingConnectionPool)(max_connections=2, timeout=ANSWER_S, **settings))
     try:
         yield client
     finally:
@@ -134,11 +134,6 @@ def as_unavailable(error: RedisError | OSError) -> Unavailable:
             return Unavailable(f"Redis refuses a command: {error}")
         case _:
             return Unavailable(f"Redis does not answer: {str(error) or type(error).__name__}")
-
-
-def client_of(pool: ConnectionPool) -> Redis:
-    """A client that takes its connections from this pool."""
-    return ArqRedis(pool)
 
 
 def _keepalive_options() -> dict[int, int]:

@@ -55,11 +55,10 @@ class ProcessPresence:
     async def show(self, state: WorkerState | ApiState, *, for_s: float = SHOWN_FOR_S) -> None:
         """Shows a process for `for_s` seconds. Raises `Unavailable`."""
         kind = _kind_of(type(state))
-        async with redis_answers():
-            await self._present(
-                keys=[keys.processes(kind), keys.process(kind, state.name)],
-                args=[state.name, msgspec.json.encode(state), round(for_s * 1000)],
-            )
+        await self._present.answered(
+            keys=[keys.processes(kind), keys.process(kind, state.name)],
+            args=[state.name, msgspec.json.encode(state), round(for_s * 1000)],
+        )
 
     async def workers(self) -> list[WorkerState]:
         """Returns the live workers, by name. Raises `Unavailable`."""

@@ -99,15 +99,13 @@ class RunQueue:
 
     async def recount(self) -> None:
         """Repairs inconsistencies between the keys of the queue after a loss of data."""
-        async with redis_answers():
-            mended = await self._recount(keys=_QUEUE, args=[*_PREFIXES, keys.LEASE_PREFIX])
+        mended = await self._recount.answered(keys=_QUEUE, args=[*_PREFIXES, keys.LEASE_PREFIX])
         if mended:
             log.info("queue_put_right", jobs=mended)
 
     async def state(self) -> QueueState:
         """Returns how many jobs wait and how many are leased, of all projects together."""
-        async with redis_answers():
-            waiting, oldest_ms, leased = await self._state(keys=_QUEUE, args=[*_PREFIXES, keys.SCORE_SLACK_MS])
+        waiting, oldest_ms, leased = await self._state.answered(keys=_QUEUE, args=[*_PREFIXES, keys.SCORE_SLACK_MS])
         oldest_wait_s = oldest_ms / 1000 if waiting else None
         return QueueState(waiting=waiting, oldest_wait_s=oldest_wait_s, in_flight=leased)
 
@@ -204,45 +202,34 @@ class JobLeases:
         """Leases up to `most` waiting jobs, and up to `spare` more of projects that have none in flight. Skips a job
         whose id is not a text."""
         lease = [keys.LEASE_PREFIX, self._worker, self._lease_ms]
-        async with redis_answers():
-            wait_ms, *job_ids = await self._claim(
-                keys=[*_QUEUE, keys.CODE_AGENTS],
-                args=[*_PREFIXES, *lease, most, spare, keys.SCORE_SLACK_MS, self._code_agents, *self._limits],
-            )
+        wait_ms, *job_ids = await self._claim.answered(
+            keys=[*_QUEUE, keys.CODE_AGENTS],
+            args=[*_PREFIXES, *lease, most, spare, keys.SCORE_SLACK_MS, self._code_agents, *self._limits],
+        )
         texts = [_text(job_id) for job_id in job_ids]
         return Claimed([text for text in texts if text], wait_ms / 1000 if wait_ms >= 0 else None)
 
     async def renew(self, job_ids: Sequence[str]) -> dict[str, Renewal]:
         """Renews the leases that are still this worker's."""
-        async with redis_answers():
-            states = await self._renew(
-                keys=[keys.QUEUE], args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, keys.SCORE_SLACK_MS, *job_ids]
-            )
+        states = await self._renew.answered(
+            keys=[keys.QUEUE], args=[keys.LEASE_PREFIX, self._worker, self._lease_ms, keys.SCORE_SLACK_MS, *job_ids]
+        )
         return {job_id: Renewal(state) for job_id, state in zip(job_ids, states, strict=True)}
 
     async def retake(self, job_id: str) -> bool:
         """Takes a forgotten lease again. Returns False if another worker was first."""
-        async with redis_answers():
-            taken = await self._retake(
-                keys=[*_QUEUE, keys.lease(job_id), keys.job(job_id)],
-                args=[
-                    *_PREFIXES,
-                    job_id,
-                    self._worker,
-                    self._lease_ms,
-                    keys.SCORE_SLACK_MS,
-                    _described(job_id),
-                    keys.JOB_TTL_S * 1000,
-                ],
-            )
+        lease = [self._worker, self._lease_ms, keys.SCORE_SLACK_MS]
+        taken = await self._retake.answered(
+            keys=[*_QUEUE, keys.lease(job_id), keys.job(job_id)],
+            args=[*_PREFIXES, job_id, *lease, _described(job_id), keys.JOB_TTL_S * 1000],
+        )
         return bool(taken)
 
     async def release(self, job_id: str) -> bool:
         """Releases the job and wakes the workers. Returns False if it was no longer this worker's."""
-        async with redis_answers():
-            released = await self._release(
-                keys=[*_QUEUE, keys.lease(job_id)], args=[*_PREFIXES, job_id, self._worker, keys.WAKE_CHANNEL]
-            )
+        released = await self._release.answered(
+            keys=[*_QUEUE, keys.lease(job_id)], args=[*_PREFIXES, job_id, self._worker, keys.WAKE_CHANNEL]
+        )
         return bool(released)
 
     async def finish(self, job_id: str) -> bool:

@@ -42,20 +42,19 @@ def started_run(
     now: datetime,
 ) -> Run:
     """Returns a background run of this agent, with the agent's own rules for its context."""
-    window = agent.window
-    code_agent = code_agent_of(options.override_model or agent.model)
-    changes = {
-        "background": True,
-        "code_agent": code_agent,
-        "clears_context": window.clears_context,
-        "when_full": window.when_full,
-    }
+    options = msgspec.structs.replace(
+        options,
+        background=True,
+        code_agent=code_agent_of(options.override_model or agent.model),
+        clears_context=agent.window.clears_context,
+        when_full=agent.window.when_full,
+    )
     return Run(
         id=run_id,
         project_id=agent.project_id,
         agent_id=agent.id,
         thread_id=thread_id,
-        options=msgspec.structs.replace(options, **changes),
+        options=options,
         created_at=now,
     )
 

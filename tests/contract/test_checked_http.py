@@ -234,6 +234,20 @@ async def test_lookups_that_nobody_waits_for_any_more_keep_their_places(monkeypa
     assert under_way[2:] == ["3.example"]
 
 
+async def test_each_lookup_that_got_no_thread_kept_a_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups = NameLookups(at_once=1)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread"):
+            await lookups.addresses("127.0.0.1", 80)
+    async with asyncio.timeout(HANGS_S):
+        assert await lookups.addresses("127.0.0.1", 80) == ["127.0.0.1"]
+
+
 async def _failure(http: CallersHttp, url: str) -> Exception | None:
     try:
         await http.get(url, max_bytes=100)

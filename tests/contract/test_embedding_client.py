@@ -98,6 +98,16 @@ async def test_an_answer_that_is_no_set_of_vectors_is_an_error(
     assert failed.value.error_type is ModelErrorType.ERROR
 
 
+@pytest.mark.parametrize("left_out", [{}, {"index": None}])
+async def test_google_leaves_out_the_index_of_the_first_text_and_no_passage_got_a_vector(
+    server: ModelServer, client: EmbeddingClient, left_out: dict[str, Any]
+) -> None:
+    server.embeddings.bodies.append({"data": [{"embedding": [3.0, 4.0], **left_out}, entry(1, 1.0, 0.0)]})
+    rain, dog = await client.embed("google_ai/text-embedding-004", ["rain", "dog"])
+    assert [round(number, 3) for number in rain] == [0.6, 0.8]
+    assert list(dog) == [1.0, 0.0]
+
+
 async def test_a_silent_server_is_left_in_time(server: ModelServer) -> None:
     server.embeddings.resume = asyncio.Event()
     client = EmbeddingClient(server.base_urls(), answer_s=0.05)
