@@ -157,7 +157,7 @@ class _Document(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = {}
 
 
-_SHOWN = sa.select(
+SHOWN_PASSAGES: sa.Select[*tuple[Any, ...]] = sa.select(
     passages.c.number,
     passages.c.id,
     passages.c.project_id,
@@ -173,15 +173,11 @@ _SHOWN = sa.select(
         passage_vectors, passage_vectors.c.number == passages.c.number
     )
 )
-
-
-def shown_passages() -> sa.Select[*tuple[Any, ...]]:
-    """Returns the query for whole passages, with their numbers."""
-    return _SHOWN
+"""Selects whole passages, with their numbers."""
 
 
 def passage_of(row: RowMapping) -> Passage:
-    """Converts a row of `shown_passages` to a passage."""
+    """Converts a row of `SHOWN_PASSAGES` to a passage."""
     document = from_json(row["document"], _Document)
     columns = {name: value for name, value in row.items() if name not in ("number", "document")}
     return Passage(**columns, tags=document.tags, metadata=document.metadata)
@@ -224,7 +220,9 @@ async def _stored(
     connection: Connection, project_id: ProjectId, archive_id: ArchiveId, ids: Sequence[PassageId]
 ) -> list[Passage]:
     found = await connection.execute(
-        _SHOWN.where(passages.c.id.in_(ids), passages.c.project_id == project_id, passages.c.archive_id == archive_id)
+        SHOWN_PASSAGES.where(
+            passages.c.id.in_(ids), passages.c.project_id == project_id, passages.c.archive_id == archive_id
+        )
     )
     stored = {row["id"]: passage_of(row) for row in found.mappings()}
     foreign = next((passage_id for passage_id in ids if passage_id not in stored), None)

@@ -64,11 +64,6 @@ async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMes
     insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
 
 
-def insert_into_new_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Begins the run's turn with these messages; deferred. The turn must not have begun before."""
-    insert_of_run(connection, run, new, after=0)
-
-
 def insert_of_run(connection: Connection, run: Run, new: Sequence[NewMessage], *, after: int) -> list[dict[str, Any]]:
     """`insert_into_thread` for the turn of a run."""
     return insert_into_thread(
@@ -215,24 +210,12 @@ class MessageStore(Store):
 
     async def list_of_run(self, run: Run) -> list[Message]:
         """Returns a run's messages in order, without those that were rolled back."""
-        async with self._database.read() as connection:
-            found = await connection.execute(
-                SHOWN_MESSAGES.where(messages.c.run_id == run.id, is_listed(), is_of(run.project_id)).order_by(
-                    messages.c.turn, messages.c.position
-                )
-            )
-            return await made_of(found.mappings().all(), message_of, "body")
+        return await self._listed(run.project_id, SHOWN_MESSAGES.where(messages.c.run_id == run.id))
 
     async def list_of_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Message]:
         """Returns the messages of one of the project's threads in order, also those that have left the context, without
         those that were rolled back."""
-        async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(messages)
-                .where(messages.c.thread_id == thread_id, is_listed(), is_of(project_id))
-                .order_by(messages.c.turn, messages.c.position)
-            )
-            return await made_of(found.mappings().all(), message_of, "body")
+        return await self._listed(project_id, sa.select(messages).where(messages.c.thread_id == thread_id))
 
     async def before(self, run: Run, most: int) -> list[Message]:
         """Returns the newest messages of a run's thread from before the run's own, oldest first, also those that have
@@ -253,11 +236,14 @@ class MessageStore(Store):
     async def list_of_turn(self, run: Run) -> list[Message]:
         """Returns the messages of a run's turn in order, also those that have left the context, without those that were
         rolled back."""
-        is_there = (messages.c.thread_id == run.thread_id, messages.c.turn == (run.turn or 0), is_listed())
+        is_there = (messages.c.thread_id == run.thread_id, messages.c.turn == (run.turn or 0))
+        return await self._listed(run.project_id, sa.select(messages).where(*is_there))
+
+    async def _listed(self, project_id: ProjectId, query: sa.Select[*tuple[Any, ...]]) -> list[Message]:
+        """Returns the project's messages of the query in order, without those that were rolled back."""
+        ordered = query.where(is_listed(), is_of(project_id)).order_by(messages.c.turn, messages.c.position)
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(messages).where(*is_there, is_of(run.project_id)).order_by(messages.c.position)
-            )
+            found = await connection.execute(ordered)
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def find(self, project_id: ProjectId, message_ids: Collection[MessageId]) -> list[Message]:
