@@ -233,7 +233,10 @@ async def _stored(
 
 async def delete_passages(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
     """Deletes the passages that meet the condition, with their tags, words and vectors. Returns their number."""
-    numbers = sa.select(passages.c.number).where(condition).scalar_subquery()
+    found = sa.select(passages.c.number).where(condition)
+    # Locks them first: otherwise a vector that another transaction stores meanwhile would stay.
+    await connection.execute(sa.select(sa.func.count()).select_from(found.with_for_update().subquery()))
+    numbers = found.scalar_subquery()
     await forget_words(connection, numbers)
     await connection.execute(sa.delete(passage_tags).where(passage_tags.c.passage_number.in_(numbers)))
     await connection.execute(sa.delete(passage_vectors).where(passage_vectors.c.number.in_(numbers)))
