@@ -40,6 +40,11 @@ def fields_of(row: RowMapping, kind: type[msgspec.Struct], *, beside: str = "") 
     return {name: row[name] for name in kind.__struct_fields__ if name != beside}
 
 
+def columns_of(value: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """Returns the fields of a struct with these names, for the columns of the same names."""
+    return {name: getattr(value, name) for name in names}
+
+
 def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
     """Returns a struct, or the fields of one, as JSON text. Raises `InvalidRequest` for a NUL or half a surrogate pair
     in one of its texts.

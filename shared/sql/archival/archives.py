@@ -24,6 +24,7 @@ from shared.sql.tables import (
     agent_archives,
     agents,
     archives,
+    columns_of,
     document_of,
     from_json,
     passage_tags,
@@ -447,12 +448,5 @@ def _archive_of(row: RowMapping) -> Archive:
 
 
 def _archive_values(archive: Archive) -> dict[str, Any]:
-    return {
-        "id": archive.id,
-        "project_id": archive.project_id,
-        "name": archive.name,
-        "embedding": archive.embedding,
-        "document": document_of(archive),
-        "created_at": archive.created_at,
-        "updated_at": archive.updated_at,
-    }
+    columns = columns_of(archive, "id", "project_id", "name", "embedding", "created_at", "updated_at")
+    return {**columns, "document": document_of(archive)}

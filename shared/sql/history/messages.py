@@ -131,14 +131,15 @@ async def import_history(connection: Connection, agent_id: AgentId, history: Seq
     await connection.execute(sa.insert(messages), rows)
 
 
-_IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+"""Whether a message is the system message of its history."""
 
 
 async def clear_context(connection: Connection, thread_id: ThreadId) -> None:
     """Removes everything but the system message from a thread's context."""
     await connection.execute(
         sa.update(messages)
-        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
+        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~IS_SYSTEM)
         .values(in_context=False, left_because="reset")
     )
 
@@ -200,7 +201,7 @@ class MessageStore(Store):
         async with self._database.read() as connection:
             known = await connection.execute(
                 sa.select(messages.c.id)
-                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM, is_of(project_id))
+                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~IS_SYSTEM, is_of(project_id))
                 .limit(1)
             )
             if known.one_or_none() is not None:
@@ -220,7 +221,7 @@ class MessageStore(Store):
     async def before(self, run: Run, most: int) -> list[Message]:
         """Returns the newest messages of a run's thread from before the run's own, oldest first, also those that have
         left the context, without the instructions and rolled back messages. A run that never had a turn gets all."""
-        of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~_IS_SYSTEM, is_of(run.project_id))
+        of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~IS_SYSTEM, is_of(run.project_id))
         query = sa.select(messages).where(*of_thread)
         if run.turn is not None:
             first = sa.select(sa.func.min(messages.c.position)).where(
