@@ -189,7 +189,7 @@ class ResponseService:
         if run.thread_id == run.id:
             context = await self.messages.context(run.project_id, run.thread_id)
             story = [one for one in context if one.run_id is None]
-        given = await self.runs.submitted_input(run)
+        given = await self.runs.input_of(run)
         if given or run.pruned_at is None:
             return [*story, *given]
         own = await self.messages.list_of_run(run)

@@ -209,7 +209,7 @@ class PageService:
         run = await runs.get(submission.thread.agent.project_id, run_id)
         # Dialects read parts of messages differently, so texts are compared only within one dialect.
         if run.options.dialect == submission.dialect:
-            for given in await runs.submitted_input(run):
+            for given in await runs.input_of(run):
                 body = given.body
                 if isinstance(body, UserMessage) and body.otid == last.otid and body.content != last.content:
                     raise NameTaken(name=f"the message id {(last.otid or '')[:100]!r}", run_id=run.id)

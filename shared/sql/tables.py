@@ -40,6 +40,11 @@ def fields_of(row: RowMapping, kind: type[msgspec.Struct], *, beside: str = "") 
     return {name: row[name] for name in kind.__struct_fields__ if name != beside}
 
 
+def columns_of(value: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """Returns the fields of a struct with these names, for the columns of the same names."""
+    return {name: getattr(value, name) for name in names}
+
+
 def document_of(value: msgspec.Struct | dict[str, Any]) -> str:
     """Returns a struct, or the fields of one, as JSON text. Raises `InvalidRequest` for a NUL or half a surrogate pair
     in one of its texts.
@@ -135,9 +140,9 @@ def listed() -> Iterator[sa.Column[Any]]:
     yield sa.Column("id", sa.Text, nullable=False, unique=True)
 
 
-def times(*names: str) -> Iterator[sa.Column[datetime]]:
-    """Columns of times that every row has."""
-    return (sa.Column(name, UtcMoment, nullable=False) for name in names)
+def times(*names: str, nullable: bool = False) -> Iterator[sa.Column[datetime]]:
+    """Columns of times; every row has each of them unless they are `nullable`."""
+    return (sa.Column(name, UtcMoment, nullable=nullable) for name in names)
 
 
 def texts(*names: str, nullable: bool = False) -> Iterator[sa.Column[str]]:
@@ -447,12 +452,9 @@ api_keys = sa.Table(
     *texts("scopes", "prefix"),
     # Signs the stream tokens that are made with the key.
     sa.Column("token_secret", sa.LargeBinary, nullable=False),
-    sa.Column("created_at", UtcMoment, nullable=False),
-    sa.Column("created_by", sa.Text, nullable=False),
-    sa.Column("expires_at", UtcMoment),
-    sa.Column("last_used_at", UtcMoment),
-    sa.Column("rotated_at", UtcMoment),
-    sa.Column("revoked_at", UtcMoment),
+    *times("created_at"),
+    *texts("created_by"),
+    *times("expires_at", "last_used_at", "rotated_at", "revoked_at", nullable=True),
     sa.Index("ix_api_keys_project_id_number", "project_id", "number"),
 )
 """Rows stay when a key ends: a server whose database has had a key never again accepts requests without one."""

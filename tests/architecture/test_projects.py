@@ -28,7 +28,6 @@ OF_WORKERS = {
     "RunStore.cancels_among": "of the runs that a worker executes, of all projects",
     "RunStore.claim": "by a worker, which executes runs of all projects",
     "RunStore.ends_of_logs": "for the readers of all projects together",
-    "RunStore.input_of": "by the owner of the run",
     "RunStore.look_up": "by a worker, which was told of a run of any project",
     "RunStore.owns": "by the owner of the run, with its fence",
     "TurnStore.states": "for the readers of all projects together",

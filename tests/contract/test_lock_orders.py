@@ -3,7 +3,7 @@ and its caller gets a 503."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from shared.domain.errors import NotFound
 from shared.domain.ids import ConversationId, ThreadId
 from shared.domain.lifecycle import RunTrigger
+from shared.sql import tables
 from shared.sql.archival.archives import ArchiveStore
-from shared.sql.archival.passages import PassageStore
+from shared.sql.archival.passages import PassageStore, VectorStore
+from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.run_tables import approvals
-from shared.sql.tables import archives, messages
 from tests.kit.archival import new_passage
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
@@ -52,6 +53,16 @@ async def holding(stores: Stores, *rows: sa.Select[Any]) -> AsyncGenerator[None]
         yield
 
 
+@asynccontextmanager
+async def undone(stores: Stores) -> AsyncGenerator[Connection]:
+    """Yields a transaction that is rolled back after the block."""
+    async with second_process(stores) as other:
+        with suppress(NotFound):
+            async with other.database.write() as connection:
+                yield connection
+                raise NotFound("rolls back")
+
+
 async def waiting(stores: Stores, work: Coroutine[Any, Any, Any], number: int) -> "asyncio.Task[Any]":
     """Starts the work. Returns its task once this number of transactions wait for locks."""
     task = asyncio.create_task(work, name=f"transaction {number}")
@@ -82,7 +93,7 @@ async def test_deletions_of_an_agent_and_its_conversation_refused_each_other(sto
     conversations, conversation_id = ConversationStore(stores.database), ConversationId("conv-2")
     await conversations.create(some_conversation(conversation_id, name="x"), system_message_id=IDS.message())
     await stores.ended(thread_id=ThreadId(conversation_id), conversation_id=conversation_id)
-    async with holding(stores, sa.select(messages.c.id)):
+    async with holding(stores, sa.select(tables.messages.c.id)):
         of_agent = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 1)
         of_conversation = await waiting(stores, conversations.delete(PROJECT, conversation_id), 2)
     await of_agent
@@ -90,12 +101,29 @@ async def test_deletions_of_an_agent_and_its_conversation_refused_each_other(sto
         await of_conversation
 
 
+async def test_a_passage_that_was_deleted_while_its_vector_was_stored_left_the_vector(stores: Stores) -> None:
+    passages, passage, archive_id = PassageStore(stores.database), new_passage("a fact"), IDS.archive()
+    await passages.insert_for_agent(PROJECT, AGENT.id, passage, new_archive_id=archive_id, now=NOW)
+    async with stores.database.write() as connection:
+        await connection.execute(sa.update(tables.passages).values(embed_at=NOW))
+    vector = {"model": "m", "dimensions": 1, "signs": b"", "vector": [1.0]}
+    async with undone(stores) as connection:
+        number = sa.select(tables.passages.c.number).scalar_subquery()
+        await connection.execute(sa.insert(tables.passage_vectors).values(number=number, **vector))
+        stored = await waiting(stores, VectorStore(stores.database).record("m", [(passage.id, [1.0])]), 1)
+        deletion = await waiting(stores, passages.delete_from_agent(PROJECT, AGENT.id, passage.id), 2)
+    await stored
+    await deletion
+    async with stores.database.read() as connection:
+        assert (await connection.execute(sa.select(tables.passage_vectors.c.number))).all() == []
+
+
 async def test_deletions_of_an_agent_and_its_archive_refused_each_other(stores: Stores) -> None:
     """Each remembered the archive's place in lists. The agent's did so before it had the archive."""
     archive_id = IDS.archive()
     passages, passage = PassageStore(stores.database), new_passage("a fact")
     await passages.insert_for_agent(PROJECT, AGENT.id, passage, new_archive_id=archive_id, now=NOW)
-    async with holding(stores, sa.select(archives.c.id)):
+    async with holding(stores, sa.select(tables.archives.c.id)):
         of_archive = await waiting(stores, ArchiveStore(stores.database).delete(PROJECT, archive_id), 1)
         of_agent = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 2)
     await of_archive

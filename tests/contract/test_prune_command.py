@@ -86,7 +86,7 @@ async def test_a_dry_run_says_what_would_be_deleted_and_deletes_nothing(
     told = json.loads((await prune(database_url, tmp_path, "--older-than-days", "1", "--json")).output)
     assert (told["dry_run"], told["counted"]["runs"]) == (False, 0)
     assert counted(done)["runs"] == counted(done)["event_blocks"] == 210
-    assert await stores.runs.input_of(running.id) != []
+    assert await stores.runs.input_of(running) != []
 
     nothing = await prune(database_url, tmp_path, "--older-than-days", "1")
     assert (nothing.status, counted(nothing)) == (0, {"runs": 0})

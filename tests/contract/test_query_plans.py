@@ -219,7 +219,7 @@ async def reading(stores: Stores) -> None:
     run = await stores.ended()
     await stores.events.read(run.id, Seq(1))
     await stores.runs.of_keys(PROJECT, THREAD, SubmissionKeys(["otids:7"]))
-    await stores.runs.input_of(run.id)
+    await stores.runs.input_of(run)
     await stores.messages.list_of_run(run)
     await stores.lists.page(IN_THREAD, limit=20)
     await stores.lists.page(MessageFilter(PROJECT, agent_id=AGENT.id), limit=20)

@@ -120,7 +120,7 @@ async def test_the_run_and_its_conversation_stay_and_all_else_goes(stores: Store
     assert deleted - Counter(runs=1) == had - Counter(messages=had["messages"])
     assert await rows_of(stores, run) == Counter(messages=had["messages"])
     assert await stores.runs.look_up(run.id) == msgspec.structs.replace(run, pruned_at=MUCH_LATER)
-    assert await stores.runs.input_of(run.id) == []
+    assert await stores.runs.input_of(run) == []
     assert await stores.context() == context
     assert await rows_of(stores, other) == others_had
 

@@ -154,7 +154,7 @@ async def test_a_submission_of_a_project_is_stored_with_all_that_hangs_on_its_ru
                 run, keys = some_run(project_id=ProjectId("alpha")), SubmissionKeys([f"otids:{IDS.run()}"], body=body)
                 assert (await store.submit(run, [said(text)], keys=keys)).is_new
                 assert await store.of_keys(run.project_id, run.thread_id, keys) is not None
-                assert len(await store.input_of(run.id)) == 1
+                assert len(await store.input_of(run)) == 1
 
 
 async def test_a_process_that_says_nothing_sees_all(database: Database) -> None:

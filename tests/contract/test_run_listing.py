@@ -317,5 +317,5 @@ async def test_lists_and_sweeps_loaded_the_whole_input_of_every_run(stores: Stor
     assert asked
     assert not [statement for statement in asked if re.search(r"\binput\b|run_inputs", statement)]
     with statements() as asked:
-        await stores.runs.input_of(run.id)
+        await stores.runs.input_of(run)
     assert "run_inputs" in "".join(asked), "which is how it is found where it is read"

@@ -63,7 +63,7 @@ async def test_what_is_submitted_is_what_is_read(stores: Stores) -> None:
     submitted = await stores.runs.submit(run, given)
     stored = replace(run, number=submitted.run.number, options=replace(run.options, first_words="one"))
     assert submitted == Submitted(stored, is_new=True)
-    assert await stores.runs.input_of(run.id) == given
+    assert await stores.runs.input_of(run) == given
     assert await stores.runs.get(PROJECT, run.id) == submitted.run
     assert await stores.runs.look_up(run.id) == submitted.run
 

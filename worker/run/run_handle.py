@@ -151,7 +151,7 @@ class RunHandle:
 
     async def input(self) -> list[NewMessage]:
         """Returns the messages of the run's submission. Raises `Unavailable`."""
-        return await self.whole(lambda: self.services.runs.input_of(self.run.id))
+        return await self.whole(lambda: self.services.runs.input_of(self.run))
 
     def unstored(self, body: MessageBody) -> Message:
         """A message of the run that only the model sees."""

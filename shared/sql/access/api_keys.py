@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
@@ -39,17 +40,7 @@ class ApiKeyStore(Store):
         """Stores a key. Raises `NotFound` for an agent in its scopes that the project does not have."""
         async with self._database.write() as connection:
             await _refuse_unknown_agents(connection, key)
-            values = {
-                "id": key.id,
-                "project_id": key.project_id,
-                "name": key.name,
-                "scopes": to_json(key.scopes),
-                "prefix": key.prefix,
-                "token_secret": token_secret,
-                "created_at": key.created_at,
-                "created_by": key.created_by,
-                "expires_at": key.expires_at,
-            }
+            values = {**msgspec.structs.asdict(key), "scopes": to_json(key.scopes), "token_secret": token_secret}
             await connection.execute(sa.insert(api_keys).values(values))
             await connection.execute(sa.insert(api_key_secrets).values(digest=secret.digest, key_id=key.id))
             await record(connection, key.project_id, "key.created", key.id)

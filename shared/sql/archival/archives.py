@@ -24,6 +24,7 @@ from shared.sql.tables import (
     agent_archives,
     agents,
     archives,
+    columns_of,
     document_of,
     from_json,
     passage_tags,
@@ -157,7 +158,7 @@ class _Document(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = {}
 
 
-_SHOWN = sa.select(
+SHOWN_PASSAGES: sa.Select[*tuple[Any, ...]] = sa.select(
     passages.c.number,
     passages.c.id,
     passages.c.project_id,
@@ -173,15 +174,11 @@ _SHOWN = sa.select(
         passage_vectors, passage_vectors.c.number == passages.c.number
     )
 )
-
-
-def shown_passages() -> sa.Select[*tuple[Any, ...]]:
-    """Returns the query for whole passages, with their numbers."""
-    return _SHOWN
+"""Selects whole passages, with their numbers."""
 
 
 def passage_of(row: RowMapping) -> Passage:
-    """Converts a row of `shown_passages` to a passage."""
+    """Converts a row of `SHOWN_PASSAGES` to a passage."""
     document = from_json(row["document"], _Document)
     columns = {name: value for name, value in row.items() if name not in ("number", "document")}
     return Passage(**columns, tags=document.tags, metadata=document.metadata)
@@ -224,7 +221,9 @@ async def _stored(
     connection: Connection, project_id: ProjectId, archive_id: ArchiveId, ids: Sequence[PassageId]
 ) -> list[Passage]:
     found = await connection.execute(
-        _SHOWN.where(passages.c.id.in_(ids), passages.c.project_id == project_id, passages.c.archive_id == archive_id)
+        SHOWN_PASSAGES.where(
+            passages.c.id.in_(ids), passages.c.project_id == project_id, passages.c.archive_id == archive_id
+        )
     )
     stored = {row["id"]: passage_of(row) for row in found.mappings()}
     foreign = next((passage_id for passage_id in ids if passage_id not in stored), None)
@@ -235,7 +234,10 @@ async def _stored(
 
 async def delete_passages(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
     """Deletes the passages that meet the condition, with their tags, words and vectors. Returns their number."""
-    numbers = sa.select(passages.c.number).where(condition).scalar_subquery()
+    found = sa.select(passages.c.number).where(condition)
+    # Locks them first: otherwise a vector that another transaction stores meanwhile would stay.
+    await connection.execute(sa.select(sa.func.count()).select_from(found.with_for_update().subquery()))
+    numbers = found.scalar_subquery()
     await forget_words(connection, numbers)
     await connection.execute(sa.delete(passage_tags).where(passage_tags.c.passage_number.in_(numbers)))
     await connection.execute(sa.delete(passage_vectors).where(passage_vectors.c.number.in_(numbers)))
@@ -446,12 +448,5 @@ def _archive_of(row: RowMapping) -> Archive:
 
 
 def _archive_values(archive: Archive) -> dict[str, Any]:
-    return {
-        "id": archive.id,
-        "project_id": archive.project_id,
-        "name": archive.name,
-        "embedding": archive.embedding,
-        "document": document_of(archive),
-        "created_at": archive.created_at,
-        "updated_at": archive.updated_at,
-    }
+    columns = columns_of(archive, "id", "project_id", "name", "embedding", "created_at", "updated_at")
+    return {**columns, "document": document_of(archive)}

@@ -24,6 +24,7 @@ from shared.domain.searches import (
 )
 from shared.sql.access.audit import record
 from shared.sql.archival.archives import (
+    SHOWN_PASSAGES,
     agent_row,
     archive_for_insert,
     archive_ids_of,
@@ -31,7 +32,6 @@ from shared.sql.archival.archives import (
     insert_passages,
     load_archive,
     passage_of,
-    shown_passages,
     word_ranking,
 )
 from shared.sql.connection import Connection
@@ -106,7 +106,7 @@ class PassageStore(Store):
         Raises `NotFound` if the agent does not exist."""
         async with self._database.read() as connection:
             await agent_row(connection, project_id, agent_id)
-            query = shown_passages().where(_is_agents(project_id, agent_id)).limit(page.limit)
+            query = SHOWN_PASSAGES.where(_is_agents(project_id, agent_id)).limit(page.limit)
             row = sa.tuple_(passages.c.created_at, passages.c.number)
             for cursor, is_newer in ((page.after, True), (page.before, False)):
                 place = None if cursor is None else await _place_of(connection, project_id, cursor)
@@ -247,7 +247,7 @@ class PassageSearchStore(Store):
 
     async def load(self, project_id: ProjectId, numbers: Sequence[int]) -> dict[int, Passage]:
         """Returns the project's passages with these numbers, by number, without those that were deleted meanwhile."""
-        wanted = shown_passages().where(passages.c.number.in_(numbers), passages.c.project_id == project_id)
+        wanted = SHOWN_PASSAGES.where(passages.c.number.in_(numbers), passages.c.project_id == project_id)
         async with self._database.read() as connection:
             found = await connection.execute(wanted)
             rows = found.mappings().all()
@@ -255,7 +255,7 @@ class PassageSearchStore(Store):
 
     async def oldest(self, project_id: ProjectId, query: PassageQuery) -> list[Passage]:
         """Returns the passages that meet the query's conditions other than its text, oldest first."""
-        wanted = shown_passages().where(*_conditions(project_id, query)).limit(query.limit)
+        wanted = SHOWN_PASSAGES.where(*_conditions(project_id, query)).limit(query.limit)
         async with self._database.read() as connection:
             found = await connection.execute(wanted.order_by(passages.c.created_at, passages.c.number))
             return await made_of(found.mappings().all(), passage_of, "text")

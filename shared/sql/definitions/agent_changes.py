@@ -56,7 +56,7 @@ from shared.sql.definitions.groups import (
     write_group,
 )
 from shared.sql.engine import Database
-from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, ids_of, insert_into_thread
+from shared.sql.history.messages import FIRST_TURN, IS_SYSTEM, SYSTEM_POSITION, ids_of, insert_into_thread
 from shared.sql.paging import Page, count_rows, remember_place, rows_of_page
 from shared.sql.runs.listing import delete_histories
 from shared.sql.tables import (
@@ -66,6 +66,7 @@ from shared.sql.tables import (
     agent_tools,
     agents,
     blocks,
+    columns_of,
     conversations,
     document_of,
     messages,
@@ -324,14 +325,8 @@ def agent_values(agent: Agent, secret_keys: SecretKeys) -> dict[str, Any]:
     refuse_large_parts(agent)
     sealed = secret_keys.seal_all(agent.id, agent.tool_environment)
     document = replace(agent, tool_ids=[], block_ids=[], tags=[], last_stop_reason=None, tool_environment=sealed)
-    return {
-        "id": agent.id,
-        "project_id": agent.project_id,
-        "name": agent.name,
-        "document": document_of(document),
-        "created_at": agent.created_at,
-        "updated_at": agent.updated_at,
-    }
+    columns = columns_of(agent, "id", "project_id", "name", "created_at", "updated_at")
+    return {**columns, "document": document_of(document)}
 
 
 _INSERT_AGENT = sa.insert(agents)
@@ -383,13 +378,9 @@ async def render_again(connection: Connection, changed: Iterable[Agent]) -> None
     by_id = {agent.id: agent for agent in changed}
     blocks = await blocks_of_agents(connection, by_id.keys())
     for agent in by_id.values():
-        await connection.execute(
-            sa.update(messages)
-            .where(
-                messages.c.thread_id == agent.id, messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION
-            )
-            .values(body=to_json(system_message(agent, blocks[agent.id])))
-        )
+        text = to_json(system_message(agent, blocks[agent.id]))
+        is_it = (messages.c.thread_id == agent.id, IS_SYSTEM)
+        await connection.execute(sa.update(messages).where(*is_it).values(body=text))
 
 
 async def render_agents_of(connection: Connection, block_id: BlockId) -> None:

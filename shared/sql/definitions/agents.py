@@ -31,6 +31,7 @@ from shared.sql.tables import (
     agent_tools,
     agents,
     blocks,
+    columns_of,
     document_of,
     from_json,
     made_of,
@@ -88,14 +89,8 @@ def block_values(block: Block) -> dict[str, Any]:
 
 
 def _values(noun: Tool | Block, name: str, column: str) -> dict[str, Any]:
-    return {
-        "id": noun.id,
-        "project_id": noun.project_id,
-        column: name,
-        "document": document_of(noun),
-        "created_at": noun.created_at,
-        "updated_at": noun.updated_at,
-    }
+    columns = columns_of(noun, "id", "project_id", "created_at", "updated_at")
+    return {**columns, column: name, "document": document_of(noun)}
 
 
 async def load_tools(connection: Connection, project_id: ProjectId, ids: Sequence[str]) -> list[Tool]:

@@ -90,9 +90,7 @@ class BlockStore(Store):
 
     async def with_label(self, project_id: ProjectId, agent_id: AgentId, label: str) -> Block:
         """The agent's block of this label. Raises `NotFound`."""
-        async with self._database.read() as connection:
-            await load_agent(connection, project_id, agent_id)
-            of_agent = (await blocks_of_agents(connection, [agent_id]))[agent_id]
+        of_agent = await self.for_agent(project_id, agent_id)
         found = next((block for block in of_agent if block.label == label), None)
         if found is None:
             raise NotFound(f"Agent {agent_id} has no memory block labelled {label!r}")

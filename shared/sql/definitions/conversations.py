@@ -28,13 +28,20 @@ from shared.sql.definitions.agents import (
     unlinked_agent,
 )
 from shared.sql.engine import Store
-from shared.sql.history.messages import FIRST_TURN, SYSTEM_POSITION, append_turn, ids_in_context, insert_into_thread
+from shared.sql.history.messages import (
+    FIRST_TURN,
+    IS_SYSTEM,
+    SYSTEM_POSITION,
+    append_turn,
+    ids_in_context,
+    insert_into_thread,
+)
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.paging import Page, contains, field_of_document, remember_place, rows_of_page
 from shared.sql.run_tables import runs
 from shared.sql.runs.listing import delete_histories
 from shared.sql.runs.run_store import Opened, Opens
-from shared.sql.tables import agents, conversations, document_of, from_json, messages, to_json
+from shared.sql.tables import agents, columns_of, conversations, document_of, from_json, messages, to_json
 
 ArchiveStatus = Literal["unarchived", "archived", "all"]
 ConversationOrder = Literal["created_at"] | LastRunOrder
@@ -123,13 +130,9 @@ class ConversationStore(Store):
             conversation = await _load(connection, project_id, conversation_id, lock=True)
             agent = await load_agent(connection, project_id, conversation.agent_id)
             blocks = (await blocks_of_agents(connection, [agent.id]))[agent.id]
-            place = sa.and_(
-                messages.c.thread_id == conversation_id,
-                messages.c.turn == FIRST_TURN,
-                messages.c.position == SYSTEM_POSITION,
-            )
             text = to_json(system_message(agent, blocks, conversation_id))
-            await connection.execute(sa.update(messages).where(place).values(body=text))
+            is_it = (messages.c.thread_id == conversation_id, IS_SYSTEM)
+            await connection.execute(sa.update(messages).where(*is_it).values(body=text))
 
     async def get(self, project_id: ProjectId, conversation_id: ConversationId) -> Conversation:
         """One conversation of this project. Raises `NotFound`."""
@@ -306,12 +309,5 @@ def _conversation_of(row: RowMapping) -> Conversation:
 
 
 def _values(conversation: Conversation) -> dict[str, object]:
-    return {
-        "id": conversation.id,
-        "project_id": conversation.project_id,
-        "agent_id": conversation.agent_id,
-        "document": document_of(conversation),
-        "created_at": conversation.created_at,
-        "updated_at": conversation.updated_at,
-        "name": conversation.name,
-    }
+    columns = columns_of(conversation, "id", "project_id", "agent_id", "name", "created_at", "updated_at")
+    return {**columns, "document": document_of(conversation)}

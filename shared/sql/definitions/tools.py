@@ -184,11 +184,9 @@ async def _refuse_taken_name(connection: Connection, tool: Tool) -> None:
         sa.select(tools.c.id).where(tools.c.project_id == tool.project_id, tools.c.name == tool.name)
     )
     if found.one_or_none() is not None:
-        raise _name_taken(tool.name)
-
-
-def _name_taken(name: str) -> Conflict:
-    return Conflict(f"There is a tool named {name!r} already: replace it with PUT /v1/tools/, or choose another name")
+        raise Conflict(
+            f"There is a tool named {tool.name!r} already: replace it with PUT /v1/tools/, or choose another name"
+        )
 
 
 def _conditions(wanted: ToolFilter) -> list[sa.ColumnElement[bool]]:

@@ -64,11 +64,6 @@ async def insert_messages(connection: Connection, run: Run, new: Sequence[NewMes
     insert_of_run(connection, run, fresh, after=max(known.values(), default=0))
 
 
-def insert_into_new_turn(connection: Connection, run: Run, new: Sequence[NewMessage]) -> None:
-    """Begins the run's turn with these messages; deferred. The turn must not have begun before."""
-    insert_of_run(connection, run, new, after=0)
-
-
 def insert_of_run(connection: Connection, run: Run, new: Sequence[NewMessage], *, after: int) -> list[dict[str, Any]]:
     """`insert_into_thread` for the turn of a run."""
     return insert_into_thread(
@@ -136,14 +131,15 @@ async def import_history(connection: Connection, agent_id: AgentId, history: Seq
     await connection.execute(sa.insert(messages), rows)
 
 
-_IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+IS_SYSTEM = sa.and_(messages.c.turn == FIRST_TURN, messages.c.position == SYSTEM_POSITION)
+"""Whether a message is the system message of its history."""
 
 
 async def clear_context(connection: Connection, thread_id: ThreadId) -> None:
     """Removes everything but the system message from a thread's context."""
     await connection.execute(
         sa.update(messages)
-        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM)
+        .where(messages.c.thread_id == thread_id, messages.c.in_context, ~IS_SYSTEM)
         .values(in_context=False, left_because="reset")
     )
 
@@ -205,7 +201,7 @@ class MessageStore(Store):
         async with self._database.read() as connection:
             known = await connection.execute(
                 sa.select(messages.c.id)
-                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~_IS_SYSTEM, is_of(project_id))
+                .where(messages.c.thread_id == thread_id, messages.c.in_context, ~IS_SYSTEM, is_of(project_id))
                 .limit(1)
             )
             if known.one_or_none() is not None:
@@ -215,29 +211,17 @@ class MessageStore(Store):
 
     async def list_of_run(self, run: Run) -> list[Message]:
         """Returns a run's messages in order, without those that were rolled back."""
-        async with self._database.read() as connection:
-            found = await connection.execute(
-                SHOWN_MESSAGES.where(messages.c.run_id == run.id, is_listed(), is_of(run.project_id)).order_by(
-                    messages.c.turn, messages.c.position
-                )
-            )
-            return await made_of(found.mappings().all(), message_of, "body")
+        return await self._listed(run.project_id, SHOWN_MESSAGES.where(messages.c.run_id == run.id))
 
     async def list_of_thread(self, project_id: ProjectId, thread_id: ThreadId) -> list[Message]:
         """Returns the messages of one of the project's threads in order, also those that have left the context, without
         those that were rolled back."""
-        async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(messages)
-                .where(messages.c.thread_id == thread_id, is_listed(), is_of(project_id))
-                .order_by(messages.c.turn, messages.c.position)
-            )
-            return await made_of(found.mappings().all(), message_of, "body")
+        return await self._listed(project_id, sa.select(messages).where(messages.c.thread_id == thread_id))
 
     async def before(self, run: Run, most: int) -> list[Message]:
         """Returns the newest messages of a run's thread from before the run's own, oldest first, also those that have
         left the context, without the instructions and rolled back messages. A run that never had a turn gets all."""
-        of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~_IS_SYSTEM, is_of(run.project_id))
+        of_thread = (messages.c.thread_id == run.thread_id, is_listed(), ~IS_SYSTEM, is_of(run.project_id))
         query = sa.select(messages).where(*of_thread)
         if run.turn is not None:
             first = sa.select(sa.func.min(messages.c.position)).where(
@@ -253,11 +237,14 @@ class MessageStore(Store):
     async def list_of_turn(self, run: Run) -> list[Message]:
         """Returns the messages of a run's turn in order, also those that have left the context, without those that were
         rolled back."""
-        is_there = (messages.c.thread_id == run.thread_id, messages.c.turn == (run.turn or 0), is_listed())
+        is_there = (messages.c.thread_id == run.thread_id, messages.c.turn == (run.turn or 0))
+        return await self._listed(run.project_id, sa.select(messages).where(*is_there))
+
+    async def _listed(self, project_id: ProjectId, query: sa.Select[*tuple[Any, ...]]) -> list[Message]:
+        """Returns the project's messages of the query in order, without those that were rolled back."""
+        ordered = query.where(is_listed(), is_of(project_id)).order_by(messages.c.turn, messages.c.position)
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(messages).where(*is_there, is_of(run.project_id)).order_by(messages.c.position)
-            )
+            found = await connection.execute(ordered)
             return await made_of(found.mappings().all(), message_of, "body")
 
     async def find(self, project_id: ProjectId, message_ids: Collection[MessageId]) -> list[Message]:

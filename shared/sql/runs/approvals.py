@@ -81,19 +81,24 @@ async def record_decision(
     await record(connection, project_id, f"approval.{done}", approval_id)
 
 
+async def load_approval(
+    connection: Connection, approval_id: ApprovalId, *conditions: sa.ColumnElement[bool]
+) -> Approval:
+    """One request that meets the conditions. Raises `NotFound`."""
+    found = await connection.execute(sa.select(approvals).where(approvals.c.id == approval_id, *conditions))
+    row = found.mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"Approval {approval_id} not found")
+    return approval_of(row)
+
+
 class ApprovalStore(Store):
     """Reads approval requests."""
 
     async def get(self, project_id: ProjectId, approval_id: ApprovalId) -> Approval:
         """One request of this project. Raises `NotFound`."""
         async with self._database.read() as connection:
-            found = await connection.execute(
-                sa.select(approvals).where(approvals.c.id == approval_id, approvals.c.project_id == project_id)
-            )
-            row = found.mappings().one_or_none()
-        if row is None:
-            raise NotFound(f"Approval {approval_id} not found")
-        return approval_of(row)
+            return await load_approval(connection, approval_id, approvals.c.project_id == project_id)
 
     async def of_run(self, run: Run) -> list[Approval]:
         """The run's requests, decided or not, in the order of their calls."""

@@ -7,7 +7,7 @@ run's end frees it; usage is charged once.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -29,6 +29,11 @@ class AccountTotal(NamedTuple):
     project_id: ProjectId
     used: Amount
     reserved: Amount
+
+
+def _total_of(row: sa.Row[Any]) -> AccountTotal:
+    used, reserved = (row.used_tokens, row.used_nano_usd), (row.reserved_tokens, row.reserved_nano_usd)
+    return AccountTotal(row.account, row.project_id, Amount(*used), Amount(*reserved))
 
 
 _IS_IDLE = (budget_totals.c.reserved_tokens == 0, budget_totals.c.reserved_nano_usd == 0)
@@ -62,12 +67,11 @@ class BudgetStore(Store):
         names, day = [account.name for account in accounts], day_of(now)
         query = sa.select(budget_totals).where(budget_totals.c.account.in_(names), budget_totals.c.day == day)
         async with self._database.read() as connection:
-            found = {row.account: row for row in await connection.execute(query)}
+            found = {row.account: _total_of(row) for row in await connection.execute(query)}
         for account in accounts:
-            if (row := found.get(account.name)) is None:
+            if (total := found.get(account.name)) is None:
                 continue
-            used = Amount(row.used_tokens + row.reserved_tokens, row.used_nano_usd + row.reserved_nano_usd)
-            if over := account.limit.exceeded_by(used.plus(ONE_TOKEN)):
+            if over := account.limit.exceeded_by(total.used.plus(total.reserved).plus(ONE_TOKEN)):
                 raise BudgetExceeded(
                     f"the next call would bring the {account.kind}'s budget of this day to {over}",
                     room_at=next_day(now),
@@ -92,15 +96,7 @@ class BudgetStore(Store):
             query = query.where(budget_totals.c.project_id == project_id)
         async with self._database.read() as connection:
             found = await connection.execute(query)
-            return [
-                AccountTotal(
-                    row.account,
-                    row.project_id,
-                    Amount(row.used_tokens, row.used_nano_usd),
-                    Amount(row.reserved_tokens, row.reserved_nano_usd),
-                )
-                for row in found
-            ]
+            return [_total_of(row) for row in found]
 
     async def prune(self, before: datetime, limit: int) -> int:
         """Deletes up to `limit` accounts of days that ended before a moment. Returns their number. An account with a
@@ -196,14 +192,13 @@ async def _set_aside(connection: Connection, account: Account, day: str, amount:
     )
     if updated.rowcount:
         return
-    row = (await connection.execute(sa.select(budget_totals).where(*is_there))).one()
-    used, reserved = Amount(row.used_tokens, row.used_nano_usd), Amount(row.reserved_tokens, row.reserved_nano_usd)
-    over = limit.exceeded_by(used.plus(reserved).plus(amount))
+    total = _total_of((await connection.execute(sa.select(budget_totals).where(*is_there))).one())
+    over = limit.exceeded_by(total.used.plus(total.reserved).plus(amount))
     if limit.exceeded_by(amount):
         raise BudgetExceeded(
             f"the next call alone may need {limit.exceeded_by(amount)} that the {account.kind} has a day"
         )
-    is_for_now = limit.exceeded_by(used.plus(amount)) is None
+    is_for_now = limit.exceeded_by(total.used.plus(amount)) is None
     raise BudgetExceeded(
         f"the next call would bring the {account.kind}'s budget of this day to {over}"
         + (", with the calls that are under way" if is_for_now else ""),

@@ -73,7 +73,11 @@ class ChildStore(Store):
             if locked.cancel_mode is not None:
                 raise CancelRequested(locked.cancel_mode)
             # The run must not wait for the end of a child whose call has ended without its answer.
-            others = (runs.c.parent_run_id == run.id, runs.c.id.not_in(_ids(seen)), has_one_of(runs, ACTIVE))
+            others = (
+                runs.c.parent_run_id == run.id,
+                runs.c.id.not_in([child.run_id for child in seen]),
+                has_one_of(runs, ACTIVE),
+            )
             await connection.execute(sa.update(runs).where(*others, runs.c.awaited).values(awaited=False))
             active = await _awaited(connection, run.id)
             waits = active == set(seen) or (_any_goes_on(active) and _parked(active) <= _parked(seen))
@@ -173,10 +177,6 @@ async def _awaited(connection: Connection, parent_id: RunId) -> set[SeenChild]:
         SeenChild(child_id, status is RunStatus.AWAITING_APPROVAL)
         for child_id, _, status in await _awaited_children(connection, [parent_id])
     }
-
-
-def _ids(children: Collection[SeenChild]) -> set[RunId]:
-    return {child.run_id for child in children}
 
 
 def _parked(children: Collection[SeenChild]) -> set[SeenChild]:

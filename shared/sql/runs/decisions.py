@@ -19,7 +19,7 @@ from shared.domain.errors import (
     NotFound,
     WrongToolCalls,
 )
-from shared.domain.ids import ApprovalId, Fence, IdMaker, RunId, ThreadId
+from shared.domain.ids import Fence, IdMaker, RunId, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import ApprovalResponse, Decision, NewMessage
 from shared.domain.runs import NO_KEYS, Run, SubmissionKeys
@@ -28,7 +28,7 @@ from shared.sql.connection import Connection
 from shared.sql.engine import Database
 from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import approvals, has_one_of, runs
-from shared.sql.runs.approvals import approval_of, record_decision, requests_of, waiting_on
+from shared.sql.runs.approvals import approval_of, load_approval, record_decision, requests_of, waiting_on
 from shared.sql.runs.journal import MOVE_JOURNAL
 from shared.sql.runs.rows import RUN_COLUMNS, apply, get_run, insert_run, run_of
 from shared.sql.runs.run_store import Submitted, submitted_before
@@ -85,7 +85,7 @@ class DecisionStore:
         """
         # Another caller that decides calls of the same answer waits for the thread.
         async with self._database.write(CrashPoint.DECIDE, thread_lock(asked.thread_id)) as connection:
-            known = await _get(connection, asked.id)
+            known = await load_approval(connection, asked.id)
             if known.decision is not None:
                 _refuse_other_decision(known, decision)
                 run = None if known.continued_by is None else await get_run(connection, known.continued_by)
@@ -97,7 +97,7 @@ class DecisionStore:
                 asked_by = AskedBy(parked.id, parked.fence)
                 response = NewMessage(id=self._ids.message(), created_at=now, body=ApprovalResponse([]))
                 run = await _start_continuation(connection, self._continuation(parked, now), [response], asked_by)
-            return Decided(await _get(connection, asked.id), run)
+            return Decided(await load_approval(connection, asked.id), run)
 
     def _continuation(self, parked: Run, now: datetime) -> Run:
         """Returns the continuation after decisions that came one by one. No request of a client starts it, so it has
@@ -249,14 +249,6 @@ async def _decided_before(connection: Connection, thread_id: ThreadId, decisions
     if last[0]["status"] not in ACTIVE:
         raise AlreadyDecided
     return AskedBy(last[0]["run_id"], last[0]["fence"], continued_by=last[0]["continued_by"])
-
-
-async def _get(connection: Connection, approval_id: ApprovalId) -> Approval:
-    found = await connection.execute(sa.select(approvals).where(approvals.c.id == approval_id))
-    row = found.mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"Approval {approval_id} not found")
-    return approval_of(row)
 
 
 async def _lock_parked(connection: Connection, run_id: RunId) -> Run:

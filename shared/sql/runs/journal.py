@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import RowMapping
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shared.domain.journal import JournalEntry
@@ -17,7 +18,7 @@ from shared.domain.runs import Run
 from shared.sql.connection import Connection
 from shared.sql.engine import Store
 from shared.sql.run_tables import run_steps, runs
-from shared.sql.tables import microseconds
+from shared.sql.tables import fields_of, microseconds
 
 _CHANGES = ("run_id", "hash", "settings_hash", "state", "result", "attempt", "fence", "ended_at")
 """Columns of an entry that change with its state."""
@@ -131,44 +132,16 @@ def add_entry(run: Run, entry: JournalEntry, now: datetime, connection: sqlite3.
 
 async def entries_of(connection: Connection, run: Run) -> list[JournalEntry]:
     """The journal of the run's turn, in order."""
-    rows = (await connection.execute(_ENTRIES, {"of_journal": run.journal})).all()
-    return [
-        JournalEntry(
-            number=row.number,
-            kind=row.kind,
-            name=row.name,
-            branch=row.branch,
-            ordinal=row.ordinal,
-            hash=row.hash,
-            settings_hash=row.settings_hash,
-            state=row.state,
-            result=None if row.result is None else zlib.decompress(row.result),
-            attempt=row.attempt,
-            started_at=row.started_at,
-            ended_at=row.ended_at,
-            idempotency_key=row.idempotency_key,
-        )
-        for row in rows
-    ]
+    found = await connection.execute(_ENTRIES, {"of_journal": run.journal})
+    return [_entry_of(row) for row in found.mappings()]
+
+
+def _entry_of(row: RowMapping) -> JournalEntry:
+    result = None if row["result"] is None else zlib.decompress(row["result"])
+    return JournalEntry(result=result, **fields_of(row, JournalEntry, beside="result"))
 
 
 def _row_of(run: Run, entry: JournalEntry) -> dict[str, Any]:
-    return {
-        "journal": run.journal,
-        "slot": entry.slot,
-        "run_id": run.id,
-        "number": entry.number,
-        "kind": entry.kind,
-        "name": entry.name,
-        "branch": entry.branch,
-        "ordinal": entry.ordinal,
-        "hash": entry.hash,
-        "settings_hash": entry.settings_hash,
-        "state": entry.state,
-        "result": None if entry.result is None else zlib.compress(entry.result, 1),
-        "attempt": entry.attempt,
-        "fence": run.fence,
-        "started_at": entry.started_at,
-        "ended_at": entry.ended_at,
-        "idempotency_key": entry.idempotency_key,
-    }
+    result = None if entry.result is None else zlib.compress(entry.result, 1)
+    place = {"journal": run.journal, "slot": entry.slot, "run_id": run.id, "fence": run.fence}
+    return {**msgspec.structs.asdict(entry), **place, "result": result}

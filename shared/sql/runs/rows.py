@@ -29,7 +29,7 @@ from shared.domain.runs import NO_KEYS, CancelRequest, Run, RunError, RunOptions
 from shared.sql.connection import Connection
 from shared.sql.history.thread_queue import lock_of, oldest_other_in_progress
 from shared.sql.run_tables import run_inputs, runs, submission_keys
-from shared.sql.tables import from_json, to_json
+from shared.sql.tables import columns_of, from_json, to_json
 
 _OF_PARENT = ("parent_run_id", "root_run_id", "awaited")
 
@@ -315,6 +315,12 @@ class InsertedRun(NamedTuple):
     """The oldest run of the thread that had not ended when this one was stored."""
 
 
+_AT_FIRST = (
+    "id", "project_id", "agent_id", "thread_id", "conversation_id", "status", "continues", "turn", "dispatch",
+    "priority", "code_version", "fence", "last_seq", "checkpoint_seq", "callback_url", "created_at",
+)  # fmt: skip
+"""The columns of a new run that are fields of it."""
+
 _INSERT_RUN = sa.insert(runs).returning(runs.c.number, oldest_other_in_progress().label("behind"))
 _INSERT_INPUT = sa.insert(run_inputs)
 
@@ -330,30 +336,15 @@ async def insert_run(
     inserted = await connection.execute(
         _INSERT_RUN,
         {
-            "id": run.id,
-            "project_id": run.project_id,
-            "agent_id": run.agent_id,
-            "thread_id": run.thread_id,
-            "conversation_id": run.conversation_id,
-            "status": run.status,
+            **columns_of(run, *_AT_FIRST),
             "background": run.options.background,
             "options": to_json(run.options),
-            "continues": run.continues,
-            "turn": run.turn,
-            "dispatch": run.dispatch,
-            "priority": run.priority,
-            "code_version": run.code_version,
-            "fence": run.fence,
             "attempts_without_progress": 0,
             "usage": to_json(run.usage),
             "step_count": 0,
-            "last_seq": run.last_seq,
-            "checkpoint_seq": run.checkpoint_seq,
-            "callback_url": run.callback_url,
             "parent_run_id": None if parent is None else parent.run_id,
             "root_run_id": None if parent is None else parent.root_id,
             "awaited": None if parent is None else parent.awaited,
-            "created_at": run.created_at,
             "updated_at": run.created_at,
             "of_thread": run.thread_id,
             "of_run": run.id,

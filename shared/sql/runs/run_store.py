@@ -25,9 +25,9 @@ from shared.sql.history.messages import (
     FIRST_TURN,
     SYSTEM_POSITION,
     clear_context,
-    insert_into_new_turn,
     insert_into_thread,
     insert_messages,
+    insert_of_run,
 )
 from shared.sql.history.thread_queue import (
     input_to_place,
@@ -152,7 +152,7 @@ async def _begin_turn(
     # Left-over messages go only to a run that answers messages.
     takes_more = has_left_over and run.answers_messages
     left_over = await take_left_over(connection, run, now) if takes_more else []
-    insert_into_new_turn(connection, run, [*left_over, *placed])
+    insert_of_run(connection, run, [*left_over, *placed], after=0)
 
 
 class Opened(NamedTuple):
@@ -298,14 +298,10 @@ class RunStore(Store):
         async with self._database.read() as connection:
             return await get_run(connection, run_id)
 
-    async def input_of(self, run_id: RunId) -> list[NewMessage]:
-        """The messages of the run's submission."""
-        async with self._database.read() as connection:
-            return await input_of(connection, run_id)
-
-    async def submitted_input(self, run: Run) -> list[NewMessage]:
+    async def input_of(self, run: Run) -> list[NewMessage]:
         """The messages of the run's submission; none when retention has deleted them."""
-        return await self.input_of(run.id)
+        async with self._database.read() as connection:
+            return await input_of(connection, run.id)
 
     async def waiting_input(self, run: Run) -> list[Message]:
         """Returns the messages that the run will add to its history when it begins, in the form that they will have

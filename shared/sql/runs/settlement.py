@@ -81,13 +81,9 @@ async def enqueue_callback(connection: Connection, run: Run, now: datetime) -> N
     """Puts the run's callback into the outbox, if its client wants one and the outbox has none."""
     if run.callback_url is None:
         return
-    known = await connection.execute(sa.select(callbacks.c.run_id).where(callbacks.c.run_id == run.id))
-    if known.one_or_none() is None:
-        await connection.execute(
-            sa.insert(callbacks).values(
-                run_id=run.id, project_id=run.project_id, url=run.callback_url, attempts=0, next_attempt_at=now
-            )
-        )
+    row = {"run_id": run.id, "project_id": run.project_id, "url": run.callback_url, "attempts": 0}
+    unless_there = connection.insert(callbacks).on_conflict_do_nothing(index_elements=[callbacks.c.run_id])
+    await connection.execute(unless_there.values(row | {"next_attempt_at": now}))
 
 
 _OF_THE_END = {
