@@ -94,7 +94,10 @@ class Declaration:
                 yield from one.inner.all_of(kind)
 
     def body_model(self) -> type[BaseModel] | None:
-        """The model of the whole body. A form has none: its route checks the fields."""
+        """The model of the whole body. A form has none: its route checks the fields. The model of a route that reads no
+        body is empty."""
+        if not self.of("body", "form", "request"):
+            return BaseModel
         bodies = self.of("body")
         return next(models_in(bodies[0].annotation), None) if len(bodies) == 1 else None
 

@@ -262,6 +262,14 @@ LONGEST_NOTE, LONGEST_WARNING = 500, 4000
 _SHOWABLE = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
 
 
+def document_of(body: bytes) -> object:
+    """The JSON of a body; None if there is none."""
+    try:
+        return json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return None  # a route that reads the body refuses it with the reason
+
+
 class UnusedInputWarnings:
     """Names the ignored parts of an accepted request in a `Warning` header, and logs them once per agent.
 
@@ -295,10 +303,8 @@ class UnusedInputWarnings:
             if name not in known and ASKS_FOR_NOTHING.get(name) != value:
                 yield f"query.{name}"
         model = declaration_of(route).body_model()
-        if model is None or not body:
-            return
-        given: object = json.loads(body)
-        if isinstance(given, dict):
+        given = document_of(body)
+        if model is not None and isinstance(given, dict):
             said = cast("dict[str, Any]", given)
             yield from (name for name in unused_fields(model, said) if name not in self._acted_on)
             if model is ChatRequest:

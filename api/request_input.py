@@ -9,7 +9,6 @@ refusal precedes all work of the route.
 """
 
 import asyncio
-import json
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cached_property
@@ -27,7 +26,7 @@ from api.access.route_rules import AgentReach
 from api.admission import Admission, ClientLeft, is_submission
 from api.direct_route import RouteIndex, declaration_of
 from api.errors import MOST_FLAWS, domain_error_answer, input_refusal, refused
-from api.every_answer import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, Unacted, UnusedInputWarnings, unacted
+from api.every_answer import ASKS_FOR_NOTHING, PIP_REQUIREMENTS, Unacted, UnusedInputWarnings, document_of, unacted
 from api.request_log import is_of_api
 from shared.concurrency import others_turn
 from shared.domain.errors import ErrorCode, Unavailable
@@ -77,7 +76,7 @@ class StrictRequests:
         for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
             if name not in parameters and ASKS_FOR_NOTHING.get(name) != value:
                 yield _flaw(("query", name), _unknown("parameter", name, parameters))
-        model, given = declared.body_model(), _document(body)
+        model, given = declared.body_model(), document_of(body)
         if model is not None and isinstance(given, dict):
             for one in unacted(model, cast("dict[str, Any]", given), strict=True):
                 if str(one) not in self._acted_on:
@@ -93,13 +92,6 @@ class StrictRequests:
         routes = [route for route in self._routes if isinstance(route, APIRoute)]
         read = (one.alias.lower() for route in routes for one in declaration_of(route).all_of("header"))
         return frozenset(name for name in read if name.startswith(OURS)) | {STRICT.decode()}
-
-
-def _document(body: bytes) -> object:
-    try:
-        return json.loads(body) if body else None
-    except (ValueError, RecursionError):
-        return None  # the route refuses it with the reason
 
 
 def _why(one: Unacted) -> str:

@@ -182,11 +182,9 @@ class StreamToken(TypedDict):
     expires_at: Time
 
 
-class PageToken(TypedDict):
+class PageToken(StreamToken):
     """A token with which a web page can read one conversation, or talk in it."""
 
-    token: str
-    expires_at: Time
     conversation_id: str
     """`default` for the agent's own history."""
 
@@ -200,10 +198,9 @@ class Injected(TypedDict):
     is_new: bool
 
 
-class StepPromptTokens(TypedDict):
+class StepPromptTokens(PromptTokens):
     """Tokens that the model received."""
 
-    cached_tokens: int
     cache_read_tokens: int
     cache_creation_tokens: int
 

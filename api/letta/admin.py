@@ -13,7 +13,6 @@ from shared.domain.api_keys import MOST_AGENTS, MOST_NAME, ApiKey
 from shared.domain.operations import (
     ApiState,
     CallbackStats,
-    Minute,
     OpenCallback,
     OpenDelivery,
     QueueState,
@@ -93,19 +92,8 @@ def wire_status(
 
 def wire_audit_event(event: AuditEvent) -> dict[str, Any]:
     """An audit event: actor, action, time and origin."""
-    return {
-        "id": event.id,
-        "at": wire_time(event.at),
-        "project": event.project_id,
-        "key_id": event.key_id,
-        "key_name": event.key_name,
-        "action": event.action,
-        "object_id": event.object_id,
-        "outcome": event.outcome,
-        "address": event.address,
-        "user_agent": event.user_agent,
-        "request_id": event.request_id,
-    }
+    shown = msgspec.to_builtins(event)
+    return {"project": shown.pop("project_id"), **shown}
 
 
 # A deployment as an operator sees it, as JSON. Letta's server has no such answer: the shapes are ours.
@@ -156,37 +144,19 @@ def wire_operations(view: OperationsView) -> dict[str, Any]:
         "queue_wait_ms": None if runs is None else msgspec.to_builtins(runs.queue_wait_ms),
         "first_token_ms": None if runs is None else msgspec.to_builtins(runs.first_token_ms),
         "callbacks": None if callbacks is None else msgspec.to_builtins(callbacks),
-        "last_hour": None if runs is None else [_minute(minute) for minute in runs.minutes],
+        "last_hour": None if runs is None else msgspec.to_builtins(runs.minutes),
     }
 
 
 def wire_open_callback(callback: OpenCallback) -> dict[str, Any]:
     """A callback that waits, or that was given up, in which case `next_attempt_at` is null."""
-    return {
-        "run_id": callback.run_id,
-        "url": callback.url,
-        "attempts": callback.attempts,
-        "next_attempt_at": wire_time(callback.next_attempt_at),
-        "last_status_code": callback.last_status_code,
-        "last_error": callback.last_error,
-        "created_at": wire_time(callback.created_at),
-    }
+    return msgspec.to_builtins(callback)
 
 
 def wire_open_delivery(delivery: OpenDelivery) -> dict[str, Any]:
     """An event that a webhook endpoint has not received. `next_attempt_at` is null if it was given up."""
-    return {
-        "id": delivery.id,
-        "run_id": delivery.run_id,
-        "webhook_id": delivery.endpoint_id,
-        "url": delivery.url,
-        "outcome": delivery.outcome,
-        "attempts": delivery.attempts,
-        "next_attempt_at": wire_time(delivery.next_attempt_at),
-        "last_status_code": delivery.last_status_code,
-        "last_error": delivery.last_error,
-        "created_at": wire_time(delivery.created_at),
-    }
+    shown = msgspec.to_builtins(delivery)
+    return {"id": delivery.id, "webhook_id": shown.pop("endpoint_id"), **shown}
 
 
 def _memory(of: ServerMemory) -> dict[str, int | None]:
@@ -210,16 +180,4 @@ def _process(state: WorkerState | ApiState) -> dict[str, Any]:
     # It concerns the whole deployment, and is only for operators with its settings: `holdfast doctor` compares it.
     del shown["secret_keys"]
     shown.pop("code_agents", None)  # they have a route of their own
-    return {**shown, "started_at": wire_time(state.started_at), "seen_at": wire_time(state.seen_at)}
-
-
-def _minute(minute: Minute) -> dict[str, Any]:
-    return {
-        "at": wire_time(minute.at),
-        "submitted": minute.submitted,
-        "completed": minute.completed,
-        "failed": minute.failed,
-        "cancelled": minute.cancelled,
-        "queue_wait_p50_ms": minute.queue_wait_p50_ms,
-        "first_token_p50_ms": minute.first_token_p50_ms,
-    }
+    return shown

@@ -5,7 +5,7 @@ Unknown fields are ignored, so that files of newer servers can be read.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from api.errors import place_of
 from api.input_limits import MOST_ENTRIES, Description, Few, as_object
 from api.letta.message_input import content_parts, tool_result
+from api.letta.messages import Moment
 from api.letta.packed_texts import is_packed_summary, unpacked_result, unpacked_summary
 from shared.domain.errors import InvalidRequest
 from shared.domain.groups import MOST_TURNS
@@ -47,14 +48,13 @@ LEGACY = (
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
-def _in_utc(moment: datetime) -> datetime:
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    if not 1970 <= aware.year <= 2200:
+def _plausible(moment: datetime) -> datetime:
+    if not 1970 <= moment.year <= 2200:
         raise ValueError("a time must be in the years 1970 to 2200")
-    return aware.astimezone(UTC)
+    return moment
 
 
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
+FileMoment = Annotated[Moment, AfterValidator(_plausible)]
 Id = Annotated[str, Field(min_length=1, max_length=200)]
 """An id inside the file. It has no meaning outside of it."""
 CallId = Annotated[str, Field(min_length=1)]
@@ -112,7 +112,7 @@ class FileMessage(FilePart):
     approve: bool | None = None
     approval_request_id: str | None = None
     denial_reason: str | None = None
-    created_at: Moment | None = None
+    created_at: FileMoment | None = None
 
 
 class FileAgent(FilePart):

@@ -13,6 +13,7 @@ from msgspec import to_builtins
 
 from api.letta.agents import wire_agent
 from api.letta.context import SETTINGS as COMPACTION
+from api.letta.context import answer_content, function_calls, text_part
 from api.letta.memory import wire_block
 from api.letta.model_settings import KEPT_SETTINGS
 from api.letta.packed_texts import packed_result, packed_summary
@@ -30,7 +31,6 @@ from shared.domain.messages import (
     Summary,
     SystemMessage,
     TextContent,
-    ToolCall,
     ToolReturn,
     ToolReturns,
     UserMessage,
@@ -227,9 +227,9 @@ def _by_kind(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
     packing: dict[str, Any] = {"at": message.created_at, "zone": zone_of(agent.timezone)}
     match message.body:
         case SystemMessage(text):
-            yield {"role": "system", "content": [_text(text)]}
+            yield {"role": "system", "content": [text_part(text)]}
         case Summary() as body:
-            yield {"role": "summary", "content": [_text(packed_summary(body, **packing))]}
+            yield {"role": "summary", "content": [text_part(packed_summary(body, **packing))]}
         case UserMessage() as body:
             yield {"role": body.role, "content": _parts(body.content), "name": body.name}
         case AssistantMessage() as body:
@@ -241,27 +241,16 @@ def _by_kind(agent: Agent, message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _answer(body: AssistantMessage) -> Iterator[dict[str, Any]]:
-    content: list[dict[str, Any]] = []
-    if body.reasoning is not None:
-        thought = {"reasoning": body.reasoning.text, "signature": body.reasoning.signature}
-        content.append({"type": "reasoning", "is_native": True, **thought})
-    if body.text:
-        content.append(_text(body.text))
+    content = answer_content(body)
     waiting = [call for call in body.tool_calls if call.needs_approval]
     others = [call for call in body.tool_calls if not call.needs_approval]
     if others or not waiting:
-        yield {"role": "assistant", "model": body.model, "content": content, "tool_calls": _calls(others) or None}
+        calls = function_calls(others) or None
+        yield {"role": "assistant", "model": body.model, "content": content, "tool_calls": calls}
         content = []
     if waiting:
-        first = {"tool_calls": _calls(waiting), "tool_call_id": waiting[0].id}
+        first = {"tool_calls": function_calls(waiting), "tool_call_id": waiting[0].id}
         yield {"role": "approval", "model": body.model, "content": content, **first}
-
-
-def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    return [
-        {"id": call.id, "function": {"arguments": call.arguments, "name": call.name}, "type": "function"}
-        for call in calls
-    ]
 
 
 def _decision(decision: Decision, packing: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,18 +283,14 @@ def _results(returns: Sequence[ToolReturn], packing: Mapping[str, Any]) -> dict[
         for one, text in zip(returns, packed, strict=True)
     ]
     first = {"tool_call_id": returns[0].tool_call_id, "name": returns[0].tool_name} if len(returns) == 1 else {}
-    content = [_text(packed[0])] if len(returns) == 1 and isinstance(packed[0], str) else []
+    content = [text_part(packed[0])] if len(returns) == 1 and isinstance(packed[0], str) else []
     return {"role": "tool", "content": content, "tool_returns": results, **first}
 
 
 def _parts(content: str | list[ContentPart]) -> list[dict[str, Any]]:
     if isinstance(content, str):
-        return [_text(content)]
-    return [_text(part.text) if isinstance(part, TextContent) else _image_part(part) for part in content]
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text, "signature": None}
+        return [text_part(content)]
+    return [text_part(part.text) if isinstance(part, TextContent) else _image_part(part) for part in content]
 
 
 def _image_part(part: ImageContent) -> dict[str, Any]:

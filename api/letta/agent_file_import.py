@@ -125,7 +125,7 @@ class FileImport:
         given = self._packages.get(tool.id, FilePackages())
         if given.flaw:
             self.left_out.append(f"the packages of the tool {tool.name!r} are left out: {given.flaw}")
-        change = partial(body.apply, packages=given.packages)
+        change = partial(body.apply, source_code=body.source_code, packages=given.packages)
         try:
             refuse_network(body.network, origin.allowed_hosts)
             try:

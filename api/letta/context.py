@@ -20,6 +20,7 @@ from shared.domain.messages import (
     Message,
     Summary,
     SystemMessage,
+    ToolCall,
     ToolReturn,
     ToolReturns,
     UserMessage,
@@ -112,9 +113,9 @@ def _wire_message(message: Message) -> dict[str, Any]:
 def _by_kind(message: Message) -> dict[str, Any]:
     match message.body:
         case SystemMessage(text):
-            return {"role": "system", "content": [_text(text)]}
+            return {"role": "system", "content": [text_part(text)]}
         case Summary(text):
-            return {"role": "user", "content": [_text(text)], "name": "summary"}
+            return {"role": "user", "content": [text_part(text)], "name": "summary"}
         case UserMessage() as body:
             origin = {"name": body.name, "otid": body.otid, "sender_id": body.sender_id}
             return origin | {"role": body.role, "content": _user_content(body)}
@@ -130,39 +131,49 @@ def _by_kind(message: Message) -> dict[str, Any]:
             assert_never(message.body)
 
 
-def _text(text: str) -> dict[str, Any]:
+def text_part(text: str) -> dict[str, Any]:
+    """A text in a stored message's content."""
     return {"type": "text", "text": text, "signature": None}
 
 
 def _user_content(body: UserMessage) -> list[dict[str, Any]]:
     if isinstance(body.content, str):
-        return [_text(body.content)]
+        return [text_part(body.content)]
     # An image's bytes mean nothing to a person and may be megabytes.
     return [
         {"type": "image", "source": {"url": part.url, "media_type": part.media_type}}
         if isinstance(part, ImageContent)
-        else _text(part.text)
+        else text_part(part.text)
         for part in body.content
     ]
 
 
-def _assistant(body: AssistantMessage) -> dict[str, Any]:
+def answer_content(body: AssistantMessage) -> list[dict[str, Any]]:
+    """The content of a stored answer: the model's reasoning and text."""
     content: list[dict[str, Any]] = []
     if body.reasoning is not None:
         reasoning = {"type": "reasoning", "reasoning": body.reasoning.text, "signature": body.reasoning.signature}
         content.append({"is_native": True} | reasoning)
     if body.text:
-        content.append(_text(body.text))
-    calls = [
+        content.append(text_part(body.text))
+    return content
+
+
+def function_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """The calls of a stored answer."""
+    return [
         {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}, "type": "function"}
-        for call in body.tool_calls
+        for call in calls
     ]
+
+
+def _assistant(body: AssistantMessage) -> dict[str, Any]:
     waits = any(call.needs_approval for call in body.tool_calls)
     return {
         "role": "approval" if waits else "assistant",
         "model": None if body.model is None else body.model.partition("/")[2],
-        "content": content or None,
-        "tool_calls": calls or None,
+        "content": answer_content(body) or None,
+        "tool_calls": function_calls(body.tool_calls) or None,
     }
 
 

@@ -91,7 +91,7 @@ class Frames:
     def _body(self, seq: Seq, event: events.Event | events.Unknown) -> dict[str, Any] | None:
         match event:
             case events.RunCreated():
-                return self._created(seq, event)
+                return self._status(seq, events.StatusChanged(event.at, "created"))
             case events.ReasoningChunk() | events.TextChunk() | events.ToolCallChunk() | events.ToolCalls():
                 return self._answer_part(seq, event)
             case events.ToolsReturned():
@@ -122,9 +122,6 @@ class Frames:
                 return None
             case _:
                 assert_never(event)
-
-    def _created(self, seq: Seq, event: events.RunCreated) -> dict[str, Any]:
-        return self._status(seq, events.StatusChanged(event.at, "created"))
 
     def _answer_part(
         self, seq: Seq, event: events.ReasoningChunk | events.TextChunk | events.ToolCallChunk | events.ToolCalls

@@ -139,7 +139,7 @@ def wire_server(server: McpServer) -> dict[str, Any]:
         "server_name": server.name,
         "mcp_server_type": server.transport,
         **_reached(server),
-        "refreshed_at": None if server.refreshed_at is None else wire_time(server.refreshed_at),
+        "refreshed_at": wire_time(server.refreshed_at),
         "problem": server.problem or None,
         "sign_in": None if server.sign_in is None else wire_sign_in(server.sign_in),
     }
@@ -152,7 +152,7 @@ def wire_sign_in(sign_in: SignIn) -> dict[str, Any]:
         "authorization_server": sign_in.authorization_server,
         "scope": sign_in.scope,
         "since": wire_time(sign_in.since),
-        "expires_at": None if sign_in.expires_at is None else wire_time(sign_in.expires_at),
+        "expires_at": wire_time(sign_in.expires_at),
     }
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, assert_never, cast
+from typing import Annotated, Any, Literal, Self, assert_never, cast
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
@@ -170,11 +170,28 @@ MessageType = Literal[
 Messages = Annotated[list[MessageIn], Field(max_length=10_000)]
 
 
-class MessagesRequest(BaseModel):
-    """The body of a submission."""
+class GivenInput(BaseModel):
+    """The messages of a request, or one text in their place."""
 
     messages: Messages | None = None
     input: str | Parts | None = None
+
+    @model_validator(mode="after")
+    def _has_input(self) -> Self:
+        if self.messages is None and self.input is None:
+            raise ValueError("Must specify either 'input' or 'messages'.")
+        if self.messages is not None and self.input is not None:
+            raise ValueError("Specify either 'input' or 'messages', not both.")
+        return self
+
+    def given_messages(self) -> list[MessageIn]:
+        """The messages; `input` is short for one user's message."""
+        return [MessageIn(content=self.input)] if self.messages is None else self.messages
+
+
+class MessagesRequest(GivenInput):
+    """The body of a submission."""
+
     streaming: bool | None = None
     stream_tokens: bool = False
     background: bool = False
@@ -200,20 +217,6 @@ class MessagesRequest(BaseModel):
             split_handle(handle)
         return handle
 
-    @model_validator(mode="after")
-    def _has_input(self) -> "MessagesRequest":
-        if self.messages is None and self.input is None:
-            raise ValueError("Must specify either 'input' or 'messages'.")
-        if self.messages is not None and self.input is not None:
-            raise ValueError("Specify either 'input' or 'messages', not both.")
-        return self
-
-    def given_messages(self) -> list[MessageIn]:
-        """The messages; `input` is short for one user's message."""
-        if self.messages is not None:
-            return self.messages
-        return [MessageIn(content=self.input)]
-
     def tools_of_client(self) -> list[ClientTool]:
         """The client's own tools."""
         return [
@@ -226,22 +229,10 @@ class MessagesRequest(BaseModel):
         return [ClientSkill(skill.name, skill.description, skill.location) for skill in self.client_skills or []]
 
 
-class InjectRequest(BaseModel):
+class InjectRequest(GivenInput):
     """The body of an injection into a running run."""
 
-    messages: Messages | None = None
-    input: str | Parts | None = None
     if_ended: Literal["refuse", "next"] = "refuse"
-
-    @model_validator(mode="after")
-    def _has_input(self) -> "InjectRequest":
-        if not self.messages and self.input is None:
-            raise ValueError("Must specify either 'input' or 'messages'.")
-        return self
-
-    def given_messages(self) -> list[MessageIn]:
-        """The messages; `input` is short for one user's message."""
-        return self.messages or [MessageIn(content=self.input)]
 
 
 def user_bodies(given: Sequence[MessageIn]) -> list[UserMessage]:

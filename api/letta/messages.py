@@ -214,18 +214,18 @@ def tool_return_fields(returns: Sequence[ToolReturn]) -> WireMessage:
         "stdout": first.stdout,
         "stderr": first.stderr,
         **outcome_field(first),
-        "tool_returns": [
-            {
-                "type": "tool",
-                "tool_return": one.text if one.parts is None else wire_content(one.parts),
-                "status": one.status,
-                "tool_call_id": one.tool_call_id,
-                "stdout": one.stdout,
-                "stderr": one.stderr,
-                **outcome_field(one),
-            }
-            for one in returns
-        ],
+        "tool_returns": [_wire_result(one, one.text) | outcome_field(one) for one in returns],
+    }
+
+
+def _wire_result(result: ToolReturn | Decision, text: str | None) -> WireMessage:
+    return {
+        "type": "tool",
+        "tool_return": text if result.parts is None else wire_content(result.parts),
+        "status": result.status,
+        "tool_call_id": result.tool_call_id,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
     }
 
 
@@ -269,26 +269,31 @@ def _summary_message(message: Message, body: Summary) -> WireMessage:
 
 def summary_fields(text: str, stats: CompactionStats | None) -> WireMessage:
     """A summary, and the result of its compaction."""
-    return {"summary": text, "compaction_stats": None if stats is None else _wire_stats(stats)}
+    return {"summary": text, "compaction_stats": None if stats is None else wire_stats(stats)}
 
 
 def summary_as_content(text: str, stats: CompactionStats, at: datetime) -> str:
     """A summary for clients that do not know the wire's type of summary messages: the content of a user's message,
     packed like messages that Letta's server itself puts there."""
     said = f"Old messages have left the context. A summary takes their place:\n{text}"
-    alert = {"type": "system_alert", "message": said, "time": wire_time(at), "compaction_stats": _wire_stats(stats)}
+    alert = {"type": "system_alert", "message": said, "time": wire_time(at), "compaction_stats": wire_stats(stats)}
     return json.dumps(alert, ensure_ascii=False)
 
 
-def _wire_stats(stats: CompactionStats) -> WireMessage:
-    return {
-        "trigger": stats.trigger,
-        "context_tokens_before": stats.tokens_before,
-        "context_tokens_after": stats.tokens_after,
-        "context_window": stats.context_window,
-        "messages_count_before": stats.messages_before,
-        "messages_count_after": stats.messages_after,
-    }
+WIRE_STATS: Mapping[str, str] = {
+    "trigger": "trigger",
+    "context_tokens_before": "tokens_before",
+    "context_tokens_after": "tokens_after",
+    "context_window": "context_window",
+    "messages_count_before": "messages_before",
+    "messages_count_after": "messages_after",
+}
+"""The wire's names for the fields of `CompactionStats`."""
+
+
+def wire_stats(stats: CompactionStats) -> WireMessage:
+    """The outcome of a compaction."""
+    return {name: getattr(stats, field) for name, field in WIRE_STATS.items()}
 
 
 def _assistant_parts(message: Message, body: AssistantMessage) -> list[WireMessage]:
@@ -337,14 +342,7 @@ def _approval_response(message: Message, body: ApprovalResponse) -> WireMessage:
 
 def _wire_decision(decision: Decision) -> WireMessage:
     if decision.kind == "tool":
-        return {
-            "type": "tool",
-            "tool_return": decision.tool_return if decision.parts is None else wire_content(decision.parts),
-            "status": decision.status,
-            "tool_call_id": decision.tool_call_id,
-            "stdout": decision.stdout,
-            "stderr": decision.stderr,
-        }
+        return _wire_result(decision, decision.tool_return)
     edited = {} if decision.edited_arguments is None else {"edited_arguments": decision.edited_arguments}
     return {
         "type": "approval",

@@ -26,6 +26,20 @@ from shared.domain.models import (
 )
 from shared.network.server_models import FoundModels
 
+_WITHOUT_EFFECT: Mapping[str, Any] = {
+    "provider_category": "base",
+    "model_wrapper": None,
+    "put_inner_thoughts_in_kwargs": False,
+    "frequency_penalty": None,
+    "compatibility_type": None,
+    "tier": None,
+    "return_logprobs": False,
+    "top_logprobs": None,
+    "return_token_ids": False,
+    "tool_call_parser": None,
+}
+"""Fields of a model on the wire that always have this value here."""
+
 KEPT_SETTINGS = "model_settings"
 """Key of `Agent.extra`: the settings that are only stored and returned."""
 
@@ -231,10 +245,7 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
         "model_endpoint_type": provider.wire_type,
         "model_endpoint": provider.url(environment),
         "provider_name": name,
-        "provider_category": "base",
-        "model_wrapper": None,
         "context_window": options.context_window or context_window_of(agent.model),
-        "put_inner_thoughts_in_kwargs": False,
         "handle": agent.model,
         "temperature": options.temperature,
         "max_tokens": _shown_options(agent).max_output_tokens,
@@ -242,17 +253,11 @@ def wire_llm_config(agent: Agent, environment: Mapping[str, str]) -> dict[str, A
         "reasoning_effort": options.reasoning_effort,
         "max_reasoning_tokens": options.max_reasoning_tokens or 0,
         "effort": kept.get("effort"),
-        "frequency_penalty": None,
-        "compatibility_type": None,
         "verbosity": options.verbosity or kept.get("verbosity"),
-        "tier": None,
         "parallel_tool_calls": options.parallel_tool_calls,
         "response_format": options.response_format,
         "strict": kept.get("strict", False),
-        "return_logprobs": False,
-        "top_logprobs": None,
-        "return_token_ids": False,
-        "tool_call_parser": None,
+        **_WITHOUT_EFFECT,
     }
 
 
@@ -339,47 +344,30 @@ def _wire_model(model: KnownModel, environment: Mapping[str, str]) -> dict[str, 
         "model": model.name,
         "model_endpoint_type": provider.wire_type,
         "model_endpoint": provider.url(environment),
-        "provider_category": "base",
-        "model_wrapper": None,
         "context_window": model.window,
-        "put_inner_thoughts_in_kwargs": False,
         "temperature": None,
         "max_tokens": model.max_output_tokens,
         "enable_reasoner": model.family.can_think,
         "reasoning_effort": None,
         "max_reasoning_tokens": 0,
         "effort": None,
-        "frequency_penalty": None,
-        "compatibility_type": None,
         "verbosity": None,
-        "tier": None,
         "parallel_tool_calls": True,
         "response_format": None,
         "strict": False,
-        "return_logprobs": False,
-        "top_logprobs": None,
-        "return_token_ids": False,
-        "tool_call_parser": None,
         "max_context_window": model.window,
+        **_WITHOUT_EFFECT,
     }
 
 
 def _wire_embedding(model: KnownEmbedding, environment: Mapping[str, str]) -> dict[str, Any]:
     provider = PROVIDERS[model.provider]
     return {
-        "handle": f"{model.provider}/{model.name}",
         "name": model.name,
         "display_name": model.name,
         "provider_type": provider.wire_type,
         "provider_name": provider.name,
         "model_type": "embedding",
-        "embedding_endpoint_type": provider.wire_type,
-        "embedding_endpoint": provider.url(environment),
-        "embedding_model": model.name,
+        **(wire_embedding_config(f"{model.provider}/{model.name}", environment) or {}),
         "embedding_dim": model.dimensions,
-        "embedding_chunk_size": 300,
-        "batch_size": 32,
-        "azure_endpoint": None,
-        "azure_version": None,
-        "azure_deployment": None,
     }

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from shared.domain.messages import CompactionStats, CompactionTrigger, Summary
+from api.letta.messages import WIRE_STATS, wire_stats
+from shared.domain.messages import CompactionStats, Summary
 from shared.json_limits import flaw_of
 
 _SUMMARY_ALERT = "system_alert"
@@ -37,17 +38,7 @@ def unpacked_result(text: str) -> str:
 
 def packed_summary(summary: Summary, *, at: datetime, zone: tzinfo) -> str:
     """A summary in Letta's stored form."""
-    stats = summary.stats
-    counts: dict[str, Any] = {}
-    if stats is not None:
-        counts["compaction_stats"] = {
-            "trigger": stats.trigger,
-            "context_tokens_before": stats.tokens_before,
-            "context_tokens_after": stats.tokens_after,
-            "messages_count_before": stats.messages_before,
-            "messages_count_after": stats.messages_after,
-            "context_window": stats.context_window,
-        }
+    counts = {} if summary.stats is None else {"compaction_stats": wire_stats(summary.stats)}
     return _packed({"type": _SUMMARY_ALERT, "message": summary.text}, at, zone, counts)
 
 
@@ -79,25 +70,9 @@ def _unpacked(text: str) -> _Packed | None:
     return packed if flaw_of(packed.message) is None else None
 
 
-class _Stats(msgspec.Struct):
-    messages_count_before: int
-    messages_count_after: int
-    context_window: int
-    trigger: CompactionTrigger = "request"
-    context_tokens_before: int | None = None
-    context_tokens_after: int | None = None
-
-
 def _stats(said: dict[str, Any]) -> CompactionStats | None:
+    known = {field: said[name] for name, field in WIRE_STATS.items() if name in said}
     try:
-        stats = msgspec.convert(said, _Stats)
+        return msgspec.convert(known, CompactionStats)
     except msgspec.ValidationError:
         return None
-    return CompactionStats(
-        messages_before=stats.messages_count_before,
-        messages_after=stats.messages_count_after,
-        context_window=stats.context_window,
-        trigger=stats.trigger,
-        tokens_before=stats.context_tokens_before,
-        tokens_after=stats.context_tokens_after,
-    )

@@ -29,7 +29,6 @@ from shared.domain.runs import (
     Feedback,
     Generation,
     Run,
-    RunError,
     RunOptions,
     Step,
     Usage,
@@ -189,7 +188,7 @@ def wire_step(step: Step) -> dict[str, Any]:
         "feedback": step.feedback,
         "project_id": None,
         "error_type": step.error.error_type if step.error else None,
-        "error_data": _error_object(RunId(step.run_id), step.error),
+        "error_data": error_fields(RunId(step.run_id), step.error) if step.error else None,
         "status": step.status,
     }
 
@@ -211,7 +210,7 @@ def _metadata(run: Run, waiting: WaitingCalls | None) -> dict[str, Any]:
     if run.options.tool_name is not None:
         metadata["tool_name"] = run.options.tool_name
     if run.error is not None:
-        metadata["error"] = _error_object(run.id, run.error)
+        metadata["error"] = error_fields(run.id, run.error)
     if run.cause is not None:
         metadata["cause"] = run.cause
     if run.cancel is not None:
@@ -256,10 +255,6 @@ def _cancel(request: CancelRequest) -> dict[str, Any]:
         "reason": request.reason,
         "mode": request.mode.value,
     }
-
-
-def _error_object(run_id: RunId, error: RunError | None) -> dict[str, Any] | None:
-    return None if error is None else error_fields(run_id, error)
 
 
 def _ms(nanoseconds: int | None) -> float | None:

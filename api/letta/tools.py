@@ -191,8 +191,12 @@ class ToolFields(BaseModel):
     approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None
 
-    def applied(self, tool: Tool, source_code: str | None, packages: ToolPackages | None) -> Tool:
-        """The tool after these fields, with a new source if they contain one. Raises as `apply`."""
+    def apply(self, tool: Tool, source_code: str | None, packages: ToolPackages | None = None) -> Tool:
+        """The tool after the change, with this source if there is a new one. `packages`: the packages of
+        `pip_requirements`.
+
+        Raises `InvalidToolSource` or `InvalidRequest`.
+        """
         if tool.tool_type == MCP_TYPE:
             self._refuse_what_servers_say(tool, source_code)
             return kept_source(tool, self._with_options(tool, packages))
@@ -269,13 +273,6 @@ class ToolCreate(ToolFields):
     source_code: str
     source_type: str | None = PYTHON
 
-    def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: the packages of `pip_requirements`.
-
-        Raises `InvalidToolSource` or `InvalidRequest`.
-        """
-        return self.applied(tool, self.source_code, packages)
-
     def named(self) -> str:
         """The name that the tool will have. Raises `InvalidToolSource` or `InvalidRequest`."""
         _refuse_language(self.source_type)
@@ -304,13 +301,6 @@ class ToolUpdate(ToolFields):
     """The changes to a tool. An omitted field stays."""
 
     source_code: str | None = None
-
-    def apply(self, tool: Tool, packages: ToolPackages | None = None) -> Tool:
-        """The tool after the change. `packages`: the packages of `pip_requirements`.
-
-        Raises `InvalidToolSource` or `InvalidRequest`.
-        """
-        return self.applied(tool, self.source_code, packages)
 
 
 def blank_tool(project_id: ProjectId, ids: IdMaker, now: datetime) -> Tool:

@@ -252,7 +252,7 @@ def _tool_call(step: Step, call: ToolTiming, attributes: dict[str, str]) -> _Spa
 
 def _wire(run: Run, trace_id: str, span: _Span) -> dict[str, Any]:
     return {
-        "Timestamp": span.begin.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+        "Timestamp": wire_time(span.begin),
         "TraceId": trace_id,
         "SpanId": _span_id(run, span.of),
         "ParentSpanId": "" if span.parent is None else _span_id(run, span.parent),

@@ -77,12 +77,10 @@ class TaskService:
                 INVALID_PARAMS, f"Task has expired: the log of run {run.id} was deleted (HOLDFAST_RETAIN_DAYS)"
             )
         match run.status:
-            case RunStatus.CREATED | RunStatus.RUNNING:
+            case RunStatus.CREATED | RunStatus.RUNNING | RunStatus.CANCELLED:
                 return shown
             case RunStatus.AWAITING_APPROVAL:
                 return shown | {"inputRequests": input_requests(calls_of(await self.waiting(run)))}
-            case RunStatus.CANCELLED:
-                return shown
             case RunStatus.COMPLETED | RunStatus.FAILED:
                 return shown | {"result": (await self.folded(run)).result()}
             case _:

@@ -247,7 +247,7 @@ class ClassReader:
         if not values or not all(isinstance(value, str | int) for value in values):
             self._state.warn(f"the enum {node.name} has values that are no texts or whole numbers: any value")
             return Any
-        return Literal[tuple(value for value in values if value is not Unknown.VALUE)]
+        return Literal[tuple(values)]
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:

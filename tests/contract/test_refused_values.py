@@ -113,6 +113,15 @@ async def test_a_cursor_that_is_no_number_of_a_frame(http: httpx.AsyncClient, ag
     assert (await http.post(path, json={"starting_after": after})).status_code == 422
 
 
+async def test_an_injection_of_messages_and_of_an_input_lost_the_input(http: httpx.AsyncClient, agent: str) -> None:
+    run = (await http.post(f"{agent}/messages/async", json={"input": "Hi"})).json()
+    both = {"messages": [{"role": "user", "content": "one"}], "input": "two"}
+    refused = await http.post(f"/v1/runs/{run['id']}/inject", json=both)
+    assert refused.status_code == 422
+    assert "not both" in refused.json()["detail"]
+    assert (await http.post(f"/v1/runs/{run['id']}/inject", json={"messages": []})).status_code == 400
+
+
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 async def test_a_moment_outside_of_time(http: httpx.AsyncClient, agent: str, moment: str) -> None:
     agent_id = agent.rpartition("/")[2]

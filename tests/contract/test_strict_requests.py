@@ -51,6 +51,16 @@ async def test_a_name_that_is_not_acted_on_is_refused(
     assert lenient.status_code == 200
 
 
+async def test_a_field_in_the_body_of_a_route_that_takes_none_was_not_seen(http: httpx.AsyncClient) -> None:
+    path = f"/v1/agents/{(await http.post('/v1/agents', json=AGENT)).json()['id']}/reset-messages"
+    body = {"add_default_initial_messages": True}
+    refused = await http.patch(path, json=body, headers=STRICT)
+    assert (refused.status_code, refused.json()["field"]) == (422, "add_default_initial_messages")
+    warned = await http.patch(path, json=body)
+    assert (warned.status_code, "add_default_initial_messages" in warned.headers["Warning"]) == (200, True)
+    assert (await http.patch(path, content=b"{no JSON")).status_code == 200, "the route reads no body"
+
+
 async def test_every_unknown_name_is_named(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/agents?a=1", json={**AGENT, "b": 1, "c": 2}, headers=STRICT)
     assert [one["field"] for one in answer.json()["errors"]] == ["query.a", "b", "c"]

@@ -93,7 +93,7 @@ async def update_mcp_server(
     return wire_server(await servers.change(project_id, mcp_server_id, body.change()))
 
 
-@router.delete("/{mcp_server_id}", status_code=204)
+@router.delete("/{mcp_server_id}", status_code=204, response_class=Response)
 async def delete_mcp_server(mcp_server_id: McpServerIdPath, servers: McpServersDep, project_id: ProjectDep) -> None:
     """Deletes a server with its tools, and detaches them from all agents."""
     await servers.store.delete(project_id, mcp_server_id)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from api.agent_answers import AgentAnswers
 from api.dependencies import (
@@ -115,7 +115,7 @@ async def update_archive(
     return wire_archive(archive, environment)
 
 
-@router.delete("/{archive_id}", status_code=204)
+@router.delete("/{archive_id}", status_code=204, response_class=Response)
 async def delete_archive(archive_id: ArchiveIdPath, archive_store: ArchiveStoreDep, project_id: ProjectDep) -> None:
     """Deletes an archive with its passages, and detaches it from its agents."""
     await archive_store.delete(project_id, archive_id)
@@ -169,7 +169,7 @@ async def create_passages(
     return await wire_passages(stored, environment)
 
 
-@router.delete("/{archive_id}/passages/{passage_id}", status_code=204)
+@router.delete("/{archive_id}/passages/{passage_id}", status_code=204, response_class=Response)
 async def delete_passage(
     archive_id: ArchiveIdPath, passage_id: PassageIdPath, passage_store: PassageStoreDep, project_id: ProjectDep
 ) -> None:

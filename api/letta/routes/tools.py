@@ -104,7 +104,7 @@ async def upsert_tool(
     blank = blank_tool(project_id, ids, clock.now())
     if before is not None:  # omitted fields stay, and the source may depend on them
         blank = replace(blank, pip_requirements=before.pip_requirements, packages=before.packages)
-    change = partial(body.apply, packages=packages)
+    change = partial(body.apply, source_code=body.source_code, packages=packages)
     tool = change(blank)
     await _refuse_without_node(operations, tool)
     return wire_tool(await tool_store.upsert(tool, change))
@@ -179,7 +179,7 @@ async def update_tool(
     if body.pip_requirements:
         before = await tool_store.get(project_id, tool_id)
         packages = await package_environments.chosen(body.pip_requirements, before)
-    change = partial(body.apply, packages=packages)
+    change = partial(body.apply, source_code=body.source_code, packages=packages)
     return wire_tool(await tool_store.update(project_id, tool_id, change, clock.now()))
 
 
