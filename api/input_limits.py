@@ -95,20 +95,16 @@ class InputLimits:
         """Raises `InvalidRequest` for the first message that is too long. `given` has the countable parts of each
         message, as JSON values. `field` is the place of the messages in the body."""
         for place, message in enumerate(given):
-            length = sum(map(len, _texts(message)))
-            if length > self.message_chars:
-                raise InvalidRequest(
-                    f"{field}[{place}] has {length} characters, {self.message_chars} are allowed "
-                    "(HOLDFAST_MAX_MESSAGE_CHARS): send less, or in several messages",
-                    field=f"{field}[{place}]",
-                )
+            self.refuse_long_text(message, f"{field}[{place}]")
 
-    def refuse_long_text(self, text: str, field: str) -> None:
-        """Raises `InvalidRequest` if a text for a model is longer than a message may be."""
-        if len(text) > self.message_chars:
+    def refuse_long_text(self, text: object, field: str) -> None:
+        """Raises `InvalidRequest` if a text for a model, or all texts of a JSON value together, are longer than a
+        message may be."""
+        length = sum(map(len, _texts(text)))
+        if length > self.message_chars:
             raise InvalidRequest(
-                f"{field} has {len(text)} characters, {self.message_chars} are allowed (HOLDFAST_MAX_MESSAGE_CHARS): "
-                "send less",
+                f"{field} has {length} characters, {self.message_chars} are allowed (HOLDFAST_MAX_MESSAGE_CHARS): send "
+                "less, or in several messages",
                 field=field,
             )
 

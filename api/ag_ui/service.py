@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from math import inf
 from typing import Any
 
 import msgspec
@@ -143,8 +141,6 @@ class LegFrames:
     """Renders one leg for one reader."""
 
     shared_as = None
-    cut = None
-    longest_silence_s = inf
 
     def __init__(self, leg: Leg, fold: LegFold, beginning: Sequence[Event], seen: int) -> None:
         """`beginning` has the events before the leg's log. The reader has the entries up to the number `seen` and does
@@ -183,16 +179,6 @@ class LegFrames:
         events = self.fold.lost_ending()
         before = self._gone_on() if events and self._goes_on else b""
         return before + b"".join(map(_frame, events))
-
-    def silence(self, last: Seq, now: datetime) -> bytes:
-        """Nothing: the sender sends a comment."""
-        del last, now
-        return b""
-
-    def end_of(self, last: Seq) -> bytes:
-        """Nothing, because the stream goes on after the leg."""
-        del last
-        return b""
 
     def _taken(self, seq: Seq, entry: bytes) -> Sequence[Event]:
         if not self._may_have_more or seq <= self._seen:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -202,9 +201,6 @@ def ai_sdk_error(refusal: Refusal) -> tuple[int, str]:
 # An answer as a reader's stream: the frames of its chunks, and the place of each in the thread.
 
 
-LONGEST_SILENCE_S = 15.0
-"""Proxies and clients give up a stream after 20 to 60 seconds without a byte."""
-
 DONE = b"data: [DONE]\n\n"
 
 _encoder = msgspec.json.Encoder()
@@ -286,9 +282,6 @@ class _LegView:
     """The view of one run's log."""
 
     shared_as = None
-    longest_silence_s = LONGEST_SILENCE_S
-    cut = None
-    """Clients take any clean end of a stream for the answer's end."""
 
     def __init__(self, stream: AnswerStream, leg: Leg) -> None:
         self._stream, self._leg = stream, leg
@@ -296,14 +289,6 @@ class _LegView:
     def of(self, entries: Entries) -> tuple[bytes, bool]:
         """The frames of some entries. The end of a run does not end the stream."""
         return self._stream.of(self._leg, entries), False
-
-    def silence(self, _last: Seq, _now: datetime) -> bytes:
-        """Nothing: the sender sends a comment."""
-        return b""
-
-    def end_of(self, _last: Seq) -> bytes:
-        """Nothing: the stream goes on after the run."""
-        return b""
 
 
 def chunks_of(first: Run, sdk: Sdk, seen: Seen | None = None) -> AnswerChunks:

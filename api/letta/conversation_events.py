@@ -2,8 +2,6 @@
 runs."""
 
 from collections.abc import Sequence
-from datetime import datetime
-from math import inf
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
@@ -33,9 +31,6 @@ _encoder = msgspec.json.Encoder()
 class LegFrames:
     """Renders one leg's log for the stream. It has no state, so a reader may begin anywhere."""
 
-    cut = None
-    longest_silence_s = inf
-
     def __init__(self, leg: Leg) -> None:
         self._leg = leg
         self._frames = Frames(leg.run.id, _SHOWN)
@@ -49,16 +44,6 @@ class LegFrames:
         """The frames of some entries. The end of a leg does not end the stream."""
         shown = [frame for seq, entry in entries if (frame := self._frames.of(seq, entry)) is not None]
         return b"".join(self._bytes(frame) for frame in shown), False
-
-    def silence(self, last: Seq, now: datetime) -> bytes:
-        """Nothing: the sender sends a comment."""
-        del last, now
-        return b""
-
-    def end_of(self, last: Seq) -> bytes:
-        """Nothing, because the stream goes on after the leg."""
-        del last
-        return b""
 
     def _bytes(self, frame: Frame) -> bytes:
         cursor = ThreadCursor(self._leg.turn, self._leg.number, frame.seq)

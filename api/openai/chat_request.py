@@ -140,11 +140,8 @@ class ChatInput(NamedTuple):
     results: Sequence[Decision]
     """Results of tools that the client ran."""
     said: UserMessage | None
-
-    def texts(self) -> list[object]:
-        """The countable parts of each message, for the limit on its length."""
-        results = [[one.tool_return for one in self.results]] if self.results else []
-        return [*results, *([] if self.said is None else [_texts_of(self.said)])]
+    texts: Mapping[str, object]
+    """The countable parts of each message, by its place in the body, for the limit on its length."""
 
 
 def _texts_of(said: UserMessage) -> object:
@@ -161,23 +158,25 @@ def input_of(messages: Sequence[Mapping[str, Any]], user: str | None = None) -> 
     """
     results: list[Decision] = []
     said: UserMessage | None = None
+    said_at, texts = "", dict[str, object]()
     for number, message in _new(messages):
         place = f"messages[{number}]"
         role = message.get("role")
         if role == "user":
-            content = _content(message.get("content"), place)
+            content, said_at = _content(message.get("content"), place), place
             said = UserMessage(content=content, name=_text(message, "name", place), sender_id=user)
         elif role == "tool":
             call_id = _text(message, "tool_call_id", place)
             if not call_id:
                 raise ValueError(f"{place}.tool_call_id is missing: it must be the id of the call that has this result")
             results.append(_result(call_id, _content(message.get("content"), place)))
+            texts[place] = results[-1].tool_return
     if not results and said is None:
         raise ValueError(
             "there is no new message after the last answer: end the list with a message of the user, or with results "
             "of tools. The agent keeps its own history"
         )
-    return ChatInput(results, said)
+    return ChatInput(results, said, texts if said is None else {**texts, said_at: _texts_of(said)})
 
 
 def _result(call_id: str, content: str | list[ContentPart]) -> Decision:

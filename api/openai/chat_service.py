@@ -61,7 +61,8 @@ class ChatService:
 
     def _command(self, thread: AgentThread, request: ChatRequest, headers: SubmissionHeaders) -> Command:
         given = request.given()
-        self.input_limits.refuse_long_messages(given.texts())
+        for place, text in given.texts.items():
+            self.input_limits.refuse_long_text(text, place)
         results, options = list(given.results), thread.model_options
         if request.answer_format is not None:
             options = structs.replace(options or thread.agent.options, response_format=request.answer_format)

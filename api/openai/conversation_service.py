@@ -141,7 +141,8 @@ class ConversationService:
             raise InvalidRequest(
                 "items: send the compaction_trigger to a response: only a response compacts", field="items"
             )
-        self.input_limits.refuse_long_messages(given.texts())
+        for text in given.texts():
+            self.input_limits.refuse_long_text(text, "items")
         return given
 
     def _joined(self, conversation: Conversation, given: ResponseInput) -> Arranged:

@@ -147,7 +147,7 @@ class _Story:
             case "message":
                 self._take_message(item, place)
             case "function_call" | "custom_tool_call":
-                self._take_call(_call(item, "call_id", place))
+                self._take_call(_call(item, "call_id", place), place)
             case "function_call_output" | "custom_tool_call_output":
                 self._take_output(item, place)
             case "mcp_call":
@@ -188,11 +188,16 @@ class _Story:
         """Whether the input has to contain further outputs of the current answer's calls."""
         return not self.leaves_calls_open and any(call.id not in self.results for call in self.calls)
 
-    def _take_call(self, call: ToolCall) -> None:
+    def _take_call(self, call: ToolCall, place: str) -> None:
         if self.results and not self._awaits_output:
             self._end_answer()
+        if call.id in self.names:
+            raise InvalidRequest(
+                f"{place} has the id of an earlier call of its answer, {call.id[:100]!r}: each call needs its own",
+                field=place,
+            )
         self.calls.append(call)
-        self.names.setdefault(call.id, call.name)
+        self.names[call.id] = call.name
 
     def _take_output(self, item: Mapping[str, Any], place: str) -> None:
         call_id = _needed(item, "call_id", place)
@@ -211,7 +216,7 @@ class _Story:
         # Agents' frameworks drop the ids of items that they keep.
         call = _call({"id": call_item_id("mcp", RunId(place), None, repr(item)), **item}, "id", place)
         self._pass_over_verdicts()
-        self._take_call(call)
+        self._take_call(call, place)
         error = item.get("error")
         text = item.get("output") if error is None else _error_text(error)
         if text is None:

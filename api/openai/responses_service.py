@@ -149,7 +149,8 @@ class ResponseService:
                 "input: a run takes in messages alone: a compaction_trigger or no input cannot be injected into it",
                 field="input",
             )
-        self.input_limits.refuse_long_messages(given.texts())
+        for text in given.texts():
+            self.input_limits.refuse_long_text(text, "input")
         return await self._submit(project_id, request, given, headers, forks=forks)
 
     async def shown(self, run: Run) -> dict[str, Any]:

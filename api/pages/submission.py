@@ -262,9 +262,9 @@ class PageService:
         )
 
     def _refuse_long(self, submission: PageSubmission) -> None:
-        said = dict(zip(submission.said_at, map(_text_of_message, submission.said), strict=True))
+        for place, message in zip(submission.said_at, submission.said, strict=True):
+            self.input_limits.refuse_long_text(text_of(message.content), f"messages[{place}]")
         results = [one.result for one in submission.answers if one.result is not None]
-        self.input_limits.refuse_long_messages([said.get(place, "") for place in range(max(said, default=-1) + 1)])
         self.input_limits.refuse_long_messages([text_of(one) for one in results], "results")
         if submission.added_system is not None:
             self.input_limits.refuse_long_text(submission.added_system, "context")
@@ -287,10 +287,6 @@ class PageService:
         if flaw is not None:
             said = f"FORBIDDEN: {flaw} needs a key of the project; this key may only talk with the agent as it is"
             raise Refused(403, ErrorCode.FORBIDDEN, said)
-
-
-def _text_of_message(message: UserMessage) -> str:
-    return text_of(message.content)
 
 
 def _each_once(submission: PageSubmission) -> tuple[list[int], list[UserMessage]]:

@@ -27,14 +27,23 @@ CATCHING_UP = 4
 """Readers of long logs whose frames may be rendered in the same pass of the event loop."""
 
 
-class Projection(Protocol):
+class LogView(Protocol):
     """One reader's view of a run's log in a dialect: a pure fold of entries into bytes, without I/O or a clock."""
 
     @property
     def shared_as(self) -> Hashable:
-        """Readers of a run with equal values get the same bytes, from any cursor. None: the projection keeps its
-        reader's state, so this reader has to read the log from its first entry."""
+        """Readers of a run with equal values get the same bytes, from any cursor. None: the view keeps its reader's
+        state, so this reader has to read the log from its first entry."""
         ...
+
+    def of(self, entries: Entries) -> tuple[bytes, bool]:
+        """Renders the next entries of the log, and returns whether the last one ends the stream. Raises `StreamBroken`
+        if frames already sent are no longer valid."""
+        ...
+
+
+class Projection(LogView, Protocol):
+    """The view of a reader whose stream has this log only."""
 
     @property
     def cut(self) -> bytes | None:
@@ -47,11 +56,6 @@ class Projection(Protocol):
         """Seconds after which this dialect's clients give up a silent stream."""
         ...
 
-    def of(self, entries: Entries) -> tuple[bytes, bool]:
-        """Renders the next entries of the log, and returns whether the last one ends the stream. Raises `StreamBroken`
-        if frames already sent are no longer valid."""
-        ...
-
     def silence(self, last: Seq, now: datetime, /) -> bytes:
         """Renders a keep-alive after the entry with the number `last`. Empty: the sender sends a comment."""
         ...
@@ -62,11 +66,11 @@ class Projection(Protocol):
 
 
 class RunView:
-    """A run's view for all readers with an equal projection. Live entries reach these readers together, so their bytes
+    """A run's log for all readers with an equal view of it. Live entries reach these readers together, so their bytes
     are rendered for the first reader, and the other readers send the same bytes."""
 
-    def __init__(self, projection: Projection) -> None:
-        self.projection = projection
+    def __init__(self, view: LogView) -> None:
+        self._view = view
         self.readers = 0
         self._entries: Entries = []
         self._shown = b"", False
@@ -82,9 +86,9 @@ class RunView:
         """Renders entries, and returns whether the last one ends the stream."""
         if self.readers < 2 or len(entries) >= FRAMES_AT_ONCE:
             # The only reader, or a page of a reader that is behind, too large to keep.
-            return self.projection.of(entries)
+            return self._view.of(entries)
         if entries != self._entries:
-            self._entries, self._shown = entries, self.projection.of(entries)
+            self._entries, self._shown = entries, self._view.of(entries)
         return self._shown
 
 
@@ -135,25 +139,26 @@ class StreamService:
 
     def batches(self, run: Run, after: Seq, projection: Projection) -> AsyncGenerator[bytes]:
         """Yields the stream's bytes as they are ready. Empty bytes mean a silence: the sender sends a comment."""
-        return self._bodies(run, after, self.viewing(run.id, projection))
+        return self._bodies(run, after, projection)
 
-    def viewing(self, run_id: RunId, projection: Projection) -> RunView:
-        """Yields one reader's view of a run's log. Readers with equal projections share it."""
-        view = RunView(projection)
-        return view if projection.shared_as is None else self.views.setdefault((run_id, projection.shared_as), view)
+    def viewing(self, run_id: RunId, view: LogView) -> RunView:
+        """Returns one reader's view of a run's log. Readers with equal views share it."""
+        own = RunView(view)
+        return own if view.shared_as is None else self.views.setdefault((run_id, view.shared_as), own)
 
-    async def _bodies(self, run: Run, after: Seq, view: RunView) -> AsyncGenerator[bytes]:
+    async def _bodies(self, run: Run, after: Seq, projection: Projection) -> AsyncGenerator[bytes]:
         last = after
         has_ended = False
         sent = Sent(now())
-        quiet_s = min(self.keepalive_s, view.projection.longest_silence_s)
+        quiet_s = min(self.keepalive_s, projection.longest_silence_s)
         reading = self.reader.follow(run, after, quiet_s=quiet_s, sent=sent)
+        viewing = self.viewing(run.id, projection)
         del run  # a waiting reader does not keep the run
-        with view:
+        with viewing as view:
             async for entries in reading:
                 if not entries:
                     # Perhaps no entry that arrived has a type that this reader wants; proxies need bytes.
-                    yield view.projection.silence(last, self.clock.now())
+                    yield projection.silence(last, self.clock.now())
                     sent.at = now()
                     continue
                 last = entries[-1][0]
@@ -164,7 +169,7 @@ class StreamService:
                 del entries
             if not has_ended:
                 # The cursor was at the end already, but the client still needs the mark of the stream's end.
-                yield view.projection.end_of(last)
+                yield projection.end_of(last)
 
     async def rendered(self, view: RunView, entries: Entries) -> AsyncGenerator[tuple[bytes, bool]]:
         """Yields the results of `RunView.of`, without empty ones that do not end the stream."""

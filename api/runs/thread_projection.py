@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
-from api.runs.streaming import Projection
+from api.runs.streaming import LogView
 from shared.domain.approvals import Approval
 from shared.domain.errors import InvalidCursor
 from shared.domain.ids import MAX_SEQ, AgentId, ApprovalId, ProjectId, RunId, Seq, ThreadId
@@ -113,7 +113,7 @@ class ThreadProjection(Protocol):
         without state returns `after`."""
         ...
 
-    def of_log(self, leg: Leg) -> Projection:
+    def of_log(self, leg: Leg) -> LogView:
         """Returns the view of the leg's log, which renders all entries but the first and the last. An interrupted
         reader calls this again for the same leg, and continues where it was: a projection with state returns the
         same view."""

@@ -84,6 +84,23 @@ async def test_an_output_of_a_function_could_be_as_long_as_a_body(http: httpx.As
         assert (refused.status_code, "HOLDFAST_MAX_MESSAGE_CHARS" in refused.text) == (400, True), refused.text
 
 
+async def test_the_refusal_of_a_long_input_named_messages_that_the_request_had_not(
+    http: httpx.AsyncClient, agent: str
+) -> None:
+    long = {"role": "user", "content": LONG}
+    chat = [{"role": "system", "content": "short"}, {"role": "user", "content": "short"}, long]
+    conversation = (await http.post("/openai/v1/conversations", json={})).json()["id"]
+    for path, body, place in (
+        ("/openai/v1/responses", {"model": agent, "input": LONG}, "input"),
+        ("/openai/v1/responses", {"model": agent, "input": [long]}, "input"),
+        (f"/openai/v1/conversations/{conversation}/items", {"items": [long]}, "items"),
+        ("/openai/v1/chat/completions", {"model": agent, "messages": chat}, "messages[2]"),
+    ):
+        error = (await http.post(path, json=body)).json()["error"]
+        assert error["param"] == place
+        assert error["message"].startswith(f"{place} has {MOST + 1} characters")
+
+
 async def test_a_message_at_the_limit_and_an_image_beyond_it_are_taken(http: httpx.AsyncClient, agent: str) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa" * MOST}}
     content = [{"type": "text", "text": "x" * (MOST - 10)}, image]

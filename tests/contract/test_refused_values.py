@@ -331,3 +331,17 @@ async def test_an_empty_cursor_of_a_list_of_items_was_one_that_nobody_knows(http
     made = (await http.post("/openai/v1/conversations", json={"items": [{"role": "user", "content": "Hi"}]})).json()
     listed = await http.get(f"/openai/v1/conversations/{made['id']}/items", params={"after": ""})
     assert [item["role"] for item in listed.json()["data"]] == ["user"]
+
+
+async def test_two_calls_of_an_answer_with_one_id_got_one_result_twice_and_the_other_was_lost(
+    http: httpx.AsyncClient,
+) -> None:
+    calls = [{"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"} for _ in range(2)]
+    outputs = [{"type": "function_call_output", "call_id": "a", "output": found} for found in ("tea", "coffee")]
+    asked = {"role": "user", "content": "And?"}
+    body = {"model": "builtin/echo", "background": True, "input": [*calls, *outputs, asked]}
+    refused = (await http.post("/openai/v1/responses", json=body)).json()
+    assert (refused["error"] or {}).get("param") == "input[1]"
+    of_two_answers = [calls[0], outputs[0], calls[1], outputs[1], asked]
+    answer = await http.post("/openai/v1/responses", json={**body, "input": of_two_answers})
+    assert answer.status_code == 200
