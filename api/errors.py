@@ -376,6 +376,8 @@ async def _answer_http_exception(request: Request, error: Exception) -> RefusalA
         return error.answer()
     found = cast("HTTPException", error)
     status = found.status_code
+    if found.detail.startswith("NOT_FOUND: "):
+        return refused(status, ErrorCode.NOT_FOUND, found.detail, headers=found.headers)
     at_all = ErrorCode.INTERNAL_ERROR if status >= 500 else ErrorCode.INVALID_ARGUMENT
     code = _OF_STATUS.get(status, at_all)
     is_path = code is ErrorCode.PATH_NOT_FOUND

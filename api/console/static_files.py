@@ -9,11 +9,9 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-
-from api.errors import Refused
-from shared.domain.errors import ErrorCode
 
 router = APIRouter(include_in_schema=False)
 documentation = APIRouter(include_in_schema=False)
@@ -51,7 +49,7 @@ async def console_file(
     get a 404."""
     try:
         return await _file(name, if_none_match)
-    except Refused:
+    except HTTPException:
         if "text/html" not in accept:
             raise
         # People write links such as `/console/runs/run-1`, without the `#`.
@@ -68,15 +66,14 @@ async def open_documentation(if_none_match: IfNoneMatch = None) -> Response:
 async def _file(name: str, known: str | None) -> Response:
     """A browser checks each time whether the file has changed, so a page never mixes two releases after an upgrade."""
     path = _path_of(name)
-    absent = Refused(404, ErrorCode.NOT_FOUND, f"NOT_FOUND: the console has no file {name[:200]!r}")
     if path is None:
-        raise absent
+        raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}")
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as error:
         if error.errno not in NO_SUCH_FILE:
             raise
-        raise absent from error
+        raise HTTPException(404, f"NOT_FOUND: the console has no file {name[:200]!r}") from error
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Content-Type": TYPES[path.suffix]}
     if known is not None and tag in known:
