@@ -220,7 +220,7 @@ class CallerQuotas:
 
     def reading(self, project_id: ProjectId, key_id: str | None) -> AbstractAsyncContextManager[None]:
         """Counts an open stream for as long as the block lasts. Raises `LimitReached`."""
-        return _CountedStream(self, project_id, key_id)
+        return _CountedStream(self, self._ids.claim(), project_id, key_id)
 
     async def enter(self, reader: str, project_id: ProjectId, key_id: str | None) -> Sequence[Group]:
         """Counts a reader. Returns the groups in which it counts. Raises `LimitReached`."""
@@ -246,10 +246,6 @@ class CallerQuotas:
                 del self._reading[group.owner]
         if groups:
             await self._unless_away(lambda: self._quotas.leave(reader, groups))
-
-    def claim(self) -> str:
-        """A name for a reader."""
-        return self._ids.claim()
 
     @asynccontextmanager
     async def counting(self) -> AsyncGenerator[None]:
@@ -285,11 +281,11 @@ class _CountedStream:
 
     __slots__ = ("_groups", "_key_id", "_project_id", "_quotas", "_reader")
 
-    def __init__(self, quotas: CallerQuotas, project_id: ProjectId, key_id: str | None) -> None:
+    def __init__(self, quotas: CallerQuotas, reader: str, project_id: ProjectId, key_id: str | None) -> None:
         self._quotas = quotas
+        self._reader = reader
         self._project_id = project_id
         self._key_id = key_id
-        self._reader = quotas.claim()
         self._groups: Sequence[Group] = ()
 
     async def __aenter__(self) -> None:

@@ -1,6 +1,5 @@
 """The application: its routes and the middlewares around them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,7 +12,7 @@ from api.ai_sdk import routes as ai_sdk
 from api.ai_sdk.chats import ai_sdk_error
 from api.console import static_files
 from api.direct_route import RouteIndex
-from api.errors import SHOULD_RETRY, ErrorShape, add_error_answers
+from api.errors import SHOULD_RETRY, ErrorShapes, add_error_answers
 from api.every_answer import EveryAnswer, UnusedInputWarnings
 from api.gate import BrowserGuard, Gate, LettaPaths
 from api.letta.refusals import letta_error
@@ -72,7 +71,7 @@ EXPOSED = (
 )
 """The headers of answers that a page of another origin may read."""
 
-ERROR_SHAPES: Mapping[str, ErrorShape] = {
+ERROR_SHAPES: ErrorShapes = {
     "/": letta_error,
     "/v1/chat/": openai_error,
     "/openai/": responses_error,

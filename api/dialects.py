@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from api.ag_ui.service import AgUiService
 from api.ai_sdk.chats import UiChats
-from api.input_limits import InputLimits
 from api.letta.conversations import AnswerService
 from api.letta.groups import SleeperMaker
 from api.letta.model_settings import changed_by_settings
@@ -28,7 +27,6 @@ from api.runs.submission import SubmissionService
 from api.runs.thread_streams import ThreadStreams
 from api.runs.thread_watches import ThreadWatches
 from shared.process.context import ProcessContext
-from shared.process.settings import Settings
 from shared.runs.started_runs import SleeptimeRuns, StartedRuns
 from shared.sql.definitions.agent_changes import AgentEditor, GroupEditor
 from shared.sql.definitions.agents import AgentStore
@@ -116,11 +114,6 @@ def dialect_services(kernel: Kernel) -> DialectServices:
     )
 
 
-def input_limits_of(settings: Settings) -> InputLimits:
-    """Returns the limits of texts that the settings define."""
-    return InputLimits(settings.max_message_chars, settings.max_tool_source_chars)
-
-
 def _ui_chats(process: ProcessContext, threads: PageThreads, pages: PageService, streams: ThreadStreams) -> UiChats:
     """Answers the AI SDK's chats."""
     return UiChats(
@@ -145,7 +138,7 @@ def _pages(kernel: Kernel, threads: PageThreads) -> PageService:
         submissions=submissions,
         messages=MessageLists(process.database),
         canceller=kernel.cancels.canceller,
-        input_limits=input_limits_of(process.settings),
+        input_limits=kernel.submissions.input_limits,
     )
 
 
@@ -186,7 +179,7 @@ def _mcp(kernel: Kernel, threads: AgentThreads) -> McpService:
         submissions=submissions,
         streaming=streaming,
         waiter=kernel.waiter,
-        input_limits=input_limits_of(process.settings),
+        input_limits=kernel.submissions.input_limits,
         clock=clock,
         ids=ids,
     )
@@ -198,7 +191,7 @@ def _chat(kernel: Kernel) -> ChatService:
         submissions=kernel.submissions,
         streaming=kernel.streaming,
         waiter=kernel.waiter,
-        input_limits=input_limits_of(kernel.process.settings),
+        input_limits=kernel.submissions.input_limits,
         clock=kernel.process.clock,
     )
 
@@ -211,7 +204,7 @@ def _answers(kernel: Kernel, sleeptime: SleeptimeRuns) -> AnswerService:
         waiter=kernel.waiter,
         messages=MessageStore(kernel.process.database),
         runs_of_turn=sleeptime.of_turn,
-        input_limits=input_limits_of(kernel.process.settings),
+        input_limits=kernel.submissions.input_limits,
         clock=kernel.process.clock,
     )
 
@@ -228,7 +221,7 @@ def _responses(kernel: Kernel, threads: ResponseThreads) -> ResponseService:
         messages=MessageStore(kernel.process.database),
         listing=kernel.submissions.listing,
         cancels=kernel.cancels,
-        input_limits=input_limits_of(kernel.process.settings),
+        input_limits=kernel.submissions.input_limits,
         clock=kernel.process.clock,
     )
 
@@ -256,7 +249,7 @@ def _conversations(kernel: Kernel, threads: ResponseThreads) -> ConversationServ
         approvals=ApprovalStore(process.database),
         threads=threads,
         cancels=kernel.cancels,
-        input_limits=input_limits_of(process.settings),
+        input_limits=kernel.submissions.input_limits,
         clock=process.clock,
         ids=process.ids,
     )

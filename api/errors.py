@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import structlog
 from fastapi import FastAPI, Request
@@ -70,9 +70,16 @@ ERROR_HEADER = "x-holdfast-error"
 """The header of a refusal in plain text: its code, in capitals."""
 
 
-ERROR_SHAPES = "error_shapes"
-"""The attribute of an application's state that holds the dialects' error shapes, by path prefix. The longest match
-wins. `/` has all other requests: the target of `OPTIONS *` is no path."""
+ErrorShapes = Mapping[str, ErrorShape]
+"""The error shapes of the API's dialects, by path prefix. The longest match wins."""
+
+SHAPES = "error_shapes"
+"""The attribute of an application's state that holds its `ErrorShapes`."""
+
+
+def shape_of(shapes: ErrorShapes, path: str) -> ErrorShape:
+    """The shape of errors for a request to this path; that of `/` for the target of `OPTIONS *`, which is no path."""
+    return shapes[max((one for one in shapes if path.startswith(one)), key=len, default="/")]
 
 
 class RefusalAnswer(Response):
@@ -85,9 +92,7 @@ class RefusalAnswer(Response):
         self.more = headers or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shapes: Mapping[str, ErrorShape] = getattr(scope["app"].state, ERROR_SHAPES)
-        prefix = max((one for one in shapes if scope["path"].startswith(one)), key=len, default="/")
-        status, body = shapes[prefix](self.refusal)
+        status, body = shape_of(getattr(scope["app"].state, SHAPES), scope["path"])(self.refusal)
         headers = {**self.headers, **self.more}
         if isinstance(body, str):
             coded = {**headers, ERROR_HEADER: self.refusal.code.upper()}
@@ -231,10 +236,8 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
     The worker has already retried the model. A client that sent the message again would start another run.
     """
     headers = {SHOULD_RETRY: "false"}
-    said, code = (
-        message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request."),
-        code_of(error_type),
-    )
+    said = message or domain.MODEL_ERROR_MESSAGES.get(error_type, "An error occurred with the LLM request.")
+    code = code_of(error_type)
     if error_type in (domain.ModelErrorType.CONTEXT_WINDOW, domain.ModelErrorType.INSTRUCTIONS):
         sentence = f"{said} {detail}" if detail and detail not in said else said
         whole = f"CONTEXT_WINDOW_EXCEEDED: {detail or message}"
@@ -243,9 +246,9 @@ def model_error_answer(error_type: str, detail: str | None, message: str | None 
     return RefusalAnswer(Refusal(status=status, code=code, message=said, failure=failure), headers)
 
 
-def add_error_answers(app: FastAPI, shapes: Mapping[str, ErrorShape]) -> None:
+def add_error_answers(app: FastAPI, shapes: ErrorShapes) -> None:
     """Registers the table and the dialects' error shapes with the application."""
-    setattr(app.state, ERROR_SHAPES, shapes)
+    setattr(app.state, SHAPES, shapes)
     app.add_exception_handler(domain.HoldfastError, answer_domain_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     for foreign in DATABASE_ERRORS:
@@ -371,22 +374,21 @@ _OF_STATUS = {404: ErrorCode.PATH_NOT_FOUND, 413: ErrorCode.BODY_TOO_LARGE, 415:
 async def _answer_http_exception(request: Request, error: Exception) -> RefusalAnswer:
     if isinstance(error, Refused):
         return error.answer()
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = error.detail if isinstance(error, HTTPException) else ""
-    headers = error.headers if isinstance(error, HTTPException) else None
-    if detail.startswith("NOT_FOUND: "):
-        return refused(status, ErrorCode.NOT_FOUND, detail, headers=headers)
+    found = cast("HTTPException", error)
+    status = found.status_code
+    if found.detail.startswith("NOT_FOUND: "):
+        return refused(status, ErrorCode.NOT_FOUND, found.detail, headers=found.headers)
     at_all = ErrorCode.INTERNAL_ERROR if status >= 500 else ErrorCode.INVALID_ARGUMENT
     code = _OF_STATUS.get(status, at_all)
     is_path = code is ErrorCode.PATH_NOT_FOUND
     sentence = f"There is no path {request.url.path[:LONGEST_PATH]} on this server" if is_path else ""
     if isinstance(error.__cause__, UnicodeDecodeError):
         sentence = f"The body is not valid UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}"
-    return refused(status, code, detail, sentence, headers=headers)
+    return refused(status, code, found.detail, sentence, headers=found.headers)
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> RefusalAnswer:
-    return input_refusal(list(_readable(error.errors())) if isinstance(error, RequestValidationError) else ())
+    return input_refusal(list(_readable(cast("RequestValidationError", error).errors())))
 
 
 _KIND = re.compile(r"str|(?:list|dict)\[.*")

@@ -24,8 +24,9 @@ from api.approvals import ApprovalDecisions
 from api.callbacks.delivery import CallbackDelivery, DeliveryPlaces
 from api.callbacks.endpoints import WebhookEndpoints
 from api.callbacks.outboxes import CallbackOutbox, EventShape, WebhookOutbox, signing_key
-from api.dialects import Kernel, dialect_services, input_limits_of
+from api.dialects import Kernel, dialect_services
 from api.event_stream import ServerEnd
+from api.input_limits import InputLimits
 from api.letta.runs import wire_callback
 from api.offered_models import CodeAgentNames
 from api.openai.response_object import DIALECT as RESPONSES
@@ -91,26 +92,6 @@ def run_reader(
     return RunReader(runs=runs, events=events, event_log=event_log, feed=feed, log_ends=log_ends, on_gap=on_gap)
 
 
-def stream_service(
-    process: ProcessContext, reader: RunReader, quotas: CallerQuotas, ending: ServerEnd
-) -> StreamService:
-    """Streams runs."""
-    return StreamService(
-        reader=reader, clock=process.clock, keepalive_s=process.settings.keepalive_s, quotas=quotas, ending=ending
-    )
-
-
-def compaction_service(process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter) -> CompactionService:
-    """Compacts histories."""
-    return CompactionService(
-        submissions=submissions,
-        waiter=waiter,
-        messages=MessageStore(process.database),
-        clock=process.clock,
-        ids=process.ids,
-    )
-
-
 def submission_service(
     process: ProcessContext, unscoped: ProcessContext, canceller: RunCanceller, decisions: ApprovalService
 ) -> SubmissionService:
@@ -121,7 +102,7 @@ def submission_service(
         listing=listing,
         queued_runs=QueuedRuns(canceller.runs, process.settings.limits, process.clock),
         max_steps=process.settings.max_steps,
-        input_limits=input_limits_of(process.settings),
+        input_limits=InputLimits(process.settings.max_message_chars, process.settings.max_tool_source_chars),
         approvals=decisions.approvals,
         decisions=decisions,
         inbox=process.patience().applied_to(InboxStore(process.database), InboxStore.inject),
@@ -150,11 +131,6 @@ def tool_run_service(
         clock=process.clock,
         ids=process.ids,
     )
-
-
-def generation_service(process: ProcessContext, submissions: SubmissionService, waiter: RunWaiter) -> GenerationService:
-    """Asks models single questions."""
-    return GenerationService(submissions=submissions, waiter=waiter, clock=process.clock, ids=process.ids)
 
 
 def run_canceller(process: ProcessContext, orphans: OrphanedRuns, feed: EventFeed) -> RunCanceller:
@@ -362,7 +338,9 @@ def _services(process: ProcessContext, unscoped: ProcessContext, clients: _Clien
     canceller, decisions = run_canceller(process, orphans, clients.feed), approval_service(process, orphans, approvals)
     reader = run_reader(run_store, EventStore(database), event_log, clients.feed, unscoped)
     ending, submissions = ServerEnd(), submission_service(process, unscoped, canceller, decisions)
-    streaming = stream_service(process, reader, quotas, ending)
+    streaming = StreamService(
+        reader=reader, clock=clock, keepalive_s=settings.keepalive_s, quotas=quotas, ending=ending
+    )
     waiter = RunWaiter(reader=reader, runs=run_store, server_ends=ending)
     cancels = CancelService(runs=run_store, listing=listing, canceller=canceller, clock=clock)
     dialects = dialect_services(Kernel(process, unscoped, submissions, streaming, waiter, cancels))
@@ -392,15 +370,17 @@ def _services(process: ProcessContext, unscoped: ProcessContext, clients: _Clien
         stores=plain_stores(database),
         webhooks=_webhooks(process, clients.http),
         mcp_servers=mcp_services(process, unscoped, clients.mcp),
-        compacting=compaction_service(process, submissions, waiter),
+        compacting=CompactionService(
+            submissions=submissions, waiter=waiter, messages=message_store, clock=clock, ids=ids
+        ),
         tool_runs=tool_run_service(process, submissions, waiter, agent_store),
-        generation=generation_service(process, submissions, waiter),
+        generation=GenerationService(submissions=submissions, waiter=waiter, clock=clock, ids=ids),
         streaming=streaming,
         cancels=cancels,
         readiness=_readiness(unscoped),
         agent_answers=_agent_answers(process, agent_store, approvals, message_store, access.audit),
         message_answers=MessageAnswers(lists=MessageLists(database), runs=run_store),
-        input_limits=input_limits_of(settings),
+        input_limits=submissions.input_limits,
         operations=operations_service(process, unscoped, queue, event_log),
     )
 

@@ -113,7 +113,7 @@ class McpSignIns:
         at which the request reached the API. A server that is not stored is stored after the sign-in."""
         yield Attempt(server)
         try:
-            tools = await self._listed(server, is_stored=is_stored)
+            tools = await (self.servers.listed if is_stored else self.servers.listed_once)(server)
         except McpSignInNeeded:
             yield Needed()
         except HoldfastError as error:
@@ -150,11 +150,6 @@ class McpSignIns:
             await self.store.finish(session, "")
             tools = await self.servers.store.tools(session.project_id, server.id)
         return Finished(taken.server, None if taken.changes is None else len(tools))
-
-    async def _listed(self, server: McpServer, *, is_stored: bool) -> list[RemoteTool]:
-        if is_stored:
-            return await self.servers.listed(server)
-        return await self.servers.listed_once(server)
 
     async def _begun(self, server: McpServer, asked_at: str, *, is_stored: bool) -> Opened:
         """Stores a new sign-in. Raises `InvalidRequest` and `McpServerUnavailable`."""

@@ -22,30 +22,25 @@ _OF_ARGUMENT = re.compile(r"Invalid value for '(?P<name>[^' ]+)[^']*': (?:Value 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command. It prints an error that the user can fix in one line, without a traceback. Exit status 2: the
     command or the settings must change. Exit status 1: anything else."""
-    mistakes: list[HoldfastError] = []
+    mistake: BaseException | None = None
     status: object = OK
     try:
         status = _root()(arguments, prog_name="holdfast", standalone_mode=False)
     except* HoldfastError as group:
         # An error of a task group, such as one about a callback's key, arrives wrapped in exception groups.
-        mistakes = _leaves(group)
+        mistake = group
+        while isinstance(mistake, BaseExceptionGroup):
+            mistake = mistake.exceptions[0]
     except* typer.TyperException as group:
         _refuse(group)
     except* (EOFError, typer.Abort):
         status = FAILURE
-    if mistakes:
-        may_pass = isinstance(mistakes[0], Unavailable) and not isinstance(mistakes[0], Unusable)
+    if isinstance(mistake, HoldfastError):
+        may_pass = isinstance(mistake, Unavailable) and not isinstance(mistake, Unusable)
         status = FAILURE if may_pass else MISTAKE
-        _say(mistakes[0].message, status)
+        _say(mistake.message, status)
     if isinstance(status, int) and status != OK:
         sys.exit(status)
-
-
-def _leaves(group: BaseExceptionGroup[HoldfastError]) -> list[HoldfastError]:
-    found: list[HoldfastError] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
 
 
 def _refuse(group: BaseExceptionGroup[typer.TyperException]) -> NoReturn:

@@ -5,6 +5,7 @@ characters. docs/command-line.md lists the exit statuses: 2 is Click's for a com
 is the shells' for a process that Ctrl-C ended.
 """
 
+import getpass
 import re
 import unicodedata
 from datetime import UTC, datetime
@@ -46,6 +47,14 @@ def event_line(event: str, level: str, **facts: object) -> str:
     moment = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     line = {"event": event, **facts, "level": level, "logger": "holdfast", "timestamp": moment}
     return msgspec.json.encode(line).decode()
+
+
+def user_name(nameless: str) -> str:
+    """Returns the name of this process's user; `nameless` for a container's user without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return nameless
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]

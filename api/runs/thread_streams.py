@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from api.event_stream import EventStream
-from api.runs.reader import AWAY_S, RunReader, Sent
+from api.runs.reader import AWAY_S, RunReader, Sent, now
 from api.runs.streaming import RunView, StreamService
 from api.runs.thread_projection import MAX_TURN, NOW, LegInput, Present, Thread, ThreadCursor, ThreadProjection
 from api.runs.thread_watches import ThreadWatch, ThreadWatches
@@ -141,18 +141,18 @@ class _Walk:
     async def bodies(self) -> AsyncGenerator[bytes]:
         """Yields everything after the cursor, and then new events as they occur, until the stream is over."""
         quiet_s = self.service.streaming.keepalive_s
-        sent = Sent(_now())
+        sent = Sent(now())
         with self.watch:
             while True:
                 async for body in self._attempt(sent):
                     yield body
                     del body  # a waiting reader keeps no bytes that it was sent
-                    sent.at = _now()
+                    sent.at = now()
                 if self.is_over:
                     return
-                if not await self.watch.wait(sent.at + quiet_s - _now()) or _now() >= sent.at + quiet_s:
+                if not await self.watch.wait(sent.at + quiet_s - now()) or now() >= sent.at + quiet_s:
                     yield b""
-                    sent.at = _now()
+                    sent.at = now()
 
     async def _attempt(self, sent: Sent) -> AsyncGenerator[bytes]:
         """Yields from `_pass`. If a service is away, it ends early, and the reader looks again soon."""
@@ -332,8 +332,8 @@ class _Walk:
             waiting = await self.service.approvals.waiting_on_thread(project_id, thread_id)
         running = [run.id for run in active if run.status is RunStatus.RUNNING]
         queued = [run.id for run in active if run.status is RunStatus.CREATED]
-        now, asked = self.service.streaming.clock.now(), [approval.id for approval in waiting]
-        return Present(now, running[0] if running else None, queued, asked)
+        at, asked = self.service.streaming.clock.now(), [approval.id for approval in waiting]
+        return Present(at, running[0] if running else None, queued, asked)
 
     async def _present_cursor(self) -> ThreadCursor:
         """The place after everything that exists."""
@@ -400,7 +400,3 @@ class _LegWalk(_Walk):
         if self.run.turn is None and isinstance(event := decode(first), StatusChanged):
             self.run = replace(self.run, turn=event.turn)
         return None if self.run.turn is None else self.run
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

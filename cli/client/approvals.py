@@ -1,6 +1,5 @@
 """`holdfast approvals`: lists tool calls that wait for approval, and sends decisions on them."""
 
-import getpass
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
@@ -10,11 +9,11 @@ import typer
 from cli.client.agents import LimitOption, agent_of, with_agents
 from cli.client.server import DEFAULT_URL, Record, Server, UrlOption, segment, server_at
 from cli.client.terminal import console, hint, print_all, print_fields, print_json
-from cli.printable import JsonOption, printable
+from cli.printable import JsonOption, printable, user_name
 from shared.domain.errors import InvalidRequest
 
 MOST = 10_000
-"""The most approvals among which the command searches for those of a run."""
+"""The most approvals of one run that the command reads."""
 
 QUESTION = "[a]pprove, [d]eny, [e]dit the arguments, or [l]ater? [l] "
 
@@ -47,25 +46,17 @@ def continuation_of(server: Server, run: Record) -> str | None:
 
 
 def _of(server: Server, run: Record, *, decided: bool = False) -> Iterator[Record]:
-    found = server.pages("/v1/approvals", MOST, agent_id=run["agent_id"], decided=decided)
-    return (approval for approval in found if approval["run_id"] == run["id"])
+    # A key of single agents has to name the agent too.
+    return server.pages("/v1/approvals", MOST, agent_id=run["agent_id"], run_id=run["id"], decided=decided)
 
 
 def decide(server: Server, approval: Record, decision: Record) -> Record:
     """Sends a decision, which is valid for the arguments and the tool as shown. Returns the decided approval, with the
     continuation."""
-    body = {"decided_by": user(), "arguments_hash": approval["arguments_hash"], **decision}
+    body = {"decided_by": user_name("command-line"), "arguments_hash": approval["arguments_hash"], **decision}
     if approval.get("tool_version") is not None:
         body["tool_version"] = approval["tool_version"]
     return server.post(f"/v1/approvals/{approval['id']}", body)
-
-
-def user() -> str:
-    """Returns the user's name, which the approval keeps."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return "command-line"
 
 
 def arguments_of(text: str) -> Record:

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.client.agents import AgentArgument, ConversationOption, LimitOption, agent_of, conversation_of, with_agents
-from cli.client.approvals import user
 from cli.client.follow import CANCEL_REASON, Follower, RunStream, say_how_to_come_back, status_of
 from cli.client.server import DEFAULT_URL, Record, UrlOption, segment, server_at
 from cli.client.terminal import console, hint, print_all, print_fields, print_json, second
-from cli.printable import INTERRUPTED, JsonOption, printable
+from cli.printable import INTERRUPTED, JsonOption, printable, user_name
 from shared.domain.errors import InvalidRequest
 
 commands = typer.Typer()
@@ -237,7 +236,7 @@ def settle(
     """Record the real outcome of a tool call whose outcome is unknown. It changes no conversation."""
     if result is not None and outcome != "happened":
         raise InvalidRequest("--result is for a call that happened: leave it out")
-    body: Record = {"outcome": outcome, "settled_by": user()}
+    body: Record = {"outcome": outcome, "settled_by": user_name("command-line")}
     body |= {} if result is None else {"result": result}
     with server_at(url) as server:
         effect = server.post(f"/v1/runs/{segment(run)}/effects/{segment(call)}", body)

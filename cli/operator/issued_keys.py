@@ -3,7 +3,6 @@
 Standard output gets the new secret alone, so that a script can read it. All other lines go to standard error.
 """
 
-import getpass
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from api.access.accepted_keys import Issued, KeyIssuer
 from api.callbacks.outboxes import key_of_project, signing_key, written_secret
 from api.letta.admin import status_of, wire_key
 from cli.operator.processes import production_database
-from cli.printable import printable, printable_json
+from cli.printable import printable, printable_json, user_name
 from shared.concurrency import SystemClock
 from shared.domain.api_keys import ApiKey
 from shared.domain.errors import InvalidRequest
@@ -43,17 +42,10 @@ async def _issuing(settings: Settings) -> AsyncGenerator[KeyIssuer]:
     """Yields an issuer on the settings' database. The audit log records this user for the acts of the block."""
     database, clock, ids = await production_database(settings), SystemClock(), IdMaker()
     try:
-        with asked_by(Asker(key_id=COMMAND_LINE, key_name=_user(), at=clock.now(), ids=ids)):
+        with asked_by(Asker(key_id=COMMAND_LINE, key_name=user_name("unknown"), at=clock.now(), ids=ids)):
             yield KeyIssuer(keys=ApiKeyStore(database), clock=clock, ids=ids, random=token_bytes)
     finally:
         await database.aclose()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return "unknown"
 
 
 async def create_key(

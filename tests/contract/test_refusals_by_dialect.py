@@ -12,7 +12,16 @@ from fastapi import FastAPI
 
 from api.ai_sdk.chats import ai_sdk_error
 from api.application import ERROR_SHAPES
-from api.errors import ErrorShape, Refusal, RefusalAnswer, add_error_answers, input_refusal, model_error_answer, refused
+from api.errors import (
+    ErrorShape,
+    Refusal,
+    RefusalAnswer,
+    add_error_answers,
+    input_refusal,
+    model_error_answer,
+    refused,
+    shape_of,
+)
 from api.letta.refusals import letta_error
 from api.mcp.messages import mcp_error
 from api.openai.chat_request import openai_error
@@ -100,7 +109,7 @@ async def _sent(answer: RefusalAnswer, path: str) -> httpx.Response:
 
 
 def test_every_dialect_has_a_line_here() -> None:
-    assert set(CARRIES) | set(TEXTS) == set(ERROR_SHAPES.shapes.values())
+    assert set(CARRIES) | set(TEXTS) == set(ERROR_SHAPES.values())
 
 
 @pytest.mark.parametrize("shape", CARRIES, ids=lambda shape: shape.__name__)
@@ -151,8 +160,8 @@ async def test_the_headers_of_a_refusal_are_the_same_in_every_dialect(shape: Err
 
 
 def test_a_path_belongs_to_the_dialect_with_the_longest_beginning() -> None:
-    assert ERROR_SHAPES.shape_of("/v1/chat/completions/nowhere") is openai_error
-    assert ERROR_SHAPES.shape_of("/openai/v1/chat/completions") is openai_error
-    assert ERROR_SHAPES.shape_of("/v1/chats") is letta_error
-    assert ERROR_SHAPES.shape_of("/v1/responses/resp_1") is responses_error
-    assert ERROR_SHAPES.shape_of("/") is letta_error
+    assert shape_of(ERROR_SHAPES, "/v1/chat/completions/nowhere") is openai_error
+    assert shape_of(ERROR_SHAPES, "/openai/v1/chat/completions") is openai_error
+    assert shape_of(ERROR_SHAPES, "/v1/chats") is letta_error
+    assert shape_of(ERROR_SHAPES, "/v1/responses/resp_1") is responses_error
+    assert shape_of(ERROR_SHAPES, "/") is letta_error

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from cli.client.agents import Conversation
+from cli.client.approvals import continuation_of, is_decided
 from cli.client.follow import RunStream, Transcript
 from cli.client.server import Record, Server, segment, server_at
 from cli.client.terminal import print_json
@@ -137,6 +138,21 @@ def test_json_moves_no_cursor_and_is_one_line(capsys: pytest.CaptureFixture[str]
     assert len(line.splitlines()) == 1
     assert json.loads(line) == {"text": f"\x9b2J{BREAKS}"}
     assert "\x9b" not in line
+
+
+def test_the_decisions_of_a_run_were_searched_among_ten_thousand_of_its_agent() -> None:
+    """A hundred requests, and further decisions were not found at all."""
+    asked: list[dict[str, str]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(dict(request.url.params))
+        return httpx2.Response(200, json=[{"run_id": RUN, "continued_by": "run-2"}])
+
+    run = {"id": RUN, "agent_id": AGENT}
+    assert (continuation_of(server(answer), run), is_decided(server(answer), run)) == ("run-2", False)
+    # A key of single agents has to name the agent.
+    named = {"agent_id": AGENT, "run_id": RUN, "limit": "100"}
+    assert asked == [{**named, "decided": "true"}, {**named, "decided": "false"}]
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://host:80a", "http://a..b", "ftp://host", "host", ""])
