@@ -387,6 +387,13 @@ async def test_a_run_that_has_used_up_its_steps_asks_no_more(world: World) -> No
     assert len(world.server.requests) == 1
 
 
+async def test_calls_that_a_run_made_together_went_beyond_its_steps(world: World) -> None:
+    run = await world.done(await world.submitted("at-once", "3", max_steps=2))
+    assert run.status is RunStatus.COMPLETED, run.error
+    assert await world.answer() == "RateLimitError str str"
+    assert (run.step_count, len(world.server.requests)) == (2, 2)
+
+
 async def test_a_call_of_an_adapter_counts_once(world: World) -> None:
     run = await world.done(await world.submitted("steps"))
     assert run.status is RunStatus.COMPLETED, run.error

@@ -19,7 +19,7 @@ from shared.redis import keys
 from shared.redis.process_presence import VersionPresence
 from shared.redis.queue import JobLeases, RunQueue
 from shared.sql.definitions.code_agents import VERSIONS_KEPT, CodeAgentStore
-from tests.kit.code_agents.services import services_of_code
+from tests.kit.code_agents.services import UNSERVED, services_of_code
 from tests.kit.code_agents.stage import FileStage
 from tests.kit.runs.definitions import NOW
 from tests.kit.runs.executing import Workers
@@ -117,7 +117,7 @@ async def test_a_worker_with_another_version_passes_a_run_on_that_was_handed_ove
     stage = FileStage(tmp_path)
     await presence.show([("desk", "3", NOW), ("desk", "4", LATER)], for_s=600)
     async with stage.agents("tests.kit.code_agents.decided") as agents:
-        body = CodeBody(agents, services_of_code(stores), grace_s=0.5)
+        body = CodeBody(agents, services_of_code(stores), grace_s=0.5, endpoint=UNSERVED)
         third, fourth = (
             Workers(stores, redis, {"code": body}, code=OwnVersions({"desk": version})) for version in ("3", "4")
         )

@@ -10,7 +10,7 @@ from arq.connections import ArqRedis
 from shared.domain.lifecycle import RunStatus
 from shared.domain.messages import Decision
 from shared.domain.runs import Run, RunOptions
-from tests.kit.code_agents.services import services_of_code
+from tests.kit.code_agents.services import UNSERVED, services_of_code
 from tests.kit.code_agents.stage import FileStage
 from tests.kit.runs.definitions import PROJECT
 from tests.kit.runs.executing import OneWorker, Workers
@@ -52,7 +52,7 @@ class Desk:
 async def desk(database_url: str, redis: ArqRedis, tmp_path: Path) -> AsyncGenerator[Desk]:
     stage = FileStage(tmp_path)
     async with stored_runs(database_url) as stores, stage.agents("tests.kit.code_agents.decided") as agents:
-        body = CodeBody(agents, services_of_code(stores), grace_s=0.5)
+        body = CodeBody(agents, services_of_code(stores), grace_s=0.5, endpoint=UNSERVED)
         yield Desk(stores, stage, Workers(stores, redis, {"code": body}))
 
 

@@ -1,5 +1,6 @@
 """Fields of answers that servers fill otherwise than their wire has it, or leave out: nothing that is there is lost."""
 
+import asyncio
 import json
 from typing import Any, cast
 
@@ -7,7 +8,7 @@ import pytest
 
 from shared.domain.errors import ModelError, ModelErrorType
 from tests.kit.model_server import Turn
-from tests.kit.model_server.bare_answers import answered, stream_of
+from tests.kit.model_server.bare_answers import answered, asked_of, stream_of
 from tests.kit.model_server.frames import data
 from tests.kit.model_server.model_calls import (
     ANTHROPIC,
@@ -403,3 +404,22 @@ async def test_the_words_of_a_server_in_an_event_that_is_not_json_were_lost(hand
     with pytest.raises(ModelError, match="not JSON: The upstream is gone") as caught:
         await answered(handle, [b"data: The upstream <b>is gone</b>.\n\n"])
     assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+async def test_an_error_whose_code_is_a_long_number_was_an_error_of_ours(handle: str) -> None:
+    with pytest.raises(ModelError, match="Too much"):
+        await answered(handle, [data({"error": {"message": "Too much.", "code": "4" * 5000}})])
+
+
+@pytest.mark.parametrize("handle", [CHAT, ANTHROPIC])
+async def test_an_error_whose_body_breaks_off_lost_its_status(handle: str) -> None:
+    """A key that was refused was tried again."""
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 900\r\n\r\nThis key was revoked")
+        writer.close()
+
+    with pytest.raises(ModelError, match="This key was revoked") as caught:
+        await asked_of(handle, answer)
+    assert (caught.value.error_type, caught.value.retryable) == (ModelErrorType.AUTHENTICATION, False)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
@@ -24,7 +24,7 @@ from worker.agents.attempt import Attempt
 from worker.agents.body_process import BodyProcess, HostGone, ProcessEnd
 from worker.agents.frames import BodyRaised
 from worker.agents.hosts import CodeAgents
-from worker.agents.models.endpoint import ModelEndpoint, unserved_endpoint
+from worker.agents.models.endpoint import ModelEndpoint
 from worker.agents.models.run_models import RunModels
 from worker.bodies.agent_context import AgentServices
 from worker.run.run_handle import AwaitsRuns, Body, Outcome, Parked, RunHandle, Sleeps
@@ -68,8 +68,7 @@ class CodeBody(Body):
     """For the tools that are attached to its agents."""
     grace_s: float
     """Seconds for a cancelled body to clean up before its process is killed."""
-
-    endpoint: ModelEndpoint = field(default_factory=unserved_endpoint)
+    endpoint: ModelEndpoint
     quiet_s: float = QUIET_S
     """Seconds without a frame of its process after which a run that only sleeps leaves the worker. Code that works
     beside the sleep for longer than that, without a call, repeats this work."""

@@ -209,10 +209,11 @@ def url_below(base: str, path: str) -> httpx2.URL:
 async def _beginning_of(response: httpx2.Response) -> bytes:
     """The part of an error's body that is read."""
     body = b""
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _LONGEST_ERROR:
-            break
+    with suppress(httpx2.HTTPError, httpx2.StreamError, OSError):  # a broken body keeps its status
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > _LONGEST_ERROR:
+                break
     return body
 
 

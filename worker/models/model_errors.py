@@ -21,6 +21,7 @@ SHORTEST_KEY = 8
 LONGEST_PAUSE = 1e9
 """Seconds. A longer pause is read as this one; no run waits for either."""
 
+_ERROR_STATUS = re.compile("[45][0-9]{2}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?")
 _NUMBER_OF_UNITS = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)\s*")
 _DURATION = re.compile(f"(?:{_NUMBER_OF_UNITS.pattern})+")
@@ -151,7 +152,7 @@ def stream_error(error: object, *, provider: str) -> ModelError:
     """The error for an error object inside a stream."""
     fault = _fault_in(error)
     status = _STATUS_OF_CODE.get(fault.code) or _STATUS_OF_CODE.get(fault.kind)
-    if status is None and fault.code.isdecimal() and 400 <= int(fault.code) < 600:
+    if status is None and _ERROR_STATUS.fullmatch(fault.code):
         status = int(fault.code)  # gateways send the status itself as the code
     return _model_error(fault, fault.text or "An error occurred during streaming", status, provider, None)
 

@@ -173,11 +173,9 @@ def _format(call: ModelCall, route: Route) -> str | None:
             return None
         case "anthropic":
             takes = takes_format(route.model) and schema_of(chosen) is not None
-        case "google":
-            if call.tools and _TAKES_NO_TOOLS_BESIDE.match(route.model):
-                return "does not take it beside tools"
-            takes = chosen.get("type") == "json_object" or schema_of(chosen) is not None
-        case "builtin":
+        case "google" if call.tools and _TAKES_NO_TOOLS_BESIDE.match(route.model):
+            return "does not take it beside tools"
+        case "google" | "builtin":
             takes = chosen.get("type") == "json_object" or schema_of(chosen) is not None
     return None if takes else _LACKS
 

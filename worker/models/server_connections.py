@@ -457,12 +457,12 @@ async def connection_to(origin: Origin, tls: ssl.SSLContext, within_s: float | N
 async def _over(connected: socket.socket, origin: Origin, tls: ssl.SSLContext) -> ServerConnection:
     loop = asyncio.get_running_loop()
     try:
-        if origin.is_private:
-            _, connection = await loop.create_connection(
-                lambda: ServerConnection(origin), sock=connected, ssl=tls, server_hostname=origin.host
-            )
-        else:
-            _, connection = await loop.create_connection(lambda: ServerConnection(origin), sock=connected)
+        _, connection = await loop.create_connection(
+            lambda: ServerConnection(origin),
+            sock=connected,
+            ssl=tls if origin.is_private else None,
+            server_hostname=origin.host if origin.is_private else None,
+        )
     except BaseException:
         connected.close()
         raise

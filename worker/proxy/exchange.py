@@ -125,34 +125,29 @@ class EgressDialer:
         self._policy = policy
         self._resolve = resolve or NameLookups().addresses
 
-    def check(self, destination: EgressTarget) -> None:
-        """Raises `Refused` if the operator's list lacks the target. It resolves nothing."""
-        if not self._allowed.allows(*destination):
-            host, port = destination
-            raise Refused(403, f"{host} port {port} is not among the hosts that the operator allows ({SETTING})")
-
     async def connect(self, destination: EgressTarget, *, buffer_bytes: int) -> Streams:
         """Checks, resolves and connects. Raises `Refused`."""
-        self.check(destination)
+        host, port = destination
+        if not self._allowed.allows(host, port):
+            raise Refused(403, f"{host} port {port} is not among the hosts that the operator allows ({SETTING})")
         addresses = await self._addresses(destination)
         if not all(map(self._policy.allows, addresses)):
             # The address would reveal something about the operator's network to the tool.
             raise Refused(
                 403,
-                f"{destination.host} is not at a public address; an operator can allow its network in "
-                "HOLDFAST_REACHABLE_NETWORKS",
+                f"{host} is not at a public address; an operator can allow its network in HOLDFAST_REACHABLE_NETWORKS",
             )
         try:
             async with asyncio.timeout(CONNECT_S):
-                return await _connected(addresses, destination.port, buffer_bytes)
+                return await _connected(addresses, port, buffer_bytes)
         except OSError as error:
-            raise Refused(502, f"{destination.host} cannot be reached on port {destination.port}") from error
+            raise Refused(502, f"{host} cannot be reached on port {port}") from error
 
     async def _addresses(self, destination: EgressTarget) -> Sequence[str]:
         try:
             async with asyncio.timeout(RESOLVE_S):
                 addresses = await self._resolve(*destination)
-        except (OSError, UnicodeError, TimeoutError):
+        except (OSError, UnicodeError):  # also of a timeout
             addresses = ()
         if not addresses:
             raise Refused(502, f"the name {destination.host} has no address, or its lookup timed out")
@@ -161,13 +156,13 @@ class EgressDialer:
 
 async def _connected(addresses: Sequence[str], port: int, buffer_bytes: int) -> Streams:
     """Connects to the first address that answers. Raises `OSError`."""
-    for number, address in enumerate(addresses, start=1):
+    failure = OSError("no address")
+    for address in addresses:
         try:
             return await asyncio.open_connection(address, port, limit=buffer_bytes)
-        except OSError:
-            if number == len(addresses):
-                raise
-    raise OSError("no address")
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 HEAD_BYTES = 16 << 10

@@ -1,5 +1,6 @@
 """Agents that call the worker's models with public clients. The tests import this module in a process of its own."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -79,6 +80,13 @@ async def twice(run: Run) -> str:
     reach(f"pid {os.getpid()}")
     await go_on("between")
     return f"{first} {await _ask(run, 'Two?')}"
+
+
+@agent("at-once", models="worker")
+async def at_once(run: Run) -> str:
+    """Asks as many things together as the text says, and answers with the names of what came."""
+    asked = [_ask(run, f"{number}?") for number in range(int(run.text))]
+    return " ".join(sorted(type(one).__name__ for one in await asyncio.gather(*asked, return_exceptions=True)))
 
 
 async def _ask(run: Run, text: str) -> str:

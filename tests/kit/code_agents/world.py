@@ -15,7 +15,7 @@ from shared.domain.limits import Budgets
 from shared.domain.messages import Decision, ToolReturns
 from shared.domain.runs import Run, RunOptions
 from shared.domain.settling import open_calls
-from tests.kit.code_agents.services import services_of_code
+from tests.kit.code_agents.services import UNSERVED, services_of_code
 from tests.kit.code_agents.stage import FileStage
 from tests.kit.runs.definitions import PROJECT
 from tests.kit.runs.executing import OneWorker, Workers
@@ -39,7 +39,13 @@ class World:
     """Of the tools that are attached to the agent."""
 
     def workers(self, agents: CodeAgents | None = None) -> Workers:
-        body = CodeBody(agents or self.agents, services_of_code(self.stores, *self.runners), grace_s=0.5, quiet_s=0.3)
+        body = CodeBody(
+            agents or self.agents,
+            services_of_code(self.stores, *self.runners),
+            grace_s=0.5,
+            endpoint=UNSERVED,
+            quiet_s=0.3,
+        )
         return Workers(self.stores, self.redis, {"code": body}, self.budgets, clock=self.clock)
 
     async def submitted(self, agent: str, text: str = "go", **fields: Any) -> Run:

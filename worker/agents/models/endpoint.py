@@ -88,7 +88,7 @@ class ModelEndpoint:
     @asynccontextmanager
     async def serving(cls, models: Models, path: str, *, linger_s: float = LINGER_S) -> AsyncGenerator["ModelEndpoint"]:
         """Serves the endpoint for the block, on a socket at this path."""
-        endpoint = cls(models, str(path), linger_s=linger_s)
+        endpoint = cls(models, path, linger_s=linger_s)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.setblocking(False)
             listening.bind(path)
@@ -175,11 +175,6 @@ class ModelEndpoint:
         asked = read_request(_DIALECTS[path], request.body)
         with run.asking(asked) as answer:
             await _show(connection, asked, answer)
-
-
-def unserved_endpoint() -> ModelEndpoint:
-    """Returns an endpoint for a worker whose agents call no models of the worker."""
-    return ModelEndpoint(Models({}, first_event_timeout=0, idle_timeout=0, retries=0), "")
 
 
 async def _show(connection: "_Connection", asked: ModelRequest, answer: JournaledAnswer) -> None:

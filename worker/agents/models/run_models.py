@@ -57,6 +57,8 @@ class JournaledAnswer:
         self.whole: RecordedAnswer | None = None
         self.events: list[ModelEvent] = []
         self.readers = 0
+        self.is_counted = False
+        """Whether it is one of the run's steps."""
         self._failure: ModelError | None = None
         self._news = asyncio.Event()
 
@@ -215,7 +217,8 @@ class RunModels:
             except RunInterrupted as error:
                 handle.interruption.interrupt(error)
                 raise
-        if handle.progress.step_count >= handle.run.options.max_steps:
+        in_progress = sum(not (one.is_over or one.is_counted) for one in self._answers.values())
+        if handle.progress.step_count + in_progress >= handle.run.options.max_steps:
             raise StepsUsedUp
         try:
             self._models.route(asked.handle)
@@ -250,7 +253,7 @@ class RunModels:
             answer.fail(error)
             return
         whole = recorded([*answer.events, end], call.handle)
-        used = handle.account.count(call.handle, end.usage)
+        used, answer.is_counted = handle.account.count(call.handle, end.usage), True
         step = replace(step, number=handle.progress.step_count, usage=used)
         await self._store(answer, "done", whole, handle.observation.times.of(step))
         answer.end(whole, end)
