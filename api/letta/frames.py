@@ -1,6 +1,6 @@
 """Renders events of a run's log as frames of Letta's streams: a pure fold without I/O."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple, assert_never
 from uuid import NAMESPACE_OID, uuid5
@@ -11,6 +11,7 @@ from api.errors import wire_waiting
 from api.letta.messages import (
     date_of,
     envelope,
+    moment_at,
     otid_of,
     part_otid,
     summary_as_content,
@@ -168,28 +169,26 @@ class Frames:
         if not self.options.status_events:
             # Readers that do not know status events get a ping, so that they miss no number.
             return self._ping(seq, event.at)
-        place = {"date": _moment(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
+        place = {"date": moment_at(event.at).isoformat(), "run_id": self._run_id, "seq_id": seq}
         return {"message_type": "run_status", "status": event.status, "cause": event.cause, **place}
 
     def _between_steps(
         self, seq: Seq, event: events.InputDelivered | events.CompactionBegan | events.Compacted
     ) -> dict[str, Any]:
         match event:
-            case events.InputDelivered(role="system"):
+            case events.CompactionBegan() if self.options.compaction_messages:
+                return self._compaction_began(seq, event)
+            case events.InputDelivered(role="system") | events.CompactionBegan():
+                # Readers that are not shown it get a ping, so that they miss no number.
                 return self._ping(seq, event.at)
             case events.InputDelivered():
                 head = self._head("user_message", seq, event, otid=otid_of(event.message_id, event.otid))
                 return {**head, "content": event.text}
-            case events.CompactionBegan():
-                if self.options.compaction_messages:
-                    return self._compaction_began(seq, event)
-                # Other readers get a ping, so that they miss no number.
-                return self._ping(seq, event.at)
             case events.Compacted(text=text, stats=stats):
                 otid = part_otid(event.message_id, 0)
                 if self.options.compaction_messages:
                     return {**self._head("summary_message", seq, event, otid=otid), **summary_fields(text, stats)}
-                content = summary_as_content(text, stats, _moment(event.at))
+                content = summary_as_content(text, stats, moment_at(event.at))
                 return {**self._head("user_message", seq, event, otid=otid), "content": content}
             case _:
                 assert_never(event)
@@ -341,7 +340,3 @@ def error_fields(run_id: RunId, error: RunError | events.Failed) -> dict[str, An
         return shown
     names = {**wire_waiting(error.waiting), "waiting_run_id": error.waiting.run_id}
     return {**names, **shown, "code": PENDING_APPROVAL}
-
-
-def _moment(at: int) -> datetime:
-    return datetime.fromtimestamp(at / 1000, UTC)

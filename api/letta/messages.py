@@ -93,6 +93,11 @@ def whole_seconds(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(microsecond=0).isoformat()
 
 
+def moment_at(at_ms: int) -> datetime:
+    """The moment of a Unix time in milliseconds."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
 @lru_cache(256)
 def date_of(at_s: int) -> str:
     """The `date` at this Unix time, in seconds. All tokens within one second share it."""

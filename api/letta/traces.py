@@ -6,12 +6,12 @@ have the same ids. No span contains a text of a user, a model or a tool.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from itertools import islice
 from typing import Any
 
-from api.letta.messages import wire_stop_reason, wire_time
+from api.letta.messages import moment_at, wire_stop_reason, wire_time
 from shared.concurrency import unix_ms
 from shared.domain.approvals import Approval
 from shared.domain.lifecycle import TERMINAL, RunStatus
@@ -208,7 +208,7 @@ def _first_token(run: Run) -> Iterator[_Span]:
 
 def _spans_of_step(step: Step) -> Iterator[_Span]:
     timing = step.timing
-    begin = _moment(timing.asked_at) if timing.asked_at else step.created_at
+    begin = moment_at(timing.asked_at) if timing.asked_at else step.created_at
     whole, asked = step_ms(timing), model_ms(timing)
     attributes = {"step.id": step.id, "run.id": step.run_id, "step.number": str(step.number)}
     usage = {
@@ -243,7 +243,7 @@ def _tool_call(step: Step, call: ToolTiming, attributes: dict[str, str]) -> _Spa
         name="agent._execute_tool",
         of=f"{step.id}/{call.tool_call_id}",
         parent=step.id,
-        begin=_moment(call.started_at),
+        begin=moment_at(call.started_at),
         duration_ns=max(0, call.ended_at - call.started_at) * NS_PER_MS,
         is_error=call.is_error,
         attributes={**attributes, "gen_ai.tool.name": call.tool_name, "gen_ai.tool.call.id": call.tool_call_id},
@@ -269,7 +269,3 @@ def _wire(run: Run, trace_id: str, span: _Span) -> dict[str, Any]:
 def _span_id(run: Run, of: str) -> str:
     """Sixteen hexadecimal digits."""
     return sha256(f"{run.id} {of}".encode()).hexdigest()[:16]
-
-
-def _moment(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms / 1000, UTC)

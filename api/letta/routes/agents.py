@@ -261,13 +261,9 @@ async def recompile_agent(
     """Renders the agent's instructions anew, as the model gets them. Stores them, except in a dry run."""
     agent = await editor.get(project_id, agent_id)
     if not dry_run:
-        agent = await editor.update(project_id, agent_id, _as_it_is, clock.now())
+        agent = await editor.update(project_id, agent_id, lambda same: same, clock.now())
     blocks = await block_store.for_agent(project_id, agent_id)
     return await beside(partial(render_system, agent, blocks), characters_of_memory(blocks))
-
-
-def _as_it_is(agent: Agent) -> Agent:
-    return agent
 
 
 tools_router = APIRouter(prefix="/v1/agents/{agent_id}/tools", tags=["agents"], route_class=LateRoute)
