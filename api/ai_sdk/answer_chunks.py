@@ -4,7 +4,7 @@ An answer is one UI message: a run that answers messages, and the runs that cont
 share one message id, derived from the first run's; otherwise the client would copy the parts into a second message.
 
 The fold reads only the runs' submissions and logs, which never change, so a stream that is read again yields an equal
-message. A run keeps the version of the fold that it was submitted under (`FOLDS`).
+message. A run keeps the version of the fold that it was submitted under (`FOLD`).
 
 Versions 5 and 6 of the SDK fail at an unknown chunk. Instead of newer chunks they get `data-holdfast-…` parts, which
 all versions accept.
@@ -337,10 +337,8 @@ class AnswerChunks:
 FOLD = "ai_sdk_fold"
 """Key of the fold's version in the stored part of a run's request."""
 
-FIRST_FOLD = NEWEST_FOLD = 1
-
-FOLDS: Mapping[int, Callable[[str, Sdk, Seen | None], AnswerChunks]] = {FIRST_FOLD: AnswerChunks}
-"""The fold by the version under which a run was submitted. Runs of other dialects have the first version."""
+FOLD_VERSION = 1
+"""The version of the fold, also for runs of other dialects."""
 
 
 def answer_id_of(first: RunId) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from starlette.responses import PlainTextResponse, Response
 
-from api.ai_sdk.answer_chunks import FIRST_FOLD, FOLD, FOLDS, NEWEST_FOLD, AnswerChunks, Chunk, Sdk, Seen, answer_id_of
+from api.ai_sdk.answer_chunks import FOLD, FOLD_VERSION, AnswerChunks, Chunk, Sdk, Seen, answer_id_of
 from api.ai_sdk.chat_request import UiChatRequest
 from api.ai_sdk.ui_messages import asked_about, never_answered, ui_inputs, ui_messages
 from api.errors import Refusal, Refused
@@ -80,7 +80,7 @@ class UiChats:
             headers=headers,
             client_tools=request.tools(),
             if_busy=request.if_busy,
-            echoed={FOLD: NEWEST_FOLD},
+            echoed={FOLD: FOLD_VERSION},
         )
         try:
             run = (await self.pages.submit(submission)).run
@@ -294,10 +294,10 @@ class _LegView:
 def chunks_of(first: Run, sdk: Sdk, seen: Seen | None = None) -> AnswerChunks:
     """The fold of the answer that begins with this run, in the run's version. Raises `ValueError` for a newer release's
     version."""
-    version = first.options.echoed.get(FOLD, FIRST_FOLD)
-    if version not in FOLDS:
+    version = first.options.echoed.get(FOLD, FOLD_VERSION)
+    if version != FOLD_VERSION:
         raise ValueError(f"run {first.id} was submitted under version {version} of the fold, which this release lacks")
-    return FOLDS[version](answer_id_of(first.id), sdk, seen)
+    return AnswerChunks(answer_id_of(first.id), sdk, seen)
 
 
 def _frame(chunk: Chunk) -> bytes:

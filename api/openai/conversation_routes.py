@@ -10,7 +10,6 @@ from api.direct_route import LateRoute
 from api.openai.conversation_service import ConversationService
 from api.openai.response_items import ItemsPage, wire_items, without_instructions
 from api.openai.response_object import conversation_id_of, wire_conversation_id
-from api.openai.responses_input import MOST_ITEMS
 from api.openai.responses_request import Metadata
 from shared.domain.errors import InvalidRequest, NotFound, UnknownModel
 from shared.domain.ids import AgentId, ConversationId, ProjectId, is_id
@@ -54,7 +53,7 @@ class AddedItems(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    items: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=min(MOST_AT_ONCE, MOST_ITEMS))]
+    items: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_AT_ONCE)]
 
 
 @router.post("/conversations")

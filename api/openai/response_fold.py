@@ -14,7 +14,7 @@ The limits of clients decide the shapes (see `docs/openai.md`): no event types o
 stays open, and `response.failed` with the status `cancelled` for a cancel.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from api.openai.client_tools import CalledTool, called_tools
@@ -31,7 +31,7 @@ from api.openai.response_object import ResponseHead, ended_fields, head_of
 from shared.concurrency import unix_ms
 from shared.domain import events
 from shared.domain.ids import MessageId, Seq, StepId
-from shared.domain.messages import AssistantMessage, Message, Summary, ToolCall, ToolReturns
+from shared.domain.messages import AssistantMessage, Message, Summary, ToolReturns
 from shared.domain.runs import Run
 
 MOST_EVENTS = 64
@@ -41,7 +41,7 @@ Key = tuple[str, ...]
 """The key of an open item: its message and part, or its step and call."""
 
 _CUT = ("length", "content_filter")
-_CUT_OFF = (*(events.StopReason.CANCELLED, events.StopReason.FAILED), events.StopReason.MODEL_FAILED)
+_CUT_OFF = (events.StopReason.CANCELLED, events.StopReason.FAILED, events.StopReason.MODEL_FAILED)
 """Stop reasons of runs whose last answer may be incomplete."""
 
 
@@ -214,7 +214,7 @@ class ResponseFold:
                 return
             yield from self._close_earlier(event.step_id)
             yield from self._close_parts("function_call")
-            by = event.answered_by or self._answered_by(event.name or "", needs_approval=event.needs_approval)
+            by = event.answered_by or events.answerer(self._of_client, event.name or "", asks=event.needs_approval)
             item = self._new_call(by, event.step_id, event.call_id, event.name or "", event.message_id)
             self._open[key] = item
             yield from item.opened()
@@ -231,7 +231,9 @@ class ResponseFold:
             yield from self._close_earlier(event.step_id)
         yield from self._close_parts("function_call")
         for call in event.calls:
-            by = event.answered_by.get(call.id) or self._answered_by(call.name, needs_approval=event.needs_approval)
+            by = event.answered_by.get(call.id) or events.answerer(
+                self._of_client, call.name, asks=event.needs_approval
+            )
             item = self._new_call(by, event.step_id, call.id, call.name, event.message_id)
             self._open[("call", str(event.step_id), call.id)] = item
             yield from item.opened()
@@ -239,12 +241,6 @@ class ResponseFold:
             if event.step_id is None:  # a client's tool is called, and no answer ends
                 yield from self._close_call(item, call.id, "completed")
                 del self._open[("call", str(event.step_id), call.id)]
-
-    def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
-        """The side that answers a call, for a log that does not record it."""
-        if name in self._of_client:
-            return "client"
-        return "person" if needs_approval else "worker"
 
     def _answered(self, event: events.Answered) -> Iterator[Event]:
         status = "incomplete" if event.reason in _CUT else "completed"
@@ -449,18 +445,17 @@ def events_kept_of(run: Run, messages: Sequence[Message]) -> Iterator[events.Eve
         if body.text:
             yield events.TextChunk(at, step_id, message.id, body.text)
         calls = [
-            events.AnsweredCall(call.id, call.name, call.arguments, _answerer(call, of_client))
+            events.AnsweredCall(
+                call.id,
+                call.name,
+                call.arguments,
+                events.answerer(of_client, call.name, asks=call.needs_approval),
+            )
             for call in body.tool_calls
             if call.speech is None
         ]
         if not body.partial:
             yield events.Answered(at, step_id, message.id, "tool_calls" if calls else "stop", calls)
-
-
-def _answerer(call: ToolCall, of_client: Collection[str]) -> events.AnsweredBy:
-    if call.name in of_client:
-        return "client"
-    return "person" if call.needs_approval else "worker"
 
 
 FOLD = "holdfast_fold"

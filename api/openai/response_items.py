@@ -287,13 +287,18 @@ def wire_items(items: Sequence[dict[str, Any]], page: ItemsPage) -> dict[str, An
         if place is None:
             raise InvalidRequest(f"there is no item {page.after[:100]!r} in this list", field="after")
         ordered = ordered[place + 1 :]
-    shown = ordered[: page.limit]
+    return wire_list(ordered, page.limit)
+
+
+def wire_list(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """A page of a list. `found` has more entries than the page if the list goes on."""
+    shown = found[:limit]
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(ordered) > len(shown),
+        "has_more": len(found) > limit,
     }
 
 
@@ -336,8 +341,7 @@ def items_of(owner: RunId, message: Message | NewMessage) -> Iterator[dict[str, 
 def _answer_items(owner: RunId, message: Message | NewMessage, body: AssistantMessage) -> Iterator[dict[str, Any]]:
     message_id = message.id
     if body.text:
-        part: dict[str, Any] = {"type": "output_text", "text": body.text, "annotations": [], "logprobs": []}
-        yield _message(message_id, "assistant", [part])
+        yield _message(message_id, "assistant", [_text_part(body.text)])
     # Clients may repeat answers of other servers, which number the calls of each answer from one.
     step_id = message.step_id or (None if isinstance(message, Message) and message.run_id else StepId(message_id))
     for call in body.tool_calls:

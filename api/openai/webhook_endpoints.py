@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from api.callbacks.endpoints import EndpointChange, IssuedSecret
+from api.openai.response_items import wire_list
 from api.openai.response_object import response_id
 from shared.domain.settling import RunOutcome
 from shared.network.addresses import flaw_of_url
@@ -120,14 +121,7 @@ def shown_with_secret(issued: IssuedSecret) -> dict[str, Any]:
 
 def shown_page(found: Sequence[WebhookEndpoint], limit: int) -> dict[str, Any]:
     """A page of a list. `found` has one entry more than the page if the list goes on."""
-    page = [shown_endpoint(endpoint) for endpoint in found[:limit]]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(found) > limit,
-    }
+    return wire_list([shown_endpoint(endpoint) for endpoint in found], limit)
 
 
 def shown_deletion(endpoint_id: str) -> dict[str, Any]:

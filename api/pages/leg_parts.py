@@ -305,7 +305,7 @@ class LegParts:
         part = self._open.get(key)
         if part is None:
             name = event.name or ""
-            by = event.answered_by or self._answered_by(name, needs_approval=event.needs_approval)
+            by = event.answered_by or events.answerer(self._of_client, name, asks=event.needs_approval)
             yield from self._step(event.step_id)
             yield from self._open_call(key, event.call_id, name, event.message_id, by)
             part = self._open[key]
@@ -321,7 +321,7 @@ class LegParts:
         key = ("call", str(event.step_id), call.id)
         if key in self._ended or key in self._open:
             return
-        by = event.answered_by.get(call.id) or self._answered_by(call.name, needs_approval=event.needs_approval)
+        by = event.answered_by.get(call.id) or events.answerer(self._of_client, call.name, asks=event.needs_approval)
         if event.step_id is not None:
             yield from self._step(event.step_id)
         yield from self._open_call(key, call.id, call.name, event.message_id, by)
@@ -339,12 +339,6 @@ class LegParts:
         part.name, part.answered_by = name, by
         self._waiting[call_id] = part.id
         yield CallOpened(part.id, name, message_id, by)
-
-    def _answered_by(self, name: str, *, needs_approval: bool) -> events.AnsweredBy:
-        """The side that answers a call, for a log that does not record it."""
-        if name in self._of_client:
-            return "client"
-        return "person" if needs_approval else "worker"
 
     def _answered(self, event: events.Answered) -> Iterator[Part]:
         is_whole = event.reason not in ("length", "content_filter")

@@ -45,11 +45,6 @@ class PageThread:
         return None if self.conversation is None else self.conversation.id
 
     @property
-    def is_default(self) -> bool:
-        """Whether the thread is the agent's default history."""
-        return self.name == DEFAULT
-
-    @property
     def streamed(self) -> Thread | None:
         """The thread for `ThreadStreams`. None: it does not exist yet, so there is nothing to stream."""
         return None if self.id is None else Thread(self.agent.project_id, self.agent.id, self.id)

@@ -26,6 +26,7 @@ A fold may rely on these rules, wherever the log begins again, is cut, or ends:
   run that is cancelled has no `ToolsReturned`, because its log had ended.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -391,6 +392,14 @@ _unknown_decoder = msgspec.json.Decoder(Unknown)
 def encode(event: Event) -> bytes:
     """One log entry. JSON without line breaks, so that entries can be joined by them."""
     return _encoder.encode(event)
+
+
+def answerer(of_client: Collection[str], name: str, *, asks: bool) -> AnsweredBy:
+    """The actor that answers a call, where none is recorded. `of_client` has the names of the client's own tools;
+    `asks`: the call needs an approval."""
+    if name in of_client:
+        return "client"
+    return "person" if asks else "worker"
 
 
 def decode(entry: bytes) -> Event | Unknown:

@@ -165,6 +165,8 @@ async def test_reasoning_is_folded_under_its_name(viewer: Viewer, product: Produ
     await product.ended(run["id"])
     await open_run(viewer, run)
     await expect(viewer.page.locator(".item-reasoning .said")).to_have_text("Where to?")
+    # The input is fetched by itself, and moves what is below it: a press and its release would hit different elements.
+    await expect(viewer.page.locator("[data-kind=asked] .said")).to_be_visible()
     await viewer.page.get_by_text("Reasoning", exact=True).click()
     await expect(viewer.page.locator(".item-reasoning .said")).to_be_hidden()
 

@@ -27,6 +27,7 @@ from tests.kit.runs.stored_runs import (
     IDS,
     Stores,
     call,
+    callback_of,
     second_process,
     some_conversation,
     stored_runs,
@@ -82,7 +83,9 @@ async def test_a_client_that_deleted_its_run_when_the_callback_came_was_refused(
     await stores.settle(parked, RunTrigger.CANCEL)
     async with holding(stores, sa.select(approvals.c.id)):
         deletion = await waiting(stores, stores.listing.delete(PROJECT, parked.id), 1)
-        attempt = stores.callbacks.record_attempt(parked.id, now=NOW, status_code=200, error=None, next_at=None)
+        attempt = stores.callbacks.record_attempt(
+            callback_of(parked), now=NOW, status_code=200, error=None, next_at=None
+        )
         outcome = await waiting(stores, attempt, 2)
     await deletion
     await outcome

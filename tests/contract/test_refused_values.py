@@ -341,7 +341,8 @@ async def test_two_calls_of_an_answer_with_one_id_got_one_result_twice_and_the_o
     asked = {"role": "user", "content": "And?"}
     body = {"model": "builtin/echo", "background": True, "input": [*calls, *outputs, asked]}
     refused = (await http.post("/openai/v1/responses", json=body)).json()
-    assert (refused["error"] or {}).get("param") == "input[1]"
+    assert refused["error"] is not None
+    assert refused["error"]["param"] == "input[1]"
     of_two_answers = [calls[0], outputs[0], calls[1], outputs[1], asked]
     answer = await http.post("/openai/v1/responses", json={**body, "input": of_two_answers})
     assert answer.status_code == 200
