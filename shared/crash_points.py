@@ -58,7 +58,9 @@ class CrashPoint(StrEnum):
     TURNS_DELIVERED = "turns_delivered"
 
 
-_SETTING = re.compile(r"(\w+):(before|after|lost)(?::(\d+))?(?::(\d+))?")
+SIDES = ("before", "after", "lost")
+
+_SETTING = re.compile(rf"(\w+):({'|'.join(SIDES)})(?::(\d+))?(?::(\d+))?")
 """The write, the side, the pass at which the point acts first, and how often it then acts."""
 
 
@@ -80,7 +82,7 @@ def arm(setting: str) -> None:
     found = _SETTING.fullmatch(setting)
     if found is None or found[1] not in set(CrashPoint):
         raise InvalidRequest(
-            f"HOLDFAST_CRASH_AT={setting!r}: use <write>:<side>, with a side of before, after, lost and a write of "
+            f"HOLDFAST_CRASH_AT={setting!r}: use <write>:<side>, with a side of {', '.join(SIDES)} and a write of "
             f"{', '.join(CrashPoint)}"
         )
     _Armed.point, _Armed.passes, _Armed.times = f"{found[1]}:{found[2]}", int(found[3] or 1), int(found[4] or 1)

@@ -85,10 +85,18 @@ async def record(
     asker = ASKER.get()
     if asker is None or not object_ids:
         return
-    names = ("at", "key_id", "key_name", "address", "user_agent", "request_id")
-    act = {"project_id": project_id, "action": action, "outcome": outcome}
-    act |= {name: getattr(asker, name) for name in names}
-    rows = [{"id": asker.ids.audit_event(), "object_id": object_id, **act} for object_id in object_ids]
+    shared = {
+        "project_id": project_id,
+        "at": asker.at,
+        "key_id": asker.key_id,
+        "key_name": asker.key_name,
+        "action": action,
+        "outcome": outcome,
+        "address": asker.address,
+        "user_agent": asker.user_agent,
+        "request_id": asker.request_id,
+    }
+    rows = [{"id": asker.ids.audit_event(), "object_id": object_id, **shared} for object_id in object_ids]
     await connection.execute(sa.insert(audit_events), rows)
 
 
