@@ -406,6 +406,24 @@ async def test_the_words_of_a_server_in_an_event_that_is_not_json_were_lost(hand
     assert not caught.value.retryable
 
 
+@pytest.mark.parametrize("markup", [b"<script>", b"<style ", b"<", b"<a "])
+async def test_markup_without_an_end_took_the_square_of_its_length(markup: bytes) -> None:
+    with pytest.raises(ModelError, match="not JSON: Gone"):
+        await answered(CHAT, [b"data: Gone " + markup * 100_000 + b"\n\n"])
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"error": {"message": "Slow down.", "code": 429}, "responseId": 12}, "Slow down"),
+        ({"promptFeedback": {"blockReason": "SAFETY"}, "modelVersion": 2.5, "responseId": 7}, "SAFETY"),
+    ],
+)
+async def test_an_end_of_geminis_with_an_id_that_is_a_number_was_none(event: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        await answered(GOOGLE, [data(event)])
+
+
 @pytest.mark.parametrize("handle", HANDLES)
 async def test_an_error_whose_code_is_a_long_number_was_an_error_of_ours(handle: str) -> None:
     with pytest.raises(ModelError, match="Too much"):

@@ -138,3 +138,7 @@ def test_an_answer_that_groq_could_not_read_was_not_asked_for_again(code: str) -
     error = {"message": "Failed to call a function. See 'failed_generation'.", "type": "x", "code": code}
     for found in (refused(400, {"error": error}), stream_error(error, provider="groq")):
         assert (found.error_type, found.retryable) == (ModelErrorType.ERROR, True)
+
+
+def test_a_page_of_markup_without_an_end_took_the_square_of_its_length() -> None:
+    assert "Gone" in str(refused(503, b"<html>Gone " + b"<script>" * 100_000))

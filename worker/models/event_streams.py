@@ -18,6 +18,7 @@ from worker.models.model_errors import message_in, stream_error
 from worker.models.sdk_fields import ENDS, GeminiEvent, SdkFields
 from worker.models.special_tokens import (
     excerpt_of,
+    fitted,
     is_json,
     not_json,
     read_json,
@@ -400,8 +401,11 @@ def _item_events(place: int, item: dict[str, Any]) -> list[dict[str, Any]]:
     return [*events, {"type": "response.output_item.done", "output_index": place, "item": item}]
 
 
+_EVENT = msgspec.inspect.type_info(_Event)
+
+
 def _read(data: bytes) -> _Event:
     try:
-        return msgspec.convert(read_json(data), _Event, strict=False)  # a count may be 12.0
+        return msgspec.convert(fitted(read_json(data), _EVENT), _Event)
     except (ValueError, RecursionError):
         return _Event()

@@ -90,6 +90,7 @@ class _Responses(msgspec.Struct):
 
 
 _GEMINI, _RESPONSES = (msgspec.inspect.type_info(form) for form in (GeminiEvent, _Responses))
+_OF_GEMINI = frozenset({"candidates", "promptFeedback", "usageMetadata"})
 _READ_GEMINI, _READ_RESPONSES = msgspec.json.Decoder(GeminiEvent), msgspec.json.Decoder(_Responses)
 
 
@@ -133,7 +134,7 @@ class SdkFields:
         if not isinstance(found, dict):
             return b""  # some servers send null, an empty list or a text to keep the connection open
         event = cast("dict[str, Any]", found)
-        is_geminis = "candidates" in event or "usageMetadata" in event
+        is_geminis = not _OF_GEMINI.isdisjoint(event)
         completed = self._of_gemini(event) if is_geminis else self._of_responses(event)
         if completed is None:
             return b""

@@ -146,9 +146,14 @@ def is_json(data: bytes) -> bool:
     return True
 
 
-_MARKUP = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_MARKUP = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^<>]*>", re.DOTALL | re.IGNORECASE)
+"""It takes linear time, also for markup that does not end."""
+
 _EXCERPT = 200
 """Characters of a page or an unknown body that an error contains."""
+
+_READ_FOR_EXCERPT = 20_000
+"""Bytes of an event of the wrong form in which an error looks for words."""
 
 
 def excerpt_of(text: str) -> str:
@@ -158,7 +163,7 @@ def excerpt_of(text: str) -> str:
 
 def not_json(data: bytes) -> ModelError:
     """The error for an event of a stream."""
-    words = excerpt_of(data.decode(errors="replace"))
+    words = excerpt_of(data[:_READ_FOR_EXCERPT].decode(errors="replace"))
     return ModelError(ModelErrorType.ERROR, f"The model's stream held an event that is not JSON: {words}")
 
 
