@@ -111,6 +111,9 @@ ANSWER_S = 10.0
 TRUSTED_S = 1.0
 """A connection that was used less than this many seconds ago counts as working."""
 
+REPLACED_EVERY_S = 2.0
+"""How often, at most, refused writes replace all connections: reads go on while the only server is a standby."""
+
 _USED_AT = "holdfast_used_at"
 
 ALL_PROJECTS = ""
@@ -171,7 +174,7 @@ class Database:
             # The most recently used connection has the statements prepared.
             pool_use_lifo=True,
             pool_timeout=wait_s,
-            # `write` ends its transactions itself, and `_check` refuses a connection that is still in one.
+            # `write` ends its transactions itself, and the check below refuses a connection that is still in one.
             pool_reset_on_return=None,
             isolation_level="AUTOCOMMIT",
             # Documents contain secrets, which the logs of errors must not show.
@@ -182,7 +185,7 @@ class Database:
         self._statements = CompiledStatements(self._engine.dialect)
         self.one_writer = asyncio.Lock()
         """Each writer to SQLite in this process holds it."""
-        self.project_of_task: Callable[[], str] = _all_projects
+        self.project_of_task: Callable[[], str] = lambda: ALL_PROJECTS
         self.sets_project = not self.is_sqlite
         if self.is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _set_pragmas)
@@ -190,7 +193,7 @@ class Database:
             event.listen(self._engine.sync_engine, "do_connect", _bound)
             event.listen(self._engine.sync_engine, "checkin", _note_use)
         trusted_s = math.inf if self.is_sqlite else trusted_s
-        event.listen(self._engine.sync_engine, "checkout", partial(_check, self._engine.dialect, trusted_s))
+        event.listen(self._engine.sync_engine, "checkout", _check_of(self._engine.dialect, trusted_s))
 
     def scoped_to(self, project_of_task: Callable[[], str], *, policies: bool = True) -> "Database":
         """Returns a view of the same connections for a caller that acts for one project. Each use calls
@@ -337,27 +340,31 @@ def _make_room(path: Path) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
-def _all_projects() -> str:
-    return ALL_PROJECTS
-
-
 def _note_use(_: Any, entry: ConnectionPoolEntry) -> None:
     entry.info[_USED_AT] = time.monotonic()
 
 
-def _check(dialect: Dialect, trusted_s: float, connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
-    """The pool replaces a connection for which this raises `DisconnectionError`. `InvalidatePoolError` has it replace
-    all older ones, too, before their next use."""
-    if AT_A_STANDBY in entry.info:
-        raise InvalidatePoolError("its server is a standby")
-    if is_unusable(connection.driver_connection):
-        raise DisconnectionError("lost, or in a transaction")
-    if time.monotonic() - entry.info.get(_USED_AT, math.inf) < trusted_s:
-        return
-    try:
-        dialect.do_ping(connection)
-    except dialect.loaded_dbapi.Error as error:
-        raise DisconnectionError(str(error)) from error
+def _check_of(dialect: Dialect, trusted_s: float) -> Callable[[Any, ConnectionPoolEntry, object], None]:
+    """Tests a connection that leaves the pool. The pool replaces one for which the test raises `DisconnectionError`.
+    `InvalidatePoolError` has it replace all older ones, too, before their next use."""
+    replaced_at = -math.inf
+
+    def check(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+        nonlocal replaced_at
+        now = time.monotonic()
+        if AT_A_STANDBY in entry.info and now - replaced_at > REPLACED_EVERY_S:
+            replaced_at = now
+            raise InvalidatePoolError("its server is a standby")
+        if is_unusable(connection.driver_connection):
+            raise DisconnectionError("lost, or in a transaction")
+        if now - entry.info.get(_USED_AT, math.inf) < trusted_s:
+            return
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as error:
+            raise DisconnectionError(str(error)) from error
+
+    return check
 
 
 def _set_pragmas(connection: Any, _entry: ConnectionPoolEntry) -> None:

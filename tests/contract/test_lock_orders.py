@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from shared.domain.errors import NotFound
-from shared.domain.ids import ConversationId, ThreadId
+from shared.domain.ids import AgentId, ConversationId, ThreadId
 from shared.domain.lifecycle import RunTrigger
 from shared.sql import tables
 from shared.sql.archival.archives import ArchiveStore
@@ -104,6 +105,17 @@ async def test_deletions_of_an_agent_and_its_conversation_refused_each_other(sto
         await of_conversation
 
 
+async def test_a_conversation_that_was_created_while_its_agent_was_deleted_stayed(stores: Stores) -> None:
+    conversations, conversation_id = ConversationStore(stores.database), ConversationId("conv-2")
+    await stores.ended()
+    async with holding(stores, sa.select(tables.messages.c.id)):
+        deletion = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 1)
+        await conversations.create(some_conversation(conversation_id, name="x"), system_message_id=IDS.message())
+    await deletion
+    async with stores.database.read() as connection:
+        assert (await connection.execute(sa.select(tables.conversations.c.id))).all() == []
+
+
 async def test_a_passage_that_was_deleted_while_its_vector_was_stored_left_the_vector(stores: Stores) -> None:
     passages, passage, archive_id = PassageStore(stores.database), new_passage("a fact"), IDS.archive()
     await passages.insert_for_agent(PROJECT, AGENT.id, passage, new_archive_id=archive_id, now=NOW)
@@ -131,3 +143,32 @@ async def test_deletions_of_an_agent_and_its_archive_refused_each_other(stores: 
         of_agent = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 2)
     await of_archive
     await of_agent
+
+
+async def test_an_archive_that_another_agent_attached_meanwhile_was_deleted_with_its_agent(stores: Stores) -> None:
+    """Two agents have the archive once the deletion of the first one gets it."""
+    archive_id, other = IDS.archive(), replace(AGENT, id=AgentId("agent-2"), name="other")
+    passages, archives = PassageStore(stores.database), ArchiveStore(stores.database)
+    await passages.insert_for_agent(PROJECT, AGENT.id, new_passage("a fact"), new_archive_id=archive_id, now=NOW)
+    await AgentEditor(stores.database).create(other, system_message_id=IDS.message())
+    async with holding(stores, sa.select(tables.archives.c.id)):
+        attached = await waiting(stores, archives.attach(PROJECT, other.id, archive_id), 1)
+        deletion = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 2)
+    await attached
+    await deletion
+    async with stores.database.read() as connection:
+        left = (await connection.execute(sa.select(tables.archives.c.id))).scalars().all()
+    assert left == [archive_id]
+
+
+async def test_an_agent_that_was_deleted_while_it_got_its_archive_refused_the_other(stores: Stores) -> None:
+    """The attachment locked the agent before the archive, and the deletion the archive before the agent."""
+    archive_id = IDS.archive()
+    passages, archives = PassageStore(stores.database), ArchiveStore(stores.database)
+    await passages.insert_for_agent(PROJECT, AGENT.id, new_passage("a fact"), new_archive_id=archive_id, now=NOW)
+    async with holding(stores, sa.select(tables.archives.c.id)):
+        deletion = await waiting(stores, AgentEditor(stores.database).delete(PROJECT, AGENT.id), 1)
+        attached = await waiting(stores, archives.attach(PROJECT, AGENT.id, archive_id), 2)
+    await deletion
+    with pytest.raises(NotFound):
+        await attached

@@ -235,8 +235,10 @@ async def _stored(
 async def delete_passages(connection: Connection, condition: sa.ColumnElement[bool]) -> int:
     """Deletes the passages that meet the condition, with their tags, words and vectors. Returns their number."""
     found = sa.select(passages.c.number).where(condition)
-    # Locks them first: otherwise a vector that another transaction stores meanwhile would stay.
-    await connection.execute(sa.select(sa.func.count()).select_from(found.with_for_update().subquery()))
+    # Locks them first, in the order in which vectors are stored: otherwise a vector that another transaction stores
+    # meanwhile would stay, or the two could deadlock.
+    locked = found.order_by(passages.c.number).with_for_update().subquery()
+    await connection.execute(sa.select(sa.func.count()).select_from(locked))
     numbers = found.scalar_subquery()
     await forget_words(connection, numbers)
     await connection.execute(sa.delete(passage_tags).where(passage_tags.c.passage_number.in_(numbers)))
@@ -422,8 +424,11 @@ async def forget_agent(connection: Connection, project_id: ProjectId, agent_id: 
     unless another agent uses that archive."""
     own = archive_ids_of(project_id, agent_id).where(agent_archives.c.is_own)
     shared = sa.select(agent_archives.c.archive_id).where(agent_archives.c.agent_id != agent_id)
-    unshared = own.where(agent_archives.c.archive_id.not_in(shared)).with_for_update(of=archives)
-    found = await connection.execute(unshared)
+    # The agent is locked before its archive, as by `attach`: otherwise the two could deadlock. Another agent may attach
+    # the archive until it is locked, so this asks for that afterwards.
+    await agent_row(connection, project_id, agent_id, lock=True)
+    await connection.execute(own.with_for_update(of=archives))
+    found = await connection.execute(own.where(agent_archives.c.archive_id.not_in(shared)))
     await _delete_archives(connection, list(found.scalars()))
     await connection.execute(sa.delete(agent_archives).where(agent_archives.c.agent_id == agent_id))
 

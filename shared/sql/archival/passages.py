@@ -328,10 +328,13 @@ class VectorStore(Store):
         """Stores vectors by the ids of their passages. Drops the vectors of passages that were deleted meanwhile."""
         async with self._database.write() as connection:
             ids = [passage_id for passage_id, _ in vectors]
-            waiting = sa.select(passages.c.id, passages.c.number).where(
-                passages.c.id.in_(ids), passages.c.embed_at.is_not(None)
+            waiting = (
+                sa.select(passages.c.id, passages.c.number)
+                .where(passages.c.id.in_(ids), passages.c.embed_at.is_not(None))
+                .order_by(passages.c.number)
+                .with_for_update()
             )
-            numbers = {row.id: row.number for row in await connection.execute(waiting.with_for_update())}
+            numbers = {row.id: row.number for row in await connection.execute(waiting)}
             rows = [
                 {
                     "number": numbers[passage_id],

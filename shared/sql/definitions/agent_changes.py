@@ -259,11 +259,14 @@ class AgentEditor(AgentStore):
 
 
 async def _delete_agent(connection: Connection, project_id: ProjectId, agent_id: AgentId) -> None:
-    # The conversations come before their runs, as in the deletion of one: otherwise the two could deadlock.
-    for table in (agent_tools, agent_blocks, agent_tags, conversations):
-        await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
+    # The conversations are locked before their runs, as in the deletion of one: otherwise the two could deadlock. They
+    # are deleted last, together with those that were created meanwhile.
+    known = sa.select(conversations.c.id).where(conversations.c.agent_id == agent_id).order_by(conversations.c.id)
+    await connection.execute(known.with_for_update())
     await delete_histories(connection, "agent_id", agent_id)
     await forget_agent(connection, project_id, agent_id)
+    for table in (agent_tools, agent_blocks, agent_tags, conversations):
+        await connection.execute(sa.delete(table).where(table.c.agent_id == agent_id))
     await remember_place(connection, agents, agent_id)
     await connection.execute(sa.delete(agents).where(agents.c.id == agent_id))
     await record(connection, project_id, "agent.deleted", agent_id)
