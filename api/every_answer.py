@@ -303,7 +303,7 @@ class UnusedInputWarnings:
             if name not in known and ASKS_FOR_NOTHING.get(name) != value:
                 yield f"query.{name}"
         model = declaration_of(route).body_model()
-        given = document_of(body)
+        given = None if model is None else document_of(body)
         if model is not None and isinstance(given, dict):
             said = cast("dict[str, Any]", given)
             yield from (name for name in unused_fields(model, said) if name not in self._acted_on)

@@ -104,7 +104,7 @@ class InputLimits:
         if length > self.message_chars:
             raise InvalidRequest(
                 f"{field} has {length} characters, {self.message_chars} are allowed (HOLDFAST_MAX_MESSAGE_CHARS): send "
-                "less, or in several messages",
+                "less",
                 field=field,
             )
 

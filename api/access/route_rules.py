@@ -366,7 +366,7 @@ _USUAL: Mapping[str, Sequence[Any]] = {
     "text": ({"format": {"type": "text"}},),
 }
 
-_OWN_ITEMS = ("function_call_output", "mcp_approval_response")
+_OWN_ITEMS = ("function_call_output", "custom_tool_call_output", "mcp_approval_response")
 _PASSED_OVER = ("reasoning", "mcp_approval_request", "mcp_list_tools")
 
 

@@ -18,6 +18,9 @@ from api.errors import place_of, text_of
 from api.input_limits import BoundedSchema, as_object
 from shared.domain.tools import ClientTool
 
+MOST_TOOLS = 1_000
+"""Tools of one request, those of namespaces included."""
+
 LONGEST_NAME = 64
 """Characters of a function's name that every provider accepts."""
 
@@ -91,7 +94,8 @@ class Namespace(BaseModel):
     name: _Name
     description: str = ""
     tools: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], Field(min_length=1, max_length=1000)
+        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
+        Field(min_length=1, max_length=MOST_TOOLS),
     ]
 
     def echoed(self) -> dict[str, Any]:
@@ -108,7 +112,8 @@ _KINDS: dict[object, type[DeclaredTool]] = {"function": FunctionTool, "custom": 
 def declared_tool(tool: Mapping[str, Any], number: int) -> DeclaredTool | None:
     """Reads the tool with this number in the request. None: the client cannot run tools of this type. Raises
     `ValueError`, which names the field."""
-    kind = _KINDS.get(tool.get("type"))
+    named = tool.get("type")
+    kind = _KINDS.get(named) if isinstance(named, str) else None
     if kind is None:
         return None
     try:
@@ -135,7 +140,7 @@ def client_tools_of(declared: Sequence[DeclaredTool]) -> Iterator[ClientTool]:
 
 def function_name(name: str, namespace: str | None) -> str:
     """The name by which the model calls a tool."""
-    if namespace is None:
+    if not namespace:
         return name
     whole = f"{namespace}__{name}"
     if len(whole) <= LONGEST_NAME:

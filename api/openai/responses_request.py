@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from api.input_limits import BoundedSchema, as_object
-from api.openai.client_tools import DeclaredTool, declared_tool, function_name
+from api.openai.client_tools import MOST_TOOLS, DeclaredTool, Namespace, declared_tool, function_name
 from api.openai.response_fold import FOLD, USUAL_FOLD, WITH_COMPACTIONS
 from api.openai.response_items import SERVER_LABEL
 from api.openai.response_object import INCLUDE_ENCRYPTED
@@ -146,7 +146,7 @@ class ResponseRequest(BaseModel):
     stream: bool | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=1000)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=2**31)] | None = None
@@ -175,16 +175,21 @@ class ResponseRequest(BaseModel):
 
     @field_validator("tools")
     @classmethod
-    def _are_functions(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    def _are_known(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        many = 0
         for number, tool in enumerate(value or ()):
             kind = tool.get("type")
             if kind == "mcp" and tool.get("server_label") == SERVER_LABEL:
                 continue  # the agent's own tools, which it has anyway: agents' frameworks find their calls by this
-            if declared_tool(tool, number) is None:
+            declared = declared_tool(tool, number)
+            if declared is None:
                 raise _unsupported(
                     f"the tool type {str(kind)[:50]!r} is not there: tools of the types 'function', 'custom' and "
                     "'namespace' are yours to run, and an agent's own tools are attached to it"
                 )
+            many += len(declared.tools) if isinstance(declared, Namespace) else 1
+            if many > MOST_TOOLS:
+                raise ValueError(f"at most {MOST_TOOLS} tools, those of namespaces included")
         return value
 
     @field_validator("include")
@@ -321,8 +326,8 @@ def tool_choice_of(request: ResponseRequest) -> ToolChoice | None:
         if names and len(names) == len(allowed):
             return ToolChoice(mode=mode, names=names)
     raise InvalidRequest(
-        "tool_choice must be 'auto', 'none', 'required', {'type': 'function', 'name': …} or allowed_tools with the "
-        "names of functions",
+        "tool_choice must be 'auto', 'none', 'required', {'type': 'function' or 'custom', 'name': …} or allowed_tools "
+        "with the names of your tools",
         field="tool_choice",
     )
 

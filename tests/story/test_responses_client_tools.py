@@ -141,6 +141,8 @@ async def test_a_custom_tool_is_chosen(
 @pytest.mark.parametrize(
     ("tool", "place"),
     [
+        ({"type": []}, "the tool type"),
+        ({"type": {"a": 1}}, "the tool type"),
         ({"type": "custom"}, r"tools\[0\].name"),
         ({**PATCH, "format": {"type": "lines"}}, r"tools\[0\].format.type"),
         ({"type": "namespace", "name": "n", "tools": []}, r"tools\[0\].tools"),
@@ -152,3 +154,9 @@ async def test_a_wrong_tool_is_named_by_its_place(openai: AsyncOpenAI, tool: dic
     with pytest.raises(BadRequestError, match=place) as refused:
         await created(openai, input="Go.", tools=[tool])
     assert refused.value.param == "tools"
+
+
+async def test_namespaces_evaded_the_limit_on_the_tools_of_a_client(openai: AsyncOpenAI) -> None:
+    many = [{**AGENTS, "name": f"n{number}", "tools": [SQUARE] * 250} for number in range(5)]
+    with pytest.raises(BadRequestError, match="at most 1000 tools, those of namespaces included"):
+        await created(openai, input="Go.", tools=many)
