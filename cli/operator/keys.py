@@ -104,6 +104,8 @@ def callback_secret(
     """Print the secret with which a project's receivers verify callbacks. Needs only HOLDFAST_CALLBACK_SECRET."""
     project_id = _project_of(project)
     settings = read_settings()
+    if not settings.callback_secret.get_secret_value():  # before the imports, which take a second
+        raise InvalidRequest("HOLDFAST_CALLBACK_SECRET is not set: callbacks are not signed")
     from cli.operator.issued_keys import callback_secret_of
 
     print(callback_secret_of(settings, project_id, as_json=as_json))
