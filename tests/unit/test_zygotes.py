@@ -1,6 +1,7 @@
 """How zygotes live: replaced when they die or have made many calls, one per project, few without work."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,8 @@ from tests.kit.sandboxes import EVERY_SANDBOX, LIMITS, WALLED, sandbox_of, walls
 from tests.kit.tools import is_alive, named_processes, tool_call
 from tests.kit.wait_until import wait_until
 from worker.tools.isolated_sandbox import IsolatedSandbox, ZygotePool
-from worker.tools.outcomes import ToolInvocation, ToolOutcome, ToolSandbox
+from worker.tools.outcomes import CappedPipe, PayloadPipe, ToolInvocation, ToolOutcome, ToolSandbox, child_ends
+from worker.tools.zygote import Zygote
 
 REPOSITORY = Path(__file__).parents[2]
 GRACE_S = 240.0
@@ -152,6 +154,39 @@ async def test_twenty_cancelled_calls_are_dead_at_once(tier: str) -> None:
         await asyncio.wait(tasks)
         assert not any(is_alive(pid) for pid in calls)
         assert time.monotonic() - started < QUICKLY_S  # a tenth of a second on a machine that is not busy
+
+
+class CancellingZygote(Zygote):
+    """A zygote whose answer arrives in the moment in which the task that asked for the call is cancelled."""
+
+    asking: "asyncio.Task[Any] | None" = None
+
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        super()._take(message, descriptors)
+        if self.asking is not None:
+            self.asking.cancel()
+
+
+def pidfds() -> int:
+    """The number of this process's descriptors of processes."""
+    names = [str(one) for one in Path("/proc/self/fd").iterdir()]
+    return sum(os.path.realpath(name).endswith("[pidfd]") for name in names)
+
+
+@pytest.mark.parametrize("tier", WALLED)
+async def test_a_call_that_was_forked_as_its_task_was_cancelled_was_never_ended(tier: str) -> None:
+    zygote = CancellingZygote(await walls(tier), lambda _: None)
+    await zygote.start()
+    try:
+        with contextlib.ExitStack() as pipes:
+            before, payload = pidfds(), PayloadPipe(b"{}")  # open until the end: its end would end the call, too
+            with child_ends(pipes, (payload, CappedPipe(1), CappedPipe(1), CappedPipe(1))) as ends:
+                zygote.asking = asyncio.create_task(zygote.fork(ends, "/tmp"))
+                await asyncio.wait([zygote.asking])
+            assert zygote.asking.cancelled()
+            await wait_until(lambda: zygote.is_idle and pidfds() == before, description="the call to be forgotten")
+    finally:
+        await zygote.aclose()
 
 
 @pytest.mark.parametrize("name", EVERY_SANDBOX)

@@ -287,7 +287,12 @@ class Zygote(asyncio.SubprocessProtocol):
         except OSError:
             self._asked.pop(call_id)
             raise
-        return await answer
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            # The zygote may have answered in the same moment: the cancelled task never gets that call.
+            answer.add_done_callback(_end_unwanted)
+            raise
 
     def kill(self) -> None:
         """Kills the zygote at once, with every call."""
@@ -364,9 +369,7 @@ class Zygote(asyncio.SubprocessProtocol):
             listening = socket.socket(fileno=descriptors[1]) if len(descriptors) > 1 else None
             self._begin(call_id, ForkedCall(descriptors[0], self._loop, listening))
         elif "failed" in message:
-            answer = self._asked.pop(call_id)
-            if not answer.done():
-                answer.set_exception(OSError(message["failed"]))
+            self._asked.pop(call_id).set_exception(OSError(message["failed"]))
         elif "status" in message:
             self._running.pop(call_id).end(message["status"], message["processor_s"])
         elif not self._ready.done():
@@ -377,13 +380,7 @@ class Zygote(asyncio.SubprocessProtocol):
 
     def _begin(self, call_id: int, call: ForkedCall) -> None:
         self._running[call_id] = call
-        answer = self._asked.pop(call_id)
-        if not answer.done():
-            answer.set_result(call)
-            return
-        # No task waits for the call any longer, and it has no payload.
-        call.signal(signal.SIGKILL)
-        call.over.add_done_callback(lambda _: call.close())
+        self._asked.pop(call_id).set_result(call)
 
     def _lose(self) -> None:
         if self._control is None:
@@ -393,8 +390,7 @@ class Zygote(asyncio.SubprocessProtocol):
         self._control.close()
         self._control = None
         for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(ZygoteGone("the zygote ended"))
+            answer.set_exception(ZygoteGone("the zygote ended"))
         for call in self._running.values():
             call.abandon()  # the death of its parent kills it as well; this is sooner
         self._asked.clear()
@@ -402,3 +398,11 @@ class Zygote(asyncio.SubprocessProtocol):
         if not self._ready.done():
             self._ready.set_result(None)
         self._on_idle(self)
+
+
+def _end_unwanted(answer: "asyncio.Future[ForkedCall]") -> None:
+    """Ends a call whose task was cancelled before it got the call. The call has no payload."""
+    if answer.exception() is None:
+        call = answer.result()
+        call.signal(signal.SIGKILL)
+        call.over.add_done_callback(lambda _: call.close())
