@@ -1,9 +1,11 @@
 """Cancels runs: records the cancel in SQL, announces it to the worker, and answers with the run's true status."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 
 import structlog
 
@@ -26,6 +28,15 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 0.5
 """Seconds of silence after which the API asks SQL whether the run has stopped, and Redis whether a worker holds it."""
+
+
+class _Holder(Enum):
+    """Who has a run, according to Redis."""
+
+    WORKER = "worker"
+    NONE = "none"
+    FORGOTTEN = "forgotten"
+    """Redis does not know the run. It may have lost data, and then a living worker takes its lease again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +103,16 @@ class RunCanceller:
 
     async def _stop_running(self, run: Run, mode: CancelMode, subscription: Subscription, wait_s: float) -> Run:
         deadline = self.clock.monotonic() + wait_s
-        # No worker holds a waiting run, so no lease of it can be lost.
-        forgiven_until = self.clock.monotonic() + (self.lease_s / 2 if run.waits_until is None else 0)
-        announced = False
+        announced, forgotten_at = False, math.inf
         while run.status is RunStatus.RUNNING:
             announced = announced or await self._announce(run, mode)
-            if not await self._is_held(run, may_be_forgotten=self.clock.monotonic() < forgiven_until):
+            holder, now = await self._holder(run), self.clock.monotonic()
+            # Redis may lose data at any time of the cancel, and each time the worker may take so long to notice.
+            forgotten_at = min(forgotten_at, now) if holder is _Holder.FORGOTTEN else math.inf
+            if holder is _Holder.NONE or now - forgotten_at >= self.lease_s / 2:
                 run = await self._settle_orphaned(run, mode)
                 continue
-            left = deadline - self.clock.monotonic()
+            left = deadline - now
             if left <= 0:
                 return run
             await self._wait_for_end(run, subscription, min(left, LOOK_S))
@@ -117,16 +129,17 @@ class RunCanceller:
             return False
         return True
 
-    async def _is_held(self, run: Run, *, may_be_forgotten: bool) -> bool:
+    async def _holder(self, run: Run) -> "_Holder":
         """Returns whether a worker holds the run. If Redis does not answer, the API waits rather than take the run from
-        its worker. It also waits if Redis does not know the run, because Redis may have lost data, and then a living
-        worker takes its lease again."""
+        its worker."""
         try:
             if await self.queue.is_leased(run.id, run.dispatch):
-                return True
-            return may_be_forgotten and not await self.queue.queued_among([(run.id, run.dispatch)])
+                return _Holder.WORKER
+            # No worker holds a waiting run, so no lease of it can be lost.
+            is_known = run.waits_until is not None or await self.queue.queued_among([(run.id, run.dispatch)])
         except Unavailable:
-            return True
+            return _Holder.WORKER
+        return _Holder.NONE if is_known else _Holder.FORGOTTEN
 
     async def _wait_for_end(self, run: Run, subscription: Subscription, within_s: float) -> None:
         """Waits until the run's stream ends, at most `within_s`."""

@@ -110,9 +110,11 @@ class RunQueue:
         return QueueState(waiting=waiting, oldest_wait_s=oldest_wait_s, in_flight=leased)
 
     async def is_leased(self, run_id: RunId, number: int) -> bool:
-        """Whether a worker has a lease on this dispatch of the run."""
+        """Whether a worker has a lease on the run by its newest dispatch, which has this number, or by the one before:
+        the worker may have taken that lease again while the sweeper stored the newest."""
+        leases = [keys.lease(keys.job_id(run_id, one)) for one in (number, number - 1)]
         async with redis_answers():
-            return bool(await self._redis.exists(keys.lease(keys.job_id(run_id, number))))
+            return bool(await self._redis.exists(*leases))
 
 
 def _job_of(dispatch: Dispatch) -> tuple[str, bytes, str, int]:

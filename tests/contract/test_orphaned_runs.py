@@ -1,26 +1,31 @@
 """A run that nobody holds is cancelled while Redis is as bad as it can be: no jump that readers are not told of, and no
 number that was given twice."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
 
+from api.runs.cancel import RunCanceller
 from api.runs.reader import LogEnds, RunReader
 from shared.concurrency import SystemClock, background
 from shared.domain.approvals import DENIED_BY_CANCEL
 from shared.domain.errors import CancelMode, LeaseLost, StaleFence
 from shared.domain.events import LogContinued, TextChunk, decode, encode, is_end
-from shared.domain.ids import Fence, IdMaker, MessageId, Seq, StepId
+from shared.domain.ids import Fence, IdMaker, MessageId, RunId, Seq, StepId
 from shared.domain.lifecycle import RunStatus
 from shared.domain.log_writer import Entries, LogTail, continues, first_seq_of
 from shared.domain.runs import Dispatch, Run
 from shared.redis import keys
+from shared.redis.connection import CancelSignal
 from shared.redis.event_log import EventFeed, EventLog, RedisLostData
 from shared.redis.log_servers import OneLogServer
-from shared.redis.queue import RunQueue
+from shared.redis.queue import JobLeases, RunQueue
 from shared.runs.orphans import OrphanedRuns
+from shared.sql.runs.listing import QuietRun
+from tests.kit.clocks import FrozenClock
 from tests.kit.runs.stored_runs import NOW, Stores, stored_runs
 from tests.kit.services.redis_losses import lose_end_of_stream
 from tests.kit.services.redis_servers import PrivateRedis, read_only
@@ -96,6 +101,22 @@ def orphaned_of(stores: Stores, redis: PrivateRedis) -> OrphanedRuns:
         queue=RunQueue(redis.client()),
         clock=SystemClock(),
         ids=IdMaker(),
+    )
+
+
+def canceller_of(stores: Stores, redis: PrivateRedis, queue: RunQueue, clock: FrozenClock) -> RunCanceller:
+    servers = OneLogServer(redis.client())
+    return RunCanceller(
+        runs=stores.runs,
+        orphans=orphaned_of(stores, redis),
+        children=stores.children,
+        cancel_signal=CancelSignal(redis.client()),
+        queue=queue,
+        feed=EventFeed(servers),
+        event_log=EventLog(redis.client(), ttl_s=3600),
+        clock=clock,
+        wait_s=3600,
+        lease_s=LEASE_S,
     )
 
 
@@ -208,3 +229,79 @@ async def test_a_run_waited_for_the_sweeper_because_two_had_cancelled_the_one_be
     waiting = await stores.runs.look_up(submitted.id)
     assert waiting.status is RunStatus.CREATED
     assert await second.queue.queued_among([(waiting.id, waiting.dispatch)])
+
+
+class CountingQueue(RunQueue):
+    """Counts how often it was asked for a lease."""
+
+    looks = 0
+
+    async def is_leased(self, run_id: RunId, number: int) -> bool:
+        found = await super().is_leased(run_id, number)
+        self.looks += 1
+        return found
+
+    async def looked_again(self) -> None:
+        """Returns when a look has begun and ended after now."""
+        enough = self.looks + 2
+        await wait_until(lambda: self.looks >= enough, description="the cancel to look for the lease")
+
+
+LEASE_S = 6.0
+
+
+async def test_a_cancel_took_a_run_from_its_worker_because_redis_lost_the_lease_late(
+    stores: Stores, private_redis: PrivateRedis
+) -> None:
+    """The time in which a worker may notice the loss was counted from the cancel's beginning. So a run that finished
+    its step was settled while its tool still worked."""
+    redis, clock = private_redis.client(), FrozenClock()
+    run, queue = await stores.claimed(), CountingQueue(redis)
+    canceller = canceller_of(stores, private_redis, queue, clock)
+    await queue.dispatch(Dispatch(run.id, run.dispatch))
+    leases = JobLeases(redis, worker="worker-1", lease_s=600)
+    [job_id] = (await leases.claim(1)).job_ids
+
+    async def status() -> RunStatus:
+        await queue.looked_again()
+        return (await stores.runs.look_up(run.id)).status
+
+    async with asyncio.TaskGroup() as group, canceller.feed.running():
+        cancel = group.create_task(canceller.cancel(run, actor="ada", mode=CancelMode.AFTER_STEP))
+        assert await status() is RunStatus.RUNNING
+        for _ in range(2):
+            clock.advance(round(LEASE_S * 1000))
+            await private_redis.empty()
+            assert await status() is RunStatus.RUNNING
+            clock.advance(round(LEASE_S / 2 * 1000) - 1)
+            assert await status() is RunStatus.RUNNING
+            assert await leases.retake(job_id)
+            assert await status() is RunStatus.RUNNING
+
+        await private_redis.empty()
+        assert await status() is RunStatus.RUNNING
+        clock.advance(round(LEASE_S / 2 * 1000))
+        assert (await cancel).status is RunStatus.CANCELLED
+
+
+async def test_a_cancel_took_a_run_from_its_worker_that_had_taken_its_lease_again_beside_the_sweeper(
+    stores: Stores, private_redis: PrivateRedis
+) -> None:
+    """The worker has the run by the dispatch before the newest, and Redis does not have the newest."""
+    run, queue, clock = await stores.claimed(), CountingQueue(private_redis.client()), FrozenClock()
+    canceller = canceller_of(stores, private_redis, queue, clock)
+    leases = JobLeases(private_redis.client(), worker="worker-1", lease_s=600)
+    job_id = keys.job_id(run.id, run.dispatch)
+    assert await leases.retake(job_id)
+    await stores.runs.dispatch_again([QuietRun(run.id, RunStatus.RUNNING, run.dispatch, run.fence, NOW)])
+
+    async with asyncio.TaskGroup() as group, canceller.feed.running():
+        cancel = group.create_task(canceller.cancel(run, actor="ada", mode=CancelMode.AFTER_STEP))
+        for _ in range(2):
+            await queue.looked_again()
+            clock.advance(round(LEASE_S * 1000))
+        assert not cancel.done()
+        assert await leases.finish(job_id)
+        await queue.looked_again()
+        clock.advance(round(LEASE_S / 2 * 1000))
+        assert (await cancel).status is RunStatus.CANCELLED
