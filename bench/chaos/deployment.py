@@ -28,6 +28,8 @@ from tests.kit.services.tcp_proxy import TcpProxy
 from worker.tools.sandbox_choice import SandboxChoice
 
 LEASE_S = 6.0
+RESUMING_S = 2.0
+"""Seconds in which a process that was suspended learns what it has missed."""
 
 PROJECTS = {"north": "key-of-north", "south": "key-of-south"}
 """Projects and their keys."""
@@ -96,6 +98,8 @@ class Slot:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a fault."""
     is_suspended: bool = False
+    resumed_at: float = 0.0
+    """When it last continued after a suspension. Seconds since the epoch."""
 
     @property
     def pid(self) -> int:
@@ -168,6 +172,8 @@ class Deployment:
     workers: list[Slot]
     apis: list[Slot]
     mcp_servers: list[McpSlot] = field(default_factory=list[McpSlot])
+    redis_lost_data_at: float = 0.0
+    """When Redis was last back without its data, or its newest data. Seconds since the epoch."""
 
     @property
     def ports(self) -> list[int]:
@@ -180,9 +186,12 @@ class Deployment:
         started |= {pid for server in self.mcp_servers for pid in server.pids}
         return started | {one.pid for one in self.redis_servers if one.pid is not None}
 
-    @property
-    def has_suspended_worker(self) -> bool:
-        return any(slot.is_suspended for slot in self.workers)
+    def excuse(self) -> str:
+        """Why a worker may not know yet that it has lost its runs; empty if it must know. Their tools continue then."""
+        now = time.time()
+        if any(slot.is_suspended or now - slot.resumed_at < RESUMING_S for slot in self.workers):
+            return "beside a suspended worker"
+        return "after Redis lost data" if now - self.redis_lost_data_at < LEASE_S else ""
 
     def redis_client(self) -> Any:
         """Returns a new client of the current Redis that bypasses the proxy."""
@@ -200,6 +209,7 @@ class Deployment:
         self.redis = replica
         assert self.redis_proxy is not None
         self.redis_proxy.lead_to(replica.port)
+        self.redis_lost_data_at = time.time()
 
 
 @asynccontextmanager

@@ -145,7 +145,7 @@ class Faults:
                 group.create_task(self.recoveries.watch(fault, held, began_at, WATCH_S), name="recovery")
                 await asyncio.sleep(fault.lasts_s)
                 slot.process.resume()
-                slot.is_suspended = False
+                slot.is_suspended, slot.resumed_at = False, time.time()
         return True
 
     async def _crash_worker(self, fault: Fault) -> bool:
@@ -195,6 +195,7 @@ class Faults:
             await self.deployment.redis.kill()
             await asyncio.sleep(fault.lasts_s)
             await self.deployment.redis.start()
+            self.deployment.redis_lost_data_at = time.time()
         return True
 
     async def _freeze_redis(self, fault: Fault) -> bool:
@@ -251,6 +252,7 @@ class Faults:
             case FaultKind.FLUSH_REDIS:
                 async with self._redis_changing:
                     await deployment.redis_client().flushall()
+                    deployment.redis_lost_data_at = time.time()
             case FaultKind.CUT_SUBSCRIBERS:
                 async with self._redis_changing:
                     await deployment.redis.cut_subscribers()

@@ -19,8 +19,8 @@ from shared.sql.tables import messages
 
 AT_ONCE = 20
 
-SAID_NOTHING = frozenset({"step-start", "data-holdfast-error"})
-"""Parts of an answer that has failed before it began."""
+SAID_NOTHING = frozenset({"step-start", "reasoning", "data-holdfast-error"})
+"""Parts of an answer that has failed before its first word or call. The history keeps no reasoning that was cut off."""
 
 TAKEN_BACK = frozenset({"data-holdfast-void", "data-holdfast-gap"})
 """Parts that make earlier parts void, or report missing parts."""

@@ -124,6 +124,14 @@ class Start:
         """Whether this very process still runs."""
         return self.born == birth_of(self.pid)
 
+    def state(self) -> str:
+        """Returns the state of the process with this number and where it waits, as the kernel names them."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return f"{stat[0]} {Path(f'/proc/{self.pid}/wchan').read_text()}"
+        except OSError:
+            return "gone"
+
 
 class StartLog:
     """The file of starts."""

@@ -19,6 +19,8 @@ from shared.sql.tables import messages
 LOOK_S = 1.0
 TOOL_DEAD_S = 0.5
 """Seconds after "cancelled" that a tool's process may still be in the process table of a busy machine."""
+LONGEST_LOOK_S = 10.0
+"""Seconds after "cancelled" for which such a process is watched. A worker that has lost its runs ends it within."""
 
 
 @dataclass
@@ -123,17 +125,21 @@ class Witness:
             self.ledger.broken(Column.LOST, record.run_id, "was answered with cancelled, but SQL does not have it")
             return
         record.standstill = record.standstill or standstill
+        excuse = self.deployment.excuse()
         await asyncio.sleep(TOOL_DEAD_S)
-        excused = self.deployment.has_suspended_worker
         starts = self.starts.starts()
-        for start in (one for key in record.story.keys for one in starts.get(key, [])):
-            if not start.is_alive():
+        alive = [start for key in record.story.keys for start in starts.get(key, []) if start.is_alive()]
+        for start in alive:
+            state, found_at = start.state(), time.time()
+            while start.is_alive() and time.time() - at < LONGEST_LOOK_S:
+                await asyncio.sleep(0.02)
+            gone_s = time.time() - at
+            if excuse and (gone_s < LONGEST_LOOK_S or self.deployment.excuse()):
+                self.ledger.notes[f"tools that outlived a cancel {excuse}"] += 1
                 continue
-            if excused:
-                self.ledger.notes["tools that outlived a cancel beside a suspended worker"] += 1
-            else:
-                detail = f"process {start.pid} of {start.key} still runs {time.time() - at:.2f} s after cancelled"
-                self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"{self.ledger.elapsed_s:.1f} s: {detail}")
+            began = f"process {start.pid} of {start.key}, begun {at - start.at:.2f} s before cancelled"
+            detail = f"{began}, was in state {state!r} {found_at - at:.2f} s after it, and was there for {gone_s:.2f} s"
+            self.ledger.broken(Column.AFTER_CANCEL, record.run_id, f"{self.ledger.elapsed_s:.1f} s: {detail}")
 
     async def standstill_of(self, run_id: str, at: float) -> Standstill | None:
         """Returns a run's rows in SQL."""
