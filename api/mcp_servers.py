@@ -210,6 +210,10 @@ def _bounded(server: McpServer, listed: list[RemoteTool]) -> list[RemoteTool]:
     return listed
 
 
+def _usable(listed: list[RemoteTool]) -> list[RemoteTool]:
+    return [tool for tool in listed if not tool.problem]
+
+
 @dataclass(frozen=True, kw_only=True)
 class McpServers:
     """Operations on a project's servers for its callers."""
@@ -265,7 +269,7 @@ class McpServers:
         """Imports one of the tools that a server lists. Raises `NotFound`, `InvalidRequest` for a tool that the project
         cannot have, and `McpServerUnavailable`."""
         server = await self.find(project_id, name)
-        listed = await self.listed(server)
+        listed = await self._listed(server)
         wanted = [tool for tool in listed if tool.name == tool_name]
         if not wanted:
             had = ", ".join(tool.name for tool in listed)[:LONGEST_PROBLEM] or "none"
@@ -284,7 +288,11 @@ class McpServers:
         return server
 
     async def listed(self, server: McpServer) -> list[RemoteTool]:
-        """Returns the tools that the server lists now. Raises `McpServerUnavailable` and `McpSignInNeeded`."""
+        """Returns the tools that the server lists now, without those that no project can have. Raises
+        `McpServerUnavailable` and `McpSignInNeeded`."""
+        return _usable(await self._listed(server))
+
+    async def _listed(self, server: McpServer) -> list[RemoteTool]:
         with _asking(server):
             return _bounded(server, await self.signed_in.asked(server, self.client.list_tools))
 
@@ -296,7 +304,7 @@ class McpServers:
     async def listed_once(self, server: McpServer) -> list[RemoteTool]:
         """Returns the tools of a server that is not stored, and stores nothing about it."""
         with _asking(server):
-            return _bounded(server, await self.client.list_tools(target_of(server, self.secret_keys)))
+            return _usable(_bounded(server, await self.client.list_tools(target_of(server, self.secret_keys))))
 
     async def tool(self, project_id: ProjectId, server_id: McpServerId, tool_id: ToolId) -> Tool:
         """One of the server's tools. Raises `NotFound`."""
@@ -341,7 +349,7 @@ class McpServers:
     async def taken(self, server: McpServer) -> TakenServer:
         """Imports the tools that the server lists now, or stores why that failed."""
         try:
-            listed = await self.listed(server)
+            listed = await self._listed(server)
         except (McpServerUnavailable, McpSignInNeeded) as error:
             problem, now = error.message[:LONGEST_PROBLEM], self.clock.now()
 

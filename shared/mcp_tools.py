@@ -172,8 +172,8 @@ def _is_repeatable(remote: RemoteTool) -> bool:
 
 def _flaw(remote: RemoteTool) -> str | None:
     """Why the project cannot have the tool."""
-    if not remote.name:
-        return "it has no name"
+    if remote.problem or not remote.name:
+        return remote.problem or "it has no name"
     flaw = flaw_of([remote.name, remote.description])
     if flaw is not None:
         return flaw.text

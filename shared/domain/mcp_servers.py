@@ -189,6 +189,8 @@ class RemoteTool(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool | None = None
     """`idempotentHint`: a second call with the same arguments changes nothing further."""
     probe: RemoteProbe | None = None
+    problem: str = ""
+    """Why no project can have the tool; empty if projects can. The schema is empty then."""
 
 
 class RemoteImage(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ class ServerConnection(Protocol):
         self, name: str, arguments: dict[str, Any], deadline: Deadline, key: str = ""
     ) -> RemoteResult: ...
 
-    async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]: ...
+    async def list_tools(self, deadline: Deadline) -> list[RemoteTool]: ...
 
 
 Connect = Callable[[McpTarget, CheckedTransport, Bounds], ServerConnection]
@@ -82,19 +82,16 @@ class McpClient:
         return len(self._owners)
 
     async def list_tools(self, target: McpTarget) -> list[RemoteTool]:
-        """Returns the tools that the server has now. Unusable ones are left out, and logged.
+        """Returns the tools that the server has now, those with a problem last.
 
         Raises `Unavailable` if the server does not answer, `McpSignInNeeded` if it does not accept the credentials, and
         `InvalidRequest` if the server's other settings, or its list, must be changed.
         """
         deadline = Deadline.after(self._bounds.list_s)
         try:
-            tools, left_out = await self._asked(target, lambda connection: connection.list_tools(deadline))
+            return await self._asked(target, lambda connection: connection.list_tools(deadline))
         except ServerFailure as failure:
             raise _error_of(target, failure, "") from failure
-        if left_out:
-            log.warning("mcp_tools_left_out", server=target.server_id, tools=left_out)
-        return tools
 
     async def call_tool(
         self, target: McpTarget, name: str, arguments: dict[str, Any], *, timeout_s: float, key: str = ""

@@ -153,26 +153,26 @@ class Connection:
             )
         return remote_result(result)
 
-    async def list_tools(self, deadline: Deadline) -> tuple[list[RemoteTool], int]:
-        """Returns the tools that the server has now, each name once, and the number of unusable ones, which are left
-        out. Raises `ServerFailure`."""
+    async def list_tools(self, deadline: Deadline) -> list[RemoteTool]:
+        """Returns the tools that the server has now, each name once, and those with a problem last. Raises
+        `ServerFailure`."""
         tools: dict[str, RemoteTool] = {}
-        left_out = 0
+        unusable: list[RemoteTool] = []
         cursors: set[str] = set()
         cursor: str | None = None
         characters = 0
         for _ in range(self._bounds.most_pages):
             params = PaginatedRequestParams(cursor=cursor)
             page = await self._ask(lambda session, params=params: session.list_tools(params=params), deadline)
-            kept, unusable = await asyncio.to_thread(remote_tools, page.tools)
-            characters += sum(map(size_of, kept))
-            tools = {tool.name: tool for tool in kept} | tools
-            left_out += unusable
-            if len(tools) + left_out > self._bounds.most_tools or characters > self._bounds.most_characters:
+            listed = await asyncio.to_thread(remote_tools, page.tools)
+            characters += sum(map(size_of, listed))
+            tools = {tool.name: tool for tool in listed if not tool.problem} | tools
+            unusable += [tool for tool in listed if tool.problem]
+            if len(tools) + len(unusable) > self._bounds.most_tools or characters > self._bounds.most_characters:
                 raise ServerFailure(REFUSED, f"it lists more than {self._bounds.most_tools} tools, or too long ones")
             cursor = page.next_cursor
             if not cursor:
-                return with_probes(tools), left_out
+                return [*with_probes(tools), *unusable]
             if cursor in cursors:
                 raise ServerFailure(REFUSED, "its list of tools has no end: a page leads back to an earlier one")
             cursors.add(cursor)

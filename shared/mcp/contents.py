@@ -26,12 +26,9 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _NO_CONTENT = "The tool has ended and returned nothing."
 
 
-def remote_tools(tools: Iterable[mcp_types.Tool]) -> tuple[list[RemoteTool], int]:
-    """Returns the usable tools of a page, and the number of unusable ones: those without a name, and those whose
-    schemas cannot check a call."""
-    listed = list(tools)
-    kept = [_remote_tool(tool) for tool in listed if _is_usable(tool)]
-    return kept, len(listed) - len(kept)
+def remote_tools(tools: Iterable[mcp_types.Tool]) -> list[RemoteTool]:
+    """Returns the tools of a page. A tool without a proper name, or whose schema cannot check a call, has a problem."""
+    return [_remote_tool(tool) for tool in tools]
 
 
 def with_probes(tools: Mapping[str, RemoteTool]) -> list[RemoteTool]:
@@ -69,12 +66,19 @@ def remote_result(result: mcp_types.CallToolResult) -> RemoteResult:
     return RemoteResult(text=whole, is_error=result.is_error, images=images)
 
 
-def _is_usable(tool: mcp_types.Tool) -> bool:
-    has_name = 0 < len(tool.name) <= LONGEST_NAME and printable(tool.name) == tool.name
-    return has_name and schema_flaw(tool.input_schema) is None
+def _problem(tool: mcp_types.Tool) -> str | None:
+    if not tool.name:
+        return "it has no name"
+    if len(tool.name) > LONGEST_NAME:
+        return f"its name is longer than {LONGEST_NAME} characters"
+    if printable(tool.name) != tool.name:
+        return "its name has characters that cannot be stored"
+    return schema_flaw(tool.input_schema)
 
 
 def _remote_tool(tool: mcp_types.Tool) -> RemoteTool:
+    if problem := _problem(tool):
+        return RemoteTool(name=printable(tool.name[:LONGEST_NAME]), problem=problem)
     hints = tool.annotations or mcp_types.ToolAnnotations()
     description = printable(tool.description or "")
     return RemoteTool(

@@ -378,18 +378,24 @@ async def test_an_endless_list_of_tools_ends(client: McpClient) -> None:
             assert server.count("tools/list") <= 50
 
 
-async def test_tools_that_cannot_be_used_are_left_out(client: McpClient) -> None:
+async def test_tools_that_cannot_be_used_come_last_with_their_reasons(client: McpClient) -> None:
     deep: dict[str, object] = {}
     for _ in range(60):
         deep = {"properties": {"a": deep}}
     wide = {f"a{number}": {"type": "string"} for number in range(5_000)}
-    tools = [tool("good"), tool("deep", properties=deep), tool("wide", properties=wide), tool("x" * 300), tool("good")]
+    bad = [tool("deep", properties=deep), tool("wide", properties=wide), tool("x" * 300), tool(""), tool("a\0b")]
+    tools = [*bad, tool("good", properties=deep), tool("good"), tool("good")]
 
     async def several(asked: Asked, writer: asyncio.StreamWriter) -> None:
         await answer(asked, writer, listed(tools))
 
     async with hostile_server(tools_list=several) as server:
-        assert [one.name for one in await client.list_tools(server.target)] == ["good"]
+        good, *unusable = await client.list_tools(server.target)
+        assert (good.name, good.problem) == ("good", "")
+        assert [one.name for one in unusable] == ["deep", "wide", "x" * 200, "", "a\N{REPLACEMENT CHARACTER}b", "good"]
+        said = ["nested deeper", "more than", "longer than 200", "no name", "cannot be stored", "nested deeper"]
+        assert [words in one.problem for words, one in zip(said, unusable, strict=True)] == [True] * 6
+        assert not any(one.input_schema for one in unusable)
 
 
 async def test_tools_that_change_in_the_middle_of_a_call_are_read_anew(client: McpClient) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from letta_client import APIStatusError, BadRequestError, ConflictError, NotFoundError
@@ -144,6 +144,25 @@ async def test_a_refresh_takes_over_what_the_server_lists_now(product: Product, 
     assert [tool.name for tool in (await client.agents.retrieve(agent.id)).tools] == ["add"]
     with pytest.raises(NotFoundError):
         await client.tools.retrieve(wait.id)
+
+
+async def test_a_refresh_deleted_a_tool_whose_schema_had_become_too_large_and_gave_no_reason(
+    product: Product, official: OfficialServer
+) -> None:
+    server = await made(product, official)
+
+    def add(kind: Any) -> str:
+        return str(kind)
+
+    add.__annotations__["kind"] = Literal[tuple(f"kind {number}" for number in range(3_000))]
+    official.mcp.remove_tool("add")
+    official.mcp.add_tool(add, name="add")
+
+    [skipped] = (changes := await sdk(product).refresh(server.id)).pop("skipped")
+
+    assert changes == {"added": [], "updated": [], "deleted": []}
+    assert (skipped["name"], "more than" in skipped["reason"]) == ("add", True)
+    assert {tool.name for tool in await sdk(product).tools.list(server.id)} == NAMES
 
 
 async def test_a_tool_is_run_and_says_when_it_failed(product: Product, official: OfficialServer) -> None:
