@@ -383,12 +383,25 @@ async def _answer_http_exception(request: Request, error: Exception) -> RefusalA
     is_path = code is ErrorCode.PATH_NOT_FOUND
     sentence = f"There is no path {request.url.path[:LONGEST_PATH]} on this server" if is_path else ""
     if isinstance(error.__cause__, UnicodeDecodeError):
+        if (answer := _refusal_of_encoding(request)) is not None:
+            return answer
         sentence = f"The body is not valid UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}"
     return refused(status, code, found.detail, sentence, headers=found.headers)
 
 
+def _refusal_of_encoding(request: Request) -> RefusalAnswer | None:
+    """The answer to a body that cannot be read because it is compressed."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() == "identity":
+        return None
+    said = f"The API reads no body with Content-Encoding {encoding[:LONGEST_PATH]!r}: send it without compression"
+    return refused(415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, said, field="header.Content-Encoding")
+
+
 async def _answer_validation_error(request: Request, error: Exception) -> RefusalAnswer:
-    return input_refusal(list(_readable(cast("RequestValidationError", error).errors())))
+    flaws = list(_readable(cast("RequestValidationError", error).errors()))
+    is_unread = any(flaw["type"] == "json_invalid" for flaw in flaws)
+    return (_refusal_of_encoding(request) if is_unread else None) or input_refusal(flaws)
 
 
 _KIND = re.compile(r"str|(?:list|dict)\[.*")

@@ -70,7 +70,7 @@ class ErrorCode(StrEnum):
     WRONG_TOOL_CALLS = "wrong_tool_calls", "Decide exactly the calls that wait: GET /v1/approvals lists them."
     BODY_TOO_LARGE = "body_too_large", "Send less in one request, or raise HOLDFAST_MAX_BODY_BYTES."
     BODY_TIMEOUT = "body_timeout", "Send the request again; a slow client needs a longer HOLDFAST_REQUEST_TIMEOUT."
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", "Send the body with the Content-Type that `message` names."
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", "Send the body in the form that `message` names."
     INVALID_HTTP = "invalid_http", "Use an HTTP/1.1 client: the received bytes are no HTTP request."
     URL_TOO_LONG = "url_too_long", "Shorten the URL: 16 KiB are the most."
     HEAD_TOO_LARGE = "head_too_large", "Send fewer or shorter headers: 100 headers and 64 KiB are the most."

@@ -3,6 +3,7 @@
 On both databases: Postgres has limits that SQLite has not, and clients must not notice on which one we run.
 """
 
+import gzip
 import random
 import string
 from collections.abc import AsyncGenerator
@@ -216,6 +217,18 @@ async def test_a_body_that_could_not_be_read_was_refused_for_a_field_that_it_has
     if answer.headers["content-type"] == "application/json":
         error = answer.json().get("error", answer.json())
         assert error.get("field", error.get("param")) is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [gzip.compress(b'{"input": "Hi"}'), b"compressed"])
+async def test_a_compressed_body_was_refused_as_bad_text(
+    http: httpx.AsyncClient, agent: str, path: str, body: bytes
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = await http.post(path.format(agent=agent.rpartition("/")[2]), content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding 'gzip': send it without compression" in answer.text
+    assert (await http.post(f"{agent}/messages", json={}, headers={"Content-Encoding": "identity"})).status_code == 422
 
 
 @pytest.mark.parametrize(
