@@ -16,7 +16,6 @@ from api.input_limits import (
     Metadata,
     Name,
     Names,
-    Settings,
     Tags,
     Variables,
 )
@@ -28,6 +27,7 @@ from api.letta.message_input import MessageIn, user_messages
 from api.letta.messages import wire_stop_reason, wire_time
 from api.letta.model_settings import (
     KEPT_SETTINGS,
+    AnswerFormat,
     EmbeddingConfigFields,
     Handle,
     LlmConfigFields,
@@ -116,7 +116,7 @@ class AgentFields(BaseModel):
     max_reasoning_tokens: Tokens | None = None
     enable_reasoner: bool | None = None
     reasoning: bool | None = None
-    response_format: Settings | None = None
+    response_format: AnswerFormat | None = None
 
     approval_expires_s: Waiting | None = None
     on_approval_expiry: Literal["keep", "deny", "cancel"] | None = None

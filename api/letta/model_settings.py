@@ -54,6 +54,21 @@ Handle = Annotated[str, AfterValidator(_known_handle)]
 """`provider/model` with a provider that Holdfast knows, or a value that leaves the choice to `OfferedModels`. The
 provider's key may come later."""
 
+FORMATS = ("text", "json_object", "json_schema")
+
+
+def _known_format(said: dict[str, Any]) -> dict[str, Any]:
+    if said.get("type") not in FORMATS:
+        raise ValueError(f"type must be one of {', '.join(FORMATS)}")
+    described: Any = said.get("json_schema")
+    if said["type"] == "json_schema" and not (isinstance(described, dict) and "schema" in described):
+        raise ValueError('json_schema is missing, or has no schema: give {"name": "…", "schema": {…}}')
+    return said
+
+
+AnswerFormat = Annotated[Settings, AfterValidator(_known_format)]
+"""The form of the model's answer, as in OpenAI's chat completions."""
+
 Tokens = Annotated[int, Field(ge=0)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Verbosity = Literal["low", "medium", "high"]
@@ -75,7 +90,7 @@ class LlmConfigFields(BaseModel):
     reasoning_effort: str | None = None
     max_reasoning_tokens: Tokens | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Settings | None = None
+    response_format: AnswerFormat | None = None
     verbosity: Verbosity | None = None
 
     def full_handle(self, shown: str | None = None) -> str | None:
@@ -155,8 +170,8 @@ class ModelSettingsFields(BaseModel):
     reasoning: Effort | None = None
     thinking: Thinking | None = None
     thinking_config: ThinkingConfig | None = None
-    response_format: Settings | None = None
-    response_schema: Settings | None = None
+    response_format: AnswerFormat | None = None
+    response_schema: AnswerFormat | None = None
     verbosity: Verbosity | None = None
 
     def options(self) -> dict[str, Any]:

@@ -48,6 +48,12 @@ FIELDS: list[tuple[str, Any]] = [
     ("tool_rules", [{"type": "constrain_child_tools", "tool_name": "x", "children": 5}]),
     ("tool_rules", [{"type": "constrain_child_tools", "tool_name": "x", "children": [{}]}]),
     ("tool_rules", [{"type": "max_count_per_step", "tool_name": "x", "max_count_limit": "many"}]),
+    ("response_format", {"type": "grammar"}),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+    ("model_settings", {"provider_type": "openai", "response_format": {"json_schema": {"schema": {}}}}),
+    ("model_settings", {"provider_type": "google_ai", "response_schema": {"type": ["text"]}}),
+    ("llm_config", {"response_format": {}}),
 ]
 
 
