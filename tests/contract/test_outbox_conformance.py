@@ -51,6 +51,25 @@ async def test_the_row_of_a_process_that_died_is_due_again(stores: Stores, kind:
 
 
 @KINDS
+async def test_a_process_that_came_back_late_had_a_delivered_row_sent_again(
+    stores: Stores, kind: type[OutboxGuest]
+) -> None:
+    guest = kind(stores)
+    [run_id] = await guest.fill(stores, 1)
+    [late] = await guest.claim(NOW)
+    over = NOW + CLAIM_HOLDS + timedelta(seconds=1)
+    [claimed] = await guest.claim(over)
+    await guest.record(claimed, now=over, status_code=200, error=None, next_at=None)
+    shown = await stores.runs.look_up(run_id)
+
+    await guest.record(late, now=over, status_code=None, error="no answer", next_at=over)
+
+    assert list(await guest.claim(MUCH_LATER)) == []
+    assert list(await guest.list_open(PROJECT, Page())) == []
+    assert await stores.runs.look_up(run_id) == shown
+
+
+@KINDS
 async def test_a_postponed_row_waits_and_has_no_further_attempt(stores: Stores, kind: type[OutboxGuest]) -> None:
     guest = kind(stores)
     await guest.fill(stores, 1)

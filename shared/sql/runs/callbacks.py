@@ -107,16 +107,17 @@ class CallbackStore(Store):
         self, due: Callback, *, now: datetime, status_code: int | None, error: str | None, next_at: datetime | None
     ) -> None:
         """Records the outcome of an attempt. If `next_at` is None, the callback was delivered, or given up if there is
-        an error.
+        an error. The outcome does not count if another process has claimed the callback since.
 
         The run gets its `callback_sent_at` only when the receiver has accepted the callback.
         """
         given_up_at = now if next_at is None and error is not None else None
+        is_newest = (callbacks.c.run_id == due.run_id, callbacks.c.attempts <= due.attempts)
         async with self._database.write() as connection:
             # The run comes first, as in its deletion: otherwise the two could deadlock.
             await connection.execute(
                 sa.update(runs)
-                .where(runs.c.id == due.run_id)
+                .where(runs.c.id == due.run_id, sa.exists().where(*is_newest))
                 .values(
                     callback_sent_at=now if error is None else None,
                     callback_status_code=status_code,
@@ -125,7 +126,7 @@ class CallbackStore(Store):
             )
             await connection.execute(
                 sa.update(callbacks)
-                .where(callbacks.c.run_id == due.run_id)
+                .where(*is_newest)
                 .values(next_attempt_at=next_at, claimed_until=None, given_up_at=given_up_at)
             )
 

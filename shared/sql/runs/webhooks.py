@@ -140,7 +140,7 @@ class WebhookDeliveryStore(Store):
         next_at: datetime | None,
     ) -> None:
         """Records the outcome of an attempt. If `next_at` is None, the delivery has arrived, or is given up if there is
-        an error."""
+        an error. The outcome does not count if another process has claimed the delivery since."""
         await self._set(
             due,
             next_attempt_at=next_at,
@@ -185,8 +185,9 @@ class WebhookDeliveryStore(Store):
     async def _set(self, delivery: WebhookDelivery, **values: object) -> None:
         columns = webhook_deliveries.c
         is_it = (columns.run_id == delivery.run_id, columns.endpoint_id == delivery.endpoint_id)
+        is_newest = columns.attempts <= delivery.attempts
         async with self._database.write() as connection:
-            await connection.execute(sa.update(webhook_deliveries).where(*is_it).values(values))
+            await connection.execute(sa.update(webhook_deliveries).where(*is_it, is_newest).values(values))
 
 
 def _has_id(named: str) -> sa.ColumnElement[bool]:
