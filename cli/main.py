@@ -1,9 +1,11 @@
 """The command `holdfast`. It parses the command line; an error ends it with one line and an exit status."""
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -24,8 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command or the settings must change. Exit status 1: anything else."""
     mistake: BaseException | None = None
     status: object = OK
+    _open_closed_streams()
     try:
         status = _root()(arguments, prog_name="holdfast", standalone_mode=False)
+        sys.stdout.flush()
     except* HoldfastError as group:
         # An error of a task group, such as one about a callback's key, arrives wrapped in exception groups.
         mistake = group
@@ -35,12 +39,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _refuse(group)
     except* (EOFError, typer.Abort):
         status = FAILURE
+    except* OSError as group:
+        _refuse_full_disk(group)
     if isinstance(mistake, HoldfastError):
         may_pass = isinstance(mistake, Unavailable) and not isinstance(mistake, Unusable)
         status = FAILURE if may_pass else MISTAKE
         _say(mistake.message, status)
     if isinstance(status, int) and status != OK:
         sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Opens each standard stream that the caller has closed, as for `>&-`. Otherwise the first file or socket would get
+    its number, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - until the process ends
+
+
+def _refuse_full_disk(group: BaseExceptionGroup[OSError]) -> NoReturn:
+    """Prints that there is no room for the output, or for a file, and exits. Raises any other error again."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        raise group
+    _say(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILURE)
+    os._exit(FAILURE)  # the interpreter would try to write the rest, and complain again
 
 
 def _refuse(group: BaseExceptionGroup[typer.TyperException]) -> NoReturn:

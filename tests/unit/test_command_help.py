@@ -1,6 +1,8 @@
 """Every command says what it does, with an example; and asking for help does not load the server."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 from cli.command_table import COMMANDS, loaded
 from cli.main import main
-from tests.kit.commands import Command, execute
+from tests.kit.commands import HOLDFAST, Command, execute
 from tests.kit.wait_until import wait_until
 
 SERVER = ("fastapi", "sqlalchemy", "redis", "pydantic_settings")
@@ -75,3 +77,21 @@ async def test_a_caller_does_not_wait_for_the_server_s_imports(tmp_path: Path, a
     process = execute(Command([], {}, *files), program)
     await wait_until(lambda: process.exit_status() is not None, description="the help to be shown")
     assert process.exit_status() == 0, files[1].read_text()
+
+
+@pytest.mark.parametrize(
+    ("redirected", "statuses", "said"),
+    [
+        (">/dev/full", (1,), "holdfast: the output cannot be written: No space left on device\n"),
+        ("<&- >&- ", (0, 1), ""),  # 1: the machine has a flaw
+        ("<&- >&- 2>&-", (0, 1), ""),
+    ],
+)
+@pytest.mark.parametrize("arguments", ["--version", "--help", "doctor --json"])
+def test_a_full_disk_or_a_closed_stream_was_a_traceback_or_an_abort(
+    arguments: str, redirected: str, statuses: tuple[int, ...], said: str
+) -> None:
+    command = f'exec "{sys.executable}" -c "{HOLDFAST}" {arguments} {redirected}'
+    ended = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode in statuses
+    assert ended.stderr == said
