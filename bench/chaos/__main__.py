@@ -20,8 +20,17 @@ import uvloop
 from bench.chaos.deployment import LEASE_S
 from bench.chaos.orphans import adopt_orphans
 from bench.chaos.performance import Performance
-from bench.chaos.schedule import draw_schedule
+from bench.chaos.schedule import FaultKind, draw_schedule
 from shared.domain.errors import InvalidRequest
+
+KINDS = ", ".join(kind.name for kind in FaultKind)
+
+
+def _kinds_of(names: str) -> list[FaultKind]:
+    try:
+        return [FaultKind[name.strip()] for name in names.split(",")]
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"there is no fault {error}, but {KINDS}") from error
 
 
 def main() -> None:
@@ -38,12 +47,18 @@ def main() -> None:
     parser.add_argument(
         "--untimed", action="store_true", help="print late recoveries, but do not fail for them: for a shared machine"
     )
+    parser.add_argument(
+        "--faults",
+        type=_kinds_of,
+        default=[],
+        help=f"the only kinds of faults, with commas between them, of: {KINDS} (default: all)",
+    )
     parser.add_argument("--only-schedule", action="store_true", help="only print the faults of the seed")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1_000_000)
     if options.only_schedule:
-        print("\n".join(map(str, draw_schedule(options.seed, options.minutes * 60, LEASE_S))))
+        print("\n".join(map(str, draw_schedule(options.seed, options.minutes * 60, LEASE_S, options.faults))))
         return
     adopt_orphans()
     try:
@@ -69,6 +84,7 @@ async def perform(options: argparse.Namespace) -> bool:
         at_once=options.runs_at_once,
         postgres_url=options.postgres,
         sandbox=options.sandbox,
+        faults=options.faults,
     )
     scoreboard = await performance.play()
     print("\n".join(scoreboard.lines()))

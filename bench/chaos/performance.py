@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ from bench.chaos.recovery import Recoveries
 from bench.chaos.response_checks import ResponseChecks
 from bench.chaos.responses import ResponseStories
 from bench.chaos.run_checks import RunChecks
-from bench.chaos.schedule import draw_schedule
+from bench.chaos.schedule import FaultKind, draw_schedule
 from bench.chaos.scoreboard import Scoreboard
 from bench.chaos.scripts import Scripts
 from bench.chaos.sleeptime_stories import SleeptimeStories
@@ -83,6 +83,8 @@ class Performance:
     postgres_url: str
     sandbox: str
     """A value of HOLDFAST_SANDBOX."""
+    faults: Sequence[FaultKind]
+    """The only kinds of faults; empty: all kinds."""
     ledger: Ledger = field(default_factory=Ledger)
     tier: str = ""
 
@@ -182,7 +184,7 @@ class Performance:
         """Injects faults until the time is over."""
         async with asyncio.TaskGroup() as breaking:
             breaking.create_task(asyncio.sleep(self.minutes * 60), name="the time")
-            schedule = draw_schedule(self.seed, self.minutes * 60, LEASE_S)
+            schedule = draw_schedule(self.seed, self.minutes * 60, LEASE_S, self.faults)
             breaking.create_task(faults.play(schedule), name="play the schedule")
 
     async def _come_to_rest(self, witness: Witness, crowds: list[Crowd]) -> None:

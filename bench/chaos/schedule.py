@@ -1,7 +1,7 @@
 """Draws the schedule of faults from the seed before anything starts, so that the seed reproduces them."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -35,6 +35,8 @@ class FaultKind(StrEnum):
 
 LOSES_WORKER = frozenset({FaultKind.KILL_WORKER, FaultKind.FREEZE_WORKER})
 LOSES_REDIS = frozenset({FaultKind.KILL_REDIS, FaultKind.FLUSH_REDIS, FaultKind.FAIL_OVER_REDIS})
+STOPS_REDIS = frozenset({FaultKind.FREEZE_REDIS, FaultKind.READONLY_REDIS, FaultKind.REFUSE_REDIS})
+"""Redis keeps its data, and takes no writes."""
 
 _IN_A_DECK = {
     FaultKind.KILL_WORKER: 5,
@@ -109,14 +111,15 @@ class Fault:
         return f"{self.at_s:6.1f} s  {self.kind} #{self.target}{where} for {self.lasts_s:.1f} s{alone}"
 
 
-def draw_schedule(seed: int, seconds: float, lease_s: float) -> list[Fault]:
-    """Draws the faults of this many seconds, in order. Every kind occurs before any exceeds its share."""
+def draw_schedule(seed: int, seconds: float, lease_s: float, kinds: Collection[FaultKind] = ()) -> list[Fault]:
+    """Draws the faults of this many seconds, in order. Every kind occurs before any exceeds its share. `kinds`: the
+    only ones, in equal shares; empty: all kinds."""
     dice = random.Random(f"faults {seed}")
     faults: list[Fault] = []
     deck: list[FaultKind] = []
     at_s = dice.uniform(2.0, 4.0)
     while at_s < seconds:
-        deck = deck or _shuffled(dice)
+        deck = deck or _shuffled(dice, kinds)
         kind = deck.pop()
         quiet = kind in (FaultKind.KILL_WORKER, FaultKind.END_WORKER) and dice.random() < _CLEAN_KILLS
         if quiet and faults:
@@ -142,8 +145,8 @@ def draw_worker_faults(seed: int, every_s: float, lease_s: float) -> Iterator[Fa
             yield _fault(dice, at_s, kind, lease_s)
 
 
-def _shuffled(dice: random.Random) -> list[FaultKind]:
-    deck = [kind for kind in FaultKind for _ in range(_IN_A_DECK.get(kind, 1))]
+def _shuffled(dice: random.Random, kinds: Collection[FaultKind]) -> list[FaultKind]:
+    deck = list(kinds) or [kind for kind in FaultKind for _ in range(_IN_A_DECK.get(kind, 1))]
     dice.shuffle(deck)
     return deck
 
