@@ -64,10 +64,10 @@ def _open_closed_streams() -> None:
 
 def _refuse_full_disk(group: BaseExceptionGroup[OSError]) -> NoReturn:
     """Prints that there is no room for the output, or for a file, and exits. Raises any other error again."""
-    error: BaseException = group
+    error: OSError | BaseExceptionGroup[OSError] = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+    if error.errno != errno.ENOSPC:
         raise group
     _say(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILURE)
     os._exit(FAILURE)  # the interpreter would try to write the rest, and complain again
