@@ -31,7 +31,7 @@ LOOK_S = 0.5
 
 
 class _Holder(Enum):
-    """Who has a run, according to Redis."""
+    """The holder of a run, according to Redis."""
 
     WORKER = "worker"
     NONE = "none"
