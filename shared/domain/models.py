@@ -90,6 +90,7 @@ PROVIDERS: dict[str, Provider] = {
                 reasoning_goes_back="always",
                 # "Thinking mode does not support this tool_choice", and the models think unless a request forbids it.
                 takes_forced_calls=False,
+                has_thinking_switch=True,
             ),
         ),
         _keyed(
