@@ -252,6 +252,8 @@ class ModelFamily(NamedTuple):
     """Tokens that the model can take in."""
     can_think: bool = True
     """The model can reason before it answers, and show it. Unknown models count as able."""
+    always_thinks: bool = False
+    """A request cannot keep the model from reasoning. Noted only of models whose servers have a switch for it."""
     uses_responses: bool = False
     """OpenAI serves the model over Responses."""
     takes_temperature: bool = True
@@ -334,7 +336,8 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"gpt-oss", 131_072, continues_answers=False),
     ModelFamily(r"(?i)qwen2", 32_768, can_think=False),
     ModelFamily(r"(?i)qwen3", 131_072),
-    ModelFamily(r"(?i)glm-(5\.[2-9]|[6-9])", 1_000_000),
+    ModelFamily(r"(?i)glm-5\.2", 1_000_000),
+    ModelFamily(r"(?i)glm-(5\.[3-9]|[6-9])", 1_000_000, always_thinks=True),
     ModelFamily(r"(?i)glm-", 200_000),
     ModelFamily(r"(?i)minimax-m[3-9]", 1_000_000),
     ModelFamily(r"(?i)minimax-m2", 200_000),

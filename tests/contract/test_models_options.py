@@ -205,6 +205,11 @@ async def test_newer_geminis_are_told_a_level_that_they_have(model: str) -> None
     assert config["thinkingConfig"] == {"thinking_level": "LOW"}
 
 
+async def test_glm_was_asked_not_to_reason_which_it_no_longer_takes() -> None:
+    assert (await _sent("zai/glm-5.2", reasoning=False))["thinking"] == {"type": "disabled"}
+    assert (await _sent("zai/glm-5.3", reasoning=False))["thinking"] == {"type": "enabled"}
+
+
 async def test_deepseek_reasoned_although_the_agent_does_not() -> None:
     assert (await _sent("deepseek/deepseek-flash", reasoning=False))["thinking"] == {"type": "disabled"}
     assert (await _sent("deepseek/deepseek-flash"))["thinking"] == {"type": "enabled"}
