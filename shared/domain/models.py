@@ -347,9 +347,10 @@ FAMILIES: tuple[ModelFamily, ...] = (
 
 # The models that their providers serve and do not retire within weeks, with the longest answer of each, from the
 # providers' pages about models and deprecations, as of November 2026. The first of a provider does everyday work at a
-# moderate price: `letta/auto` may choose it. OpenAI retires the models of GPT-4 on 2027-01-14.
+# moderate and published price: `letta/auto` may choose it. OpenAI retires the models of GPT-4 on 2027-01-14.
 
 MODELS: tuple[KnownModel, ...] = (
+    KnownModel("openai", "gpt-6.1-sol", 128_000),
     KnownModel("openai", "gpt-6.2-sol", 128_000),
     KnownModel("openai", "gpt-6.2-astra", 128_000),
     KnownModel("openai", "gpt-6-luna", 128_000),
