@@ -128,7 +128,7 @@ def _sleep_time_of(server: Server, agent: Record) -> Iterator[str]:
 def create(
     name: Annotated[str, typer.Argument(help="The agent's name.")],
     model: Annotated[
-        str | None, typer.Option(help="Such as openai/gpt-5-mini (default: the server's default model).")
+        str | None, typer.Option(help="Such as openai/gpt-6-luna (default: the server's default model).")
     ] = None,
     system: Annotated[str | None, typer.Option(help="Its instructions.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="The name of a tool; may be repeated.")] = None,

@@ -3,7 +3,7 @@
 
 export const HOLDFAST = process.env.HOLDFAST_URL ?? "http://127.0.0.1:8283"
 const KEY = process.env.HOLDFAST_API_KEY ?? "none" // `make dev` asks for no key
-const MODEL = process.env.HOLDFAST_MODEL ?? "builtin/scripted" // needs no network; or "openai/gpt-5-mini" and the like
+const MODEL = process.env.HOLDFAST_MODEL ?? "builtin/scripted" // needs no network; or "openai/gpt-6-luna" and the like
 const NAME = `react-chat with ${MODEL}`
 
 const TOOLS = [

@@ -88,8 +88,9 @@ PROVIDERS: dict[str, Provider] = {
                 limit_field="max_tokens",
                 takes_parallel_tool_calls=False,
                 reasoning_goes_back="always",
-                # "Thinking mode does not support this tool_choice", and all but one of the models think.
+                # "Thinking mode does not support this tool_choice", and the models think unless a request forbids it.
                 takes_forced_calls=False,
+                has_thinking_switch=True,
             ),
         ),
         _keyed(
@@ -251,6 +252,8 @@ class ModelFamily(NamedTuple):
     """Tokens that the model can take in."""
     can_think: bool = True
     """The model can reason before it answers, and show it. Unknown models count as able."""
+    always_thinks: bool = False
+    """A request cannot keep the model from reasoning. Noted only of models whose servers have a switch for it."""
     uses_responses: bool = False
     """OpenAI serves the model over Responses."""
     takes_temperature: bool = True
@@ -297,67 +300,100 @@ DEFAULT_CONTEXT_WINDOW = 128_000
 DEFAULT_LIMIT = 16_384
 """The limit of an answer's tokens if the provider demands one and none was chosen."""
 
+# The windows and abilities of families are from the providers' pages about their models and OpenAI's guide "Using
+# GPT-6", as of November 2026. Models that their makers have retired stay: other servers still have them. OpenAI's
+# windows are what a request may have, without the room that OpenAI keeps for the answer.
+
 FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(r"builtin/(echo|slow)$", 32_000, can_think=False),
     ModelFamily(r"builtin/", 32_000),
     ModelFamily(r"gpt-4\.1", 1_047_576, can_think=False),
     ModelFamily(r"gpt-4", 128_000, can_think=False),
     ModelFamily(r"gpt-5[.\d]*-chat", 272_000, can_think=False, uses_responses=True, takes_verbosity=True),
+    ModelFamily(
+        r"gpt-(5\.[4-9](?!-(mini|nano))|[6-9])",
+        922_000,
+        uses_responses=True,
+        takes_temperature=False,
+        takes_verbosity=True,
+    ),
     ModelFamily(r"gpt-5", 272_000, uses_responses=True, takes_temperature=False, takes_verbosity=True),
     ModelFamily(r"o[134]\b", 200_000, uses_responses=True, takes_temperature=False, takes_parallel_tool_calls=False),
-    ModelFamily(r"claude-(instant|2|3-(5|opus|haiku|sonnet))", 200_000, can_think=False),
-    ModelFamily(r"claude-(3-7|(opus|sonnet|haiku)-4-([015]\b|\d{8}))", 200_000),
-    ModelFamily(r"claude", 200_000, continues_answers=False),
+    ModelFamily(r"claude-(instant|2|3(?![-.]7))", 200_000, can_think=False),
+    ModelFamily(r"claude-(3[-.]7|(opus|sonnet|haiku)-4(?![-.][6-9]))", 200_000),
+    ModelFamily(r"claude", 1_000_000, continues_answers=False),
     ModelFamily(r"gemini-(1|2\.0)", 1_048_576, can_think=False),
     ModelFamily(r"gemini-2", 1_048_576),
     ModelFamily(r"gemini", 1_048_576, continues_answers=False),
+    ModelFamily(r"grok-4\.(3|20)\b", 1_000_000),
+    ModelFamily(r"grok-(4\.[5-9]|[5-9])", 500_000),
     ModelFamily(r"grok-4", 256_000),
     ModelFamily(r"grok", 131_072),
+    ModelFamily(r"deepseek-(v[4-9]|flash|pro)", 1_000_000),
     ModelFamily(r"deepseek", 128_000),
+    ModelFamily(r"mistral-((large|medium)-(latest|2512|2604)|small-(latest|2603))", 256_000),
     ModelFamily(r"(mistral|ministral|magistral|devstral)", 128_000),
     ModelFamily(r"gpt-oss", 131_072, continues_answers=False),
     ModelFamily(r"(?i)qwen2", 32_768, can_think=False),
     ModelFamily(r"(?i)qwen3", 131_072),
-    ModelFamily(r"glm-", 200_000),
-    ModelFamily(r"MiniMax-M2", 200_000),
+    ModelFamily(r"(?i)glm-5\.2", 1_000_000),
+    ModelFamily(r"(?i)glm-(5\.[3-9]|[6-9])", 1_000_000, always_thinks=True),
+    ModelFamily(r"(?i)glm-", 200_000),
+    ModelFamily(r"(?i)minimax-m[3-9]", 1_000_000),
+    ModelFamily(r"(?i)minimax-m2", 200_000),
     ModelFamily(r"", DEFAULT_CONTEXT_WINDOW),
 )
 """The first match counts; the last one is for unknown models."""
 
+# The models that their providers serve and do not retire within weeks, with the longest answer of each, from the
+# providers' pages about models and deprecations, as of November 2026. The first of a provider does everyday work at a
+# moderate and published price: `letta/auto` may choose it. OpenAI retires the models of GPT-4 on 2027-01-14.
+
 MODELS: tuple[KnownModel, ...] = (
-    KnownModel("openai", "gpt-4.1", 16_384),
+    KnownModel("openai", "gpt-6.1-sol", 128_000),
+    KnownModel("openai", "gpt-6.2-sol", 128_000),
+    KnownModel("openai", "gpt-6.2-astra", 128_000),
+    KnownModel("openai", "gpt-6-luna", 128_000),
+    KnownModel("openai", "gpt-4.1", 32_768),
     KnownModel("openai", "gpt-4o", 16_384),
     KnownModel("openai", "gpt-4o-mini", 16_384),
-    KnownModel("openai", "gpt-5", 128_000),
-    KnownModel("openai", "gpt-5-mini", 128_000),
-    KnownModel("openai", "o3", 100_000),
-    KnownModel("openai", "o4-mini", 100_000),
-    KnownModel("anthropic", "claude-3-5-haiku-20241022", 8_192),
+    KnownModel("anthropic", "claude-sonnet-5-5", 128_000),
+    KnownModel("anthropic", "claude-opus-5-5", 128_000),
+    KnownModel("anthropic", "claude-fable-5-2", 128_000),
+    KnownModel("anthropic", "claude-haiku-5-5", 128_000),
     KnownModel("anthropic", "claude-haiku-4-5-20251001", 64_000),
-    KnownModel("anthropic", "claude-opus-4-1-20250805", 32_000),
     KnownModel("anthropic", "claude-sonnet-4-5-20250929", 64_000),
-    KnownModel("google_ai", "gemini-2.5-flash", 65_536),
-    KnownModel("google_ai", "gemini-2.5-pro", 65_536),
-    KnownModel("xai", "grok-4", 64_000),
-    KnownModel("deepseek", "deepseek-chat", 8_192),
-    KnownModel("deepseek", "deepseek-reasoner", 65_536),
+    KnownModel("google_ai", "gemini-3.8-flash", 65_536),
+    KnownModel("google_ai", "gemini-4-argon", 65_536),
+    KnownModel("google_ai", "gemini-3.5-flash-lite", 65_536),
+    KnownModel("xai", "grok-4.7", 64_000),
+    KnownModel("xai", "grok-4.3", 30_000),
+    KnownModel("deepseek", "deepseek-flash", 384_000),
+    KnownModel("deepseek", "deepseek-v4-pro", 384_000),
     KnownModel("mistral", "mistral-large-latest", 16_384),
+    KnownModel("mistral", "mistral-medium-latest", 16_384),
     KnownModel("mistral", "mistral-small-latest", 16_384),
     KnownModel("groq", "openai/gpt-oss-120b", 65_536),
-    KnownModel("groq", "qwen/qwen3-32b", 40_960),
-    KnownModel("together", "Qwen/Qwen2.5-72B-Instruct-Turbo", 8_192),
-    KnownModel("zai", "glm-4.6", 65_536),
-    KnownModel("minimax", "MiniMax-M2.1", 65_536),
+    KnownModel("groq", "openai/gpt-oss-20b", 65_536),
+    KnownModel("groq", "qwen/qwen3.8-27b", 16_384),
+    KnownModel("together", "zai-org/GLM-5.3", 131_072),
+    KnownModel("together", "zai-org/GLM-5.3-Flash", 131_072),
+    KnownModel("zai", "glm-5.3", 131_072),
+    KnownModel("zai", "glm-5.2", 131_072),
+    KnownModel("minimax", "MiniMax-M3", 128_000),
     KnownModel("builtin", "echo", 4_096),
     KnownModel("builtin", "slow", 4_096),
     KnownModel("builtin", "scripted", 4_096),
 )
 
+# From OpenAI's and Google's pages about embeddings, as of November 2026.
+
 EMBEDDINGS: tuple[KnownEmbedding, ...] = (
     KnownEmbedding("openai", "text-embedding-3-large", 3072),
     KnownEmbedding("openai", "text-embedding-3-small", 1536),
     KnownEmbedding("openai", "text-embedding-ada-002", 1536),
-    KnownEmbedding("google_ai", "text-embedding-004", 768),
+    KnownEmbedding("google_ai", "gemini-embedding-001", 3072),
+    KnownEmbedding("google_ai", "gemini-embedding-2", 3072),
 )
 
 
@@ -384,10 +420,10 @@ def context_window_of(handle: str) -> int:
 
 def answer_limit_of(handle: str) -> int | None:
     """The tokens that an answer may have if no limit was chosen; None if only the provider knows."""
-    known = next((model.max_output_tokens for model in MODELS if model.handle == handle), None)
-    if PROVIDERS[handle.partition("/")[0]].wire == "anthropic":
-        return min(known or DEFAULT_LIMIT, DEFAULT_LIMIT)
-    return known
+    provider, _, model = handle.partition("/")
+    if PROVIDERS[provider].wire == "anthropic":
+        return min(claude_model(model).most_output_tokens or DEFAULT_LIMIT, DEFAULT_LIMIT)
+    return next((known.max_output_tokens for known in MODELS if known.handle == handle), None)
 
 
 def window_of(handle: str, chosen: int | None) -> int:
@@ -435,6 +471,8 @@ CLAUDE_MODELS: tuple[ClaudeModel, ...] = (
     ClaudeModel(r"claude-opus-4-[78]", _LONG, True, "unsaid", False),
     ClaudeModel(r"claude-(opus|sonnet)-4-6", _LONG, True),
     ClaudeModel(r"claude-(haiku|opus|sonnet)-4-5", 64_000),
+    ClaudeModel(r"claude-3-5", 8_192),
+    ClaudeModel(r"claude-3-(haiku|opus|sonnet)", 4_096),
     ClaudeModel(r""),
 )
 """The first match counts."""

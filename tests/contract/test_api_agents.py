@@ -139,7 +139,7 @@ async def test_defaults_that_are_sent_back_are_not_taken_for_choices(http: httpx
     agent = (await http.post("/v1/agents/", json={"model": "anthropic/claude-haiku-4-5-20251001"})).json()
     path = f"/v1/agents/{agent['id']}"
 
-    moved = await http.patch(path, json={"model": "openai/gpt-5", "model_settings": agent["model_settings"]})
+    moved = await http.patch(path, json={"model": "openai/gpt-6-luna", "model_settings": agent["model_settings"]})
     assert moved.json()["llm_config"]["max_tokens"] == 128_000
     chosen = await http.patch(path, json={"model_settings": {"temperature": 0.3}})
     assert chosen.json()["model_settings"]["temperature"] == 0.3
@@ -154,7 +154,7 @@ async def test_defaults_of_a_claude_that_cannot_reason_were_taken_for_choices_by
     assert agent["model_settings"]["max_output_tokens"] == 8192
     change = {"model": "openai/gpt-4.1", "model_settings": agent["model_settings"]}
     moved = await http.patch(f"/v1/agents/{agent['id']}", json=change)
-    assert moved.json()["model_settings"]["max_output_tokens"] == 16_384
+    assert moved.json()["model_settings"]["max_output_tokens"] == 32_768
 
 
 async def test_llm_config_showed_no_limit_of_answers_where_model_settings_did(http: httpx.AsyncClient) -> None:
@@ -163,10 +163,10 @@ async def test_llm_config_showed_no_limit_of_answers_where_model_settings_did(ht
     config, path = agent["llm_config"], f"/v1/agents/{agent['id']}"
     assert config["max_tokens"] == agent["model_settings"]["max_output_tokens"] == 8192
 
-    copy = (await http.post("/v1/agents/", json={"model": "openai/gpt-5", "llm_config": config})).json()
+    copy = (await http.post("/v1/agents/", json={"model": "openai/gpt-6-luna", "llm_config": config})).json()
     assert copy["llm_config"]["max_tokens"] == 128_000
     other = {"handle": "openai/gpt-4.1", "model": "gpt-4.1", "model_endpoint_type": "openai"}
-    for limit, shown in ((8192, 16_384), (99, 99), (16_384, 16_384), (8192, 8192)):
+    for limit, shown in ((8192, 32_768), (99, 99), (32_768, 32_768), (8192, 8192)):
         moved = await http.patch(path, json={"llm_config": {**config, **other, "max_tokens": limit}})
         assert moved.json()["llm_config"]["max_tokens"] == shown
     file = (await http.get(f"/v1/agents/{copy['id']}/export")).json()

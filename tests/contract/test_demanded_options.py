@@ -101,6 +101,7 @@ async def test_gemini_takes_a_format_without_tools() -> None:
         (GOOGLE, "reasoning_effort", "much"),
         ("google_ai/gemini-2.5-pro", "reasoning_effort", "none"),
         ("anthropic/claude-opus-5-5", "reasoning_effort", "none"),
+        ("zai/glm-5.3", "reasoning_effort", "none"),
         (CHAT, "verbosity", "low"),
         (ANTHROPIC, "verbosity", "low"),
         (GOOGLE, "verbosity", "low"),

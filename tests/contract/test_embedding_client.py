@@ -36,7 +36,7 @@ async def client(server: ModelServer) -> AsyncGenerator[EmbeddingClient]:
         (HANDLE, "/v1/embeddings", "text-embedding-3-small", "Bearer test-openai"),
         ("ollama/nomic-embed-text:v1.5", "/v1/embeddings", "nomic-embed-text:v1.5", None),
         ("vllm/BAAI/bge-m3", "/v1/embeddings", "BAAI/bge-m3", None),
-        ("google_ai/text-embedding-004", "/v1beta/openai/embeddings", "text-embedding-004", "Bearer test-gemini"),
+        ("google_ai/gemini-embedding-001", "/v1beta/openai/embeddings", "gemini-embedding-001", "Bearer test-gemini"),
     ],
 )
 async def test_a_request_goes_where_the_providers_chat_models_are(
@@ -103,7 +103,7 @@ async def test_google_leaves_out_the_index_of_the_first_text_and_no_passage_got_
     server: ModelServer, client: EmbeddingClient, left_out: dict[str, Any]
 ) -> None:
     server.embeddings.bodies.append({"data": [{"embedding": [3.0, 4.0], **left_out}, entry(1, 1.0, 0.0)]})
-    rain, dog = await client.embed("google_ai/text-embedding-004", ["rain", "dog"])
+    rain, dog = await client.embed("google_ai/gemini-embedding-001", ["rain", "dog"])
     assert [round(number, 3) for number in rain] == [0.6, 0.8]
     assert list(dog) == [1.0, 0.0]
 

@@ -157,9 +157,62 @@ async def test_verbosity_reaches_the_models_that_have_it() -> None:
     assert "verbosity" not in await _sent(CHAT, verbosity="low")
 
 
+@pytest.mark.parametrize(
+    ("handle", "limit"), [("anthropic/claude-3-5-haiku-20241022", 8192), ("anthropic/claude-3-haiku-20240307", 4096)]
+)
 @pytest.mark.filterwarnings("ignore:The model:DeprecationWarning")
-async def test_a_small_models_answer_was_given_a_limit_that_it_refuses() -> None:
-    assert (await _sent("anthropic/claude-3-5-haiku-20241022"))["max_tokens"] == 8192
+async def test_a_small_models_answer_was_given_a_limit_that_it_refuses(handle: str, limit: int) -> None:
+    assert (await _sent(handle))["max_tokens"] == limit
+
+
+@pytest.mark.parametrize("model", ["gpt-6.2-sol", "gpt-6.2-astra", "gpt-6-luna", "gpt-7"])
+async def test_openais_newest_models_were_asked_like_models_that_do_not_reason(model: str) -> None:
+    """Over Chat Completions, which refuses their tools, or with a temperature, which they refuse."""
+    body = await _sent(f"openai/{model}", temperature=0.3, verbosity="low", reasoning_effort="max")
+    assert (body["reasoning"]["effort"], body["reasoning"]["summary"]) == ("max", "auto")
+    assert body["include"] == ["reasoning.encrypted_content"]
+    assert body["text"] == {"verbosity": "low"}
+    assert "temperature" not in body
+
+
+@pytest.mark.parametrize(
+    ("model", "least"), [("gpt-6.2-sol", "low"), ("gpt-6.1-sol", "low"), ("gpt-6-luna", "none"), ("gpt-7", "low")]
+)
+async def test_openais_newest_models_are_asked_to_reason_as_little_as_they_can(model: str, least: str) -> None:
+    body = await _sent(f"openai/{model}", temperature=0.3, reasoning=False)
+    assert (body["reasoning"]["effort"], "temperature" in body) == (least, False)
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+async def test_each_effort_of_openai_is_passed_on(effort: str) -> None:
+    assert (await _sent("openai/gpt-6.2-sol", reasoning_effort=effort))["reasoning"]["effort"] == effort
+
+
+@pytest.mark.parametrize(
+    ("model", "budget"), [("gemini-2.5-flash", 500), ("gemini-3.8-flash", 500), ("gemini-4-argon", None)]
+)
+async def test_gemini_4_was_given_a_number_of_tokens_for_thinking_which_it_refuses(
+    model: str, budget: int | None
+) -> None:
+    thinking = (await _sent(f"google_ai/{model}", max_reasoning_tokens=500))["generationConfig"]["thinkingConfig"]
+    assert (thinking["include_thoughts"], thinking.get("thinking_budget")) == (True, budget)
+
+
+@pytest.mark.parametrize("model", ["gemini-3.8-flash", "gemini-4-argon"])
+async def test_newer_geminis_are_told_a_level_that_they_have(model: str) -> None:
+    """These have no `MINIMAL`."""
+    config = (await _sent(f"google_ai/{model}", reasoning=False))["generationConfig"]
+    assert config["thinkingConfig"] == {"thinking_level": "LOW"}
+
+
+async def test_glm_was_asked_not_to_reason_which_it_no_longer_takes() -> None:
+    assert (await _sent("zai/glm-5.2", reasoning=False))["thinking"] == {"type": "disabled"}
+    assert (await _sent("zai/glm-5.3", reasoning=False))["thinking"] == {"type": "enabled"}
+
+
+async def test_deepseek_reasoned_although_the_agent_does_not() -> None:
+    assert (await _sent("deepseek/deepseek-flash", reasoning=False))["thinking"] == {"type": "disabled"}
+    assert (await _sent("deepseek/deepseek-flash"))["thinking"] == {"type": "enabled"}
 
 
 async def test_a_call_that_no_other_follows_pays_for_no_cache() -> None:

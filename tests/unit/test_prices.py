@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.domain.errors import InvalidRequest
+from shared.domain.models import MODELS
 from shared.domain.runs import Usage
 from worker.models.registry import Price, Prices
 
@@ -27,6 +28,12 @@ def test_published_prices_are_known(handle: str) -> None:
     price = Prices({}).nano_usd(handle, MILLION)
     assert price is not None
     assert DOLLAR / 10 < price < 1000 * DOLLAR
+
+
+@pytest.mark.parametrize("handle", list({model.provider: model.handle for model in reversed(MODELS)}.values()))
+def test_the_first_model_of_a_provider_has_a_price(handle: str) -> None:
+    """`letta/auto` may choose it, and a worker calls no model without a price under a budget in money."""
+    assert Prices({}).nano_usd(handle, MILLION) is not None
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ class ChatWire:
             # OpenAI's own models on this API do not reason, and refuse the field.
             fields |= {} if options.reasoning_effort is None else {"reasoning_effort": options.reasoning_effort}
         if quirks.has_thinking_switch and family.can_think:
-            fields["thinking"] = {"type": "enabled" if options.reasoning else "disabled"}
+            fields["thinking"] = {"type": "enabled" if options.reasoning or family.always_thinks else "disabled"}
         if call.beginning and quirks.continues_answers == "when told":
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         if call.thread_id and is_openais_own:

@@ -1,5 +1,6 @@
 """Google's Gemini API. Imported on first use."""
 
+import re
 import warnings
 from typing import cast
 
@@ -14,6 +15,9 @@ from pydantic_ai.settings import ModelSettings
 from worker.models.provider import ModelCall, Route
 from worker.models.sdk_model import WireModel
 
+_TAKES_BUDGET = re.compile("gemini-[123]")
+"""From Gemini 4 on, the API refuses a number of tokens for thinking."""
+
 
 def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
@@ -23,7 +27,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     model = GoogleModel(route.model, provider=provider)
     return WireModel(
         model,
-        lambda call: _settings(call, model.profile),
+        lambda call: _settings(call, route.model, model.profile),
         results_as_objects=True,
         takes_images_as_data=True,
         takes_format=True,
@@ -31,7 +35,7 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     )
 
 
-def _settings(call: ModelCall, profile: ModelProfile) -> ModelSettings:
+def _settings(call: ModelCall, model: str, profile: ModelProfile) -> ModelSettings:
     options = call.options
     settings = GoogleModelSettings()
     settings.update(cast("GoogleModelSettings", options.sampling))
@@ -46,7 +50,7 @@ def _settings(call: ModelCall, profile: ModelProfile) -> ModelSettings:
         settings["thinking"] = effort
         return settings
     thinking = ThinkingConfigDict(include_thoughts=True)
-    if options.max_reasoning_tokens is not None:
+    if options.max_reasoning_tokens is not None and _TAKES_BUDGET.match(model):
         thinking["thinking_budget"] = options.max_reasoning_tokens
     settings["google_thinking_config"] = thinking
     return settings

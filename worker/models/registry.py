@@ -150,7 +150,7 @@ def _effort(call: ModelCall, route: Route) -> str | None:
 def _can_stop_reasoning(route: Route) -> bool:
     match route.wire:
         case "chat" | "responses":  # the server gets the value unchanged
-            return True
+            return not family_of(route.handle).always_thinks
         case "anthropic":
             return claude_model(route.model).without_thinking != "least"
         case "google":

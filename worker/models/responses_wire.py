@@ -7,6 +7,7 @@ import openai
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from openai.types.shared import ReasoningEffort
 from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
+from pydantic_ai.profiles.openai import openai_model_profile
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
@@ -20,6 +21,10 @@ _NO_RESPONSES_API = (
     "openai_compatible/{model} asks it over Chat Completions.]"
 )
 
+_NEWEST_KNOWN = "gpt-6.1-sol"
+"""The newest reasoning model that the SDK knows. Newer ones are asked like it; otherwise the SDK would take them for
+models that do not reason, send them a temperature, and not ask for their encrypted reasoning."""
+
 
 def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
@@ -27,7 +32,10 @@ def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     sdk = openai.AsyncOpenAI(
         api_key=route.api_key, base_url=route.base_url, max_retries=0, http_client=client, timeout=client.timeout
     )
-    model = OpenAIResponsesModel(route.model, provider=OpenAIProvider(openai_client=sdk))
+    provider = OpenAIProvider(openai_client=sdk)
+    model = OpenAIResponsesModel(route.model, provider=provider)
+    if family_of(route.handle).can_think and not model.profile.get("supports_thinking"):
+        model = OpenAIResponsesModel(route.model, provider=provider, profile=openai_model_profile(_NEWEST_KNOWN))
     reasons = bool(model.profile.get("supports_thinking"))
     is_openais_own = route.base_url == PROVIDERS["openai"].default_url
     return WireModel(
