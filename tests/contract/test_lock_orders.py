@@ -19,7 +19,6 @@ from shared.sql.archival.passages import PassageStore, VectorStore
 from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.conversations import ConversationStore
-from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import approvals
 from tests.kit.archival import new_passage
 from tests.kit.runs.definitions import NOW, PROJECT
@@ -27,15 +26,11 @@ from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     IDS,
-    SOME_KEYS,
-    THREAD,
     Stores,
     call,
     callback_of,
-    said,
     second_process,
     some_conversation,
-    some_run,
     stored_runs,
 )
 from tests.kit.wait_until import wait_until
@@ -95,18 +90,6 @@ async def test_a_client_that_deleted_its_run_when_the_callback_came_was_refused(
         outcome = await waiting(stores, attempt, 2)
     await deletion
     await outcome
-
-
-async def test_an_injection_and_a_submission_of_one_name_were_an_internal_error(stores: Stores) -> None:
-    """Each looked for the name before the other had stored it. So they take turns, and the second is a repetition."""
-    run, lock = await stores.claimed(), thread_lock(THREAD)
-    async with second_process(stores) as other, other.database.write(None, lock):
-        given = stores.inbox.inject(run, [said("more")], "next", keys=SOME_KEYS)
-        injection = await waiting(stores, given, 1)
-        submission = await waiting(stores, stores.runs.submit(some_run(), [said("more")], keys=SOME_KEYS), 2)
-    assert await injection
-    submitted = await submission
-    assert (submitted.run.id, submitted.is_new) == (run.id, False)
 
 
 async def test_deletions_of_an_agent_and_its_conversation_refused_each_other(stores: Stores) -> None:

@@ -17,7 +17,6 @@ from shared.domain.runs import NO_KEYS, Run, SubmissionKeys
 from shared.sql.connection import Connection
 from shared.sql.engine import Store
 from shared.sql.history.messages import has_undelivered, insert_messages
-from shared.sql.history.thread_queue import thread_lock
 from shared.sql.run_tables import injected_messages, runs
 from shared.sql.runs.checkpoints import store_tail
 from shared.sql.runs.journal import store_entries
@@ -49,8 +48,7 @@ class InboxStore(Store):
         A client may inject the same messages again if the answer was lost. Raises `Conflict` if the run cannot take
         them any more, and `NameTaken` if other content was sent under one of the names.
         """
-        # A submission may have one of the names at the same time.
-        async with self._database.write(CrashPoint.INJECT, thread_lock(run.thread_id)) as connection:
+        async with self._database.write(CrashPoint.INJECT) as connection:
             # The locked row makes a settle and this transaction run one after the other.
             locked = await lock_run(connection, run.id)
             if await _is_stored(connection, messages):
