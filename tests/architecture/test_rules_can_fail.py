@@ -18,7 +18,7 @@ from tests.architecture.test_projects import unscoped_questions
 from tests.architecture.test_sizes import deep_blocks, long_files, long_functions
 from tests.architecture.test_status_writes import assigned_statuses, copied_statuses, updated_statuses
 from tests.architecture.test_tasks import bare_tasks, swallowed_cancellations
-from tests.architecture.test_tests import replaced_classes, sleeps, unclosed_servers
+from tests.architecture.test_tests import emptied_servers, replaced_classes, sleeps, unclosed_servers
 from tests.kit.project.source_tree import Source
 
 Rule = Callable[[Source], Iterable[object]]
@@ -113,6 +113,7 @@ BREAKING: list[tuple[Rule, str, str]] = [
     (sleeps, "tests/unit/test_x.py", "async def test():\n    await asyncio.sleep(0)"),
     (sleeps, "tests/unit/test_x.py", "from time import sleep\nsleep(1)"),
     (unclosed_servers, "tests/unit/test_x.py", "async def test():\n    await asyncio.start_server(serve)"),
+    (emptied_servers, "tests/unit/test_x.py", "async def test():\n    await client().flushall()"),
     (replaced_classes, "tests/unit/test_x.py", "from unittest.mock import AsyncMock"),
     (replaced_classes, "tests/unit/test_x.py", "import unittest.mock"),
     (replaced_classes, "tests/unit/test_x.py", "monkeypatch.setattr('worker.step_loop.run_steps', fake)"),
@@ -189,6 +190,7 @@ HARMLESS: list[tuple[Rule, str, str]] = [
     (spelled_keys, "shared/redis/keys.py", "f'run:{{{run_id}}}:events'"),
     (sleeps, "tests/unit/test_x.py", "SOURCE = 'import time\\ntime.sleep(1)'"),
     (unclosed_servers, "tests/unit/test_x.py", "async def test():\n    async with stream_server(serve) as port: ..."),
+    (emptied_servers, "tests/unit/test_x.py", "async def test():\n    await redis.flushdb()"),
     (replaced_classes, "tests/unit/test_x.py", "monkeypatch.setenv('HOLDFAST_LOG_LEVEL', 'DEBUG')"),
     (broad_excepts, "api/x.py", "try:\n    a()\nexcept BaseException:\n    undo()\n    raise"),
     (broad_excepts, "api/x.py", "try:\n    a()\nexcept (ValueError, KeyError):\n    pass"),

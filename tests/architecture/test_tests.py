@@ -1,4 +1,5 @@
-"""Rules 18 and 19: tests never sleep, and they fake the wire, never a class of ours. Their servers leave nothing open.
+"""Rules 18 and 19: tests never sleep, and they fake the wire, never a class of ours. Their servers leave nothing open,
+and they empty no database but their own.
 
 A sleep is too short on a busy machine and too long on any other: `wait_until` says what is waited for. A test that
 replaces one of our classes tests the replacement.
@@ -41,6 +42,12 @@ def unclosed_servers(source: Source) -> Iterator[str]:
             yield source.at(call, "does not close its connections; use stream_server(serve)")
 
 
+def emptied_servers(source: Source) -> Iterator[str]:
+    for call in source.calls:
+        if dotted_name(call.func).rpartition(".")[2] == "flushall":
+            yield source.at(call, "empties the databases of other test processes; use flushdb")
+
+
 def replaced_classes(source: Source) -> Iterator[str]:
     ours = imported_names(source, PRODUCT_PACKAGES)
     for node in source.nodes:
@@ -75,6 +82,11 @@ def test_tests_never_sleep() -> None:
 def test_servers_of_tests_close_their_connections() -> None:
     """What a test leaves open fails another one."""
     expect_none(finding for source in suite_sources() for finding in unclosed_servers(source))
+
+
+def test_a_test_emptied_the_databases_of_the_tests_beside_it() -> None:
+    """Test processes share one Redis server, with a database each."""
+    expect_none(finding for source in suite_sources() for finding in emptied_servers(source))
 
 
 def test_tests_replace_nothing_of_ours() -> None:

@@ -72,7 +72,7 @@ class Process:
 
 
 async def _empty(redis: Any) -> None:
-    await redis.flushall()
+    await redis.flushdb()
 
 
 def placed(body: bytes) -> list[bytes]:

@@ -4,7 +4,6 @@ import asyncio
 
 import httpx
 
-from tests.faults.test_redis_lost import flush
 from tests.kit.free_ports import free_port
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
@@ -59,10 +58,10 @@ async def test_readers_go_on_when_redis_is_emptied_under_them(
     async with reading_conversation(patient_product.http, agent.id) as live:
         await say(patient_product, agent.id, "first")
         await wait_until(lambda: live.text.startswith("one two"), description="the first words")
-        await flush(private_redis)
+        await private_redis.empty()
         resume.set()
         await live.until("run_ended")
-        await flush(private_redis)
+        await private_redis.empty()
         models.say("Second.")
         await say(patient_product, agent.id, "second")
         await live.until("run_ended", 2)

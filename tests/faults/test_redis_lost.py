@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any, cast
+from typing import Any
 
 from tests.kit.model_server import ModelServer, Turn
 from tests.kit.product import Product
@@ -23,10 +23,6 @@ async def submit(product: Product, *turns: dict[str, Any]) -> str:
     return answer.json()["id"]
 
 
-async def flush(redis: PrivateRedis) -> None:
-    await cast("Any", redis.client()).flushall()
-
-
 async def has_stopped(models: ModelServer) -> None:
     """The worker has left every answer that it was given: its lease is over, and it knows."""
     await wait_until(lambda: all(one.client_left for one in models.requests), description="the worker to stop in time")
@@ -41,7 +37,7 @@ async def test_a_long_stream_is_the_same_after_redis_was_emptied(
     before.assert_complete()
     assert len(before.raw) > TOKENS
 
-    await flush(private_redis)
+    await private_redis.empty()
 
     after = await read_whole(patient_product.http, run_id)
     assert after.raw == before.raw
@@ -55,9 +51,9 @@ async def test_a_live_reader_goes_on_when_redis_is_emptied_under_the_run(
     run_id = await submit(patient_product, {"text": "word ", "repeat": 400, "delay_ms": 3})
     async with reading(patient_product.http, run_id) as reader:
         await reader.reach(50)
-        await flush(private_redis)
+        await private_redis.empty()
         await reader.reach(200)
-        await flush(private_redis)
+        await private_redis.empty()
         await reader.end()
 
     reader.assert_complete()
@@ -76,7 +72,7 @@ async def test_a_reader_that_comes_after_redis_was_emptied_gets_the_steps_that_a
     run = await patient_product.client.agents.messages.create_async(agent_id=agent.id, input="Look")
     await wait_until(lambda: len(models.requests) == 2, description="the second step to wait for its model")
 
-    await flush(private_redis)
+    await private_redis.empty()
 
     async with reading(patient_product.http, run.id) as reader:
         await wait_until(lambda: reader.of_type("tool_return_message"), description="the tool's return")

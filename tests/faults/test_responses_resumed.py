@@ -2,7 +2,7 @@
 twice, missing, or otherwise."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 from openai import APIConnectionError, AsyncOpenAI
@@ -101,7 +101,7 @@ async def test_a_response_is_the_same_when_redis_was_emptied_and_everything_was_
         before = await resumed(openai, begun.id)
         assert_sound(before)
         await worker.terminate()
-        await cast("Any", private_redis.client()).flushall()
+        await private_redis.empty()
     port = free_port()
     await asyncio.gather(processes.api(port), processes.worker())
     models.say("More.")

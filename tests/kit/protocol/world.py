@@ -177,7 +177,7 @@ class ProtocolWorld:
         self.workers[self.workers.index(worker)] = self._worker()
 
     async def flush(self) -> None:
-        await cast("Any", self.around.redis).flushall()
+        await cast("Any", self.around.redis).flushdb()
         self._note_loss()
 
     async def lose_queue(self, known: KnownRun) -> None:

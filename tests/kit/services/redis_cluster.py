@@ -55,7 +55,7 @@ class PrivateCluster:
         """Deletes everything in it."""
         for port in self.ports:
             async with _node(port) as node:
-                await node.flushall()
+                await node.flushdb()
 
     async def port_of(self, key: str) -> int:
         """The node of the key's slot."""
