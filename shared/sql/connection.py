@@ -454,6 +454,16 @@ def _kind_of(state: str | None) -> type[DBAPIError]:
     return {"23": IntegrityError, "42": ProgrammingError}.get(state[:2], DBAPIError)
 
 
+_RACED = ("injected_messages", "submission_keys")
+"""Tables in which two transactions may store one key: each looks for it first, but not under a lock of the other."""
+
+
+def is_raced(error: DBAPIError) -> bool:
+    """Whether another transaction has just stored the same key, so that this one finds it when it is repeated."""
+    is_taken = getattr(error.orig, "sqlstate", None) == "23505"
+    return is_taken and getattr(error.driver_exception, "table_name", None) in _RACED
+
+
 def is_unusable(driver: Any) -> bool:
     """Whether a driver's connection was lost, or a former user left it in a transaction."""
     if isinstance(getattr(driver, "in_transaction", None), bool):  # aiosqlite

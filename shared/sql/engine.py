@@ -35,7 +35,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from shared.concurrency import AnswerTimeout
 from shared.crash_points import CrashPoint, reach
 from shared.domain.errors import HoldfastError, InvalidRequest, Unavailable, Unusable
-from shared.sql.connection import AT_A_STANDBY, READ_ONLY, CompiledStatements, Connection, Filled, is_unusable
+from shared.sql.connection import AT_A_STANDBY, READ_ONLY, CompiledStatements, Connection, Filled, is_raced, is_unusable
 
 _SETTING = "HOLDFAST_DATABASE_URL"
 _EXAMPLES = "use postgresql://role:password@host/database, or sqlite:///path"
@@ -392,14 +392,14 @@ _SQLSTATES: Mapping[str, Unavailable] = {
     "42P05": _POOLED,
     "28": Unusable("the database refuses the role or its password"),
     "3D": Unusable("the server of the database has no database of this name; `createdb` makes one"),
+    "23505": Unavailable("another request stores the same at this moment; try again"),
     READ_ONLY: Unavailable("the database refuses writes: its server is a standby, or is set to be read-only"),
     "40P01": Unavailable("the database ended a deadlock; try again"),
     "53100": Unavailable(_FULL),
     "55P03": Unavailable("the database waited for a lock for longer than its `lock_timeout` allows"),
     "57014": Unavailable("the database stopped a statement, after its `statement_timeout` if one is set; try again"),
     "53300": Unavailable(
-        "the database has no connection left: give it a larger `max_connections`, or every process a smaller "
-        "HOLDFAST_DATABASE_CONNECTIONS"
+        "the database has no connection left: raise its `max_connections`, or lower HOLDFAST_DATABASE_CONNECTIONS"
     ),
 }
 """The errors by a whole SQLSTATE, or by its class (the first two characters)."""
@@ -440,7 +440,7 @@ def as_ours(error: BaseException) -> HoldfastError | None:
         return unavailable(error)
     # asyncpg's errors have their SQLSTATE, and SQLAlchemy has its own classes for few of them.
     state = str(getattr(error.orig, "sqlstate", None))
-    if error.connection_invalidated or state.startswith(_AWAY) or is_damaged(error):
+    if error.connection_invalidated or state.startswith(_AWAY) or is_damaged(error) or is_raced(error):
         return unavailable(error)
     return _unstorable() if state.startswith(_DATA) else None
 

@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from shared.domain.errors import NotFound
+from shared.domain.errors import NotFound, Unavailable
 from shared.domain.ids import AgentId, ConversationId, ThreadId
 from shared.domain.lifecycle import RunTrigger
+from shared.domain.runs import SubmissionKeys
 from shared.sql import tables
 from shared.sql.archival.archives import ArchiveStore
 from shared.sql.archival.passages import PassageStore, VectorStore
@@ -20,17 +21,21 @@ from shared.sql.connection import Connection
 from shared.sql.definitions.agent_changes import AgentEditor
 from shared.sql.definitions.conversations import ConversationStore
 from shared.sql.run_tables import approvals
+from shared.sql.runs.rows import store_keys
 from tests.kit.archival import new_passage
 from tests.kit.runs.definitions import NOW, PROJECT
 from tests.kit.runs.stored_runs import (
     AGENT,
     CANCEL,
     IDS,
+    THREAD,
     Stores,
     call,
     callback_of,
+    said,
     second_process,
     some_conversation,
+    some_run,
     stored_runs,
 )
 from tests.kit.wait_until import wait_until
@@ -172,3 +177,22 @@ async def test_an_agent_that_was_deleted_while_it_got_its_archive_refused_the_ot
     await deletion
     with pytest.raises(NotFound):
         await attached
+
+
+@pytest.mark.parametrize("way", ["injected", "submitted"])
+async def test_messages_that_came_twice_at_once_under_one_name_were_an_internal_error(stores: Stores, way: str) -> None:
+    """An injection looks for the name under the lock of its run, and a submission under that of the thread."""
+    run, messages, keys = await stores.claimed(), [said("more")], SubmissionKeys(names=["name"], content="more")
+
+    async def send() -> bool:
+        if way == "injected":
+            return await stores.inbox.inject(run, messages, "next", keys=keys)
+        return (await stores.runs.submit(some_run(), messages, keys=keys)).is_new
+
+    async with second_process(stores) as other, other.database.write() as connection:
+        store_keys(connection, THREAD, run.id, keys)
+        await connection.flush()
+        second = await waiting(stores, send(), 1)
+    with pytest.raises(Unavailable, match="at this moment"):
+        await second
+    assert await send() is False
