@@ -299,6 +299,10 @@ RunKind = Literal["message", "code", "compaction", "generation", "tool"]
 model one question, or makes one call of a tool."""
 
 
+HANDED_OVER: Final = "handed over"
+"""The owner of a run that was handed over in a model call with all of its events stored."""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One execution of an agent on a submission."""
 
@@ -331,7 +335,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The run's last owner: the worker's name and a part that no other claim has. None before the first claim, and if
     the owner handed the run over with no model call in progress."""
     follows_lost_owner: bool = False
-    """Only of a run that was just claimed: its previous owner did not hand it over, so its model call may be lost."""
+    """Only of a run that was just claimed: its previous owner left a model call, which may be lost."""
+    follows_stored_log: bool = False
+    """Only of a run that was just claimed: SQL has all events that its earlier owners have shown."""
     follows_wait: bool = False
     """Only of a run that was just claimed: it has waited for other runs, and its previous owner left nothing undone."""
     attempts_without_progress: int = 0

@@ -199,14 +199,16 @@ async def adopt_log(
     run: Run, event_log: EventLog, store: StoreShown, now: datetime, *, stores_first: bool = False
 ) -> AdoptedLog:
     """Hands a run's log to its next owner: fences off the earlier ones, and stores the events that they have shown and
-    SQL lacks. With `stores_first`, SQL gets an event before readers do, so SQL's log is complete.
+    SQL lacks. SQL has the whole log with `stores_first`, because it gets events before readers do, and after an owner
+    that handed the run over.
 
     A repetition does no harm. Raises `LeaseLost` if a newer owner has the log, `StaleFence` if a newer owner has the
     run, and `Unavailable`.
     """
     last = await event_log.open(run.id, run.fence)
+    is_stored = stores_first or run.follows_stored_log
     if last <= run.last_seq:
-        return AdoptedLog(run.last_seq, is_whole=stores_first or last == run.last_seq)
+        return AdoptedLog(run.last_seq, is_whole=is_stored or last == run.last_seq)
     entries = await event_log.read(run.id, run.last_seq, limit=None)
     shown = unbroken(run.last_seq, entries)
     if len(shown) < len(entries):
@@ -214,7 +216,7 @@ async def adopt_log(
         await event_log.drop(run.id)
     if shown:
         await store(run, shown, now)
-    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=stores_first or len(shown) == len(entries))
+    return AdoptedLog(shown[-1][0] if shown else run.last_seq, is_whole=is_stored or len(shown) == len(entries))
 
 
 MAX_ENTRIES = 1000

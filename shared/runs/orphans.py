@@ -128,7 +128,8 @@ class OrphanedRuns:
             raise StaleFence(run.id, run.fence, None) from error
         except Unavailable as error:
             log.warning("log_continued_without_redis", run_id=run.id, reason=str(error))
-            return AdoptedLog((await self.runs.look_up(run.id)).last_seq, is_whole=self.stores_first)
+            is_stored = self.stores_first or run.follows_stored_log
+            return AdoptedLog((await self.runs.look_up(run.id)).last_seq, is_whole=is_stored)
 
     def _opening(self, run: Run, adopted: AdoptedLog) -> LogTail:
         writer = LogWriter(run.fence)

@@ -1,6 +1,7 @@
 """A run that is handed over because a service was away loses nothing of what was shown of it."""
 
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -77,3 +78,32 @@ async def test_a_run_that_was_handed_over_before_its_log_was_adopted_forgot_what
         last = seq
     assert [entry for _, entry in seen[: len(SHOWN)]] == SHOWN
     assert isinstance(decode(seen[len(SHOWN)][1]), StepRestarted)
+
+
+@pytest.mark.parametrize("adopts", [True, False])
+async def test_a_run_that_was_handed_over_in_a_model_call_was_said_to_have_lost_events(
+    stores: Stores, private_redis: PrivateRedis, adopts: bool
+) -> None:
+    """Redis took no writes, so its log ended before that of SQL: the next worker took it for one that had lost events,
+    and the numbers of a response jumped. `adopts` is whether the next worker could continue the log."""
+    event_log = EventLog(private_redis.client(), ttl_s=3600)
+    first = publisher_of(await stores.claimed(), stores, event_log)
+    async with AsyncExitStack() as outage:
+        async with first.publishing():
+            await outage.enter_async_context(read_only(private_redis))
+            for entry in SHOWN:
+                first.emit(decode(entry))
+            first.observation.run.interrupted_in = "model"
+            assert await first.hand_over()
+        if not adopts:
+            second = publisher_of(await stores.claim(first.run), stores, event_log)
+            with pytest.raises(Unavailable):
+                async with second.publishing():
+                    pass
+            assert await second.hand_over()
+    last = publisher_of(await stores.claim(first.run), stores, event_log)
+    async with last.publishing():
+        assert await last.hand_over()
+    opening = decode((await stores.events.read(first.run.id, last.follows, None))[0][1])
+    assert isinstance(opening, StepRestarted)
+    assert (last.follows, opening.lost_call, opening.lost_events) == (1 + len(SHOWN), True, False)

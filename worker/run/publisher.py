@@ -16,7 +16,7 @@ from shared.domain.errors import LeaseLost, LifecycleError, Unavailable
 from shared.domain.events import Event, LogContinued, StepRestarted, decode, encode
 from shared.domain.ids import Seq
 from shared.domain.log_writer import KEPT_FREE, LogTail, LogWriter
-from shared.domain.runs import Run, WaitsFor
+from shared.domain.runs import HANDED_OVER, Run, WaitsFor
 from shared.domain.settling import ShownStep
 from shared.redis.event_log import AdoptedLog, EventLog, RedisLostData, adopt_log
 from shared.sql.runs.checkpoints import CheckpointStore
@@ -196,7 +196,7 @@ class Publisher:
                     self._clock.now(),
                     waits_until=waits_until,
                     waits_for=waits_for,
-                    in_model_call=self._leaves_call,
+                    owner=self._owner_to_leave,
                 )
         except LifecycleError as error:
             self._stop(LeaseLost(str(error)))
@@ -206,10 +206,14 @@ class Publisher:
         return True
 
     @property
-    def _leaves_call(self) -> bool:
-        """Whether a model call was lost that the log does not record yet: this owner's, or the previous owner's."""
-        is_recorded = self._writer.follows is not None or not self.run.follows_lost_owner
-        return self.observation.run.interrupted_in == "model" or not is_recorded
+    def _owner_to_leave(self) -> str | None:
+        """The owner whose model call was lost, if the log does not record that yet: this one or, if this one has not
+        adopted the log, the previous one, who may also have shown events that only Redis has."""
+        if self._writer.follows is not None:
+            return HANDED_OVER if self.observation.run.interrupted_in == "model" else None
+        if not self.run.follows_lost_owner:
+            return None
+        return HANDED_OVER if self.run.follows_stored_log else self.run.owner
 
     async def wait_sent(self, within_s: float) -> bool:
         """Waits at most `within_s` seconds until Redis has every event. Returns whether it has; SQL has them anyway."""

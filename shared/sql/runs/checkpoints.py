@@ -285,11 +285,12 @@ class CheckpointStore:
         *,
         waits_until: datetime | None = None,
         waits_for: WaitsFor = "budget",
-        in_model_call: bool = False,
+        owner: str | None = None,
     ) -> None:
         """Stores the events of an unfinished step for the worker that continues it, if the wait for that worker is long
         enough to need this. The present worker is alive, so the claims so far do not count as attempts without
-        progress. `in_model_call`: a model call was in progress, and the next owner repeats it."""
+        progress. `owner` is the run's from now on: None unless a model call was in progress, which the next owner
+        repeats."""
         async with self._database.write(CrashPoint.HAND_OVER) as connection:
             last_seq = await store_tail(connection, run, tail)
             values = {
@@ -297,9 +298,8 @@ class CheckpointStore:
                 "attempts_without_progress": 0,
                 "waits_until": waits_until,
                 "waits_for": None if waits_until is None else waits_for,
+                "owner": owner,
             }
-            if not in_model_call:
-                values["owner"] = None
             update_owned(connection, run.id, now, values)
 
     async def take_new_fence(self, run: Run, tail: LogTail, now: datetime) -> Run:

@@ -17,7 +17,7 @@ from shared.domain.errors import Busy, CancelMode, HistoryWentOn, LifecycleError
 from shared.domain.ids import ConversationId, Fence, ProjectId, RunId, Seq, ThreadId
 from shared.domain.lifecycle import ACTIVE, RunStatus, RunTrigger
 from shared.domain.messages import Message, NewMessage
-from shared.domain.runs import NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
+from shared.domain.runs import HANDED_OVER, NO_KEYS, AttemptLimits, CancelRequest, Dispatch, Run, SubmissionKeys
 from shared.sql.access.audit import record
 from shared.sql.connection import Connection
 from shared.sql.engine import Store
@@ -133,8 +133,7 @@ async def claim_run(
         raise refusal(await lock_run(connection, waiting.id), waiting.id, RunTrigger.CLAIM, waiting.fence)
     claimed = run_of(row)
     if waiting.fence > 0:
-        has_waited = waiting.waits_for == "runs"
-        return msgspec.structs.replace(claimed, follows_lost_owner=waiting.owner is not None, follows_wait=has_waited)
+        return msgspec.structs.replace(_following(claimed, waiting.owner), follows_wait=waiting.waits_for == "runs")
     placed = input_to_place(claimed, given)
     if waiting.turn is None:
         await _begin_turn(connection, claimed, placed, now, has_left_over=row["has_left_over"])
@@ -376,8 +375,7 @@ class RunStore(Store):
             locked = await lock_owned(connection, run.id, run.fence)
             fence = Fence(locked.fence + 1)
             update_owned(connection, run.id, now, {"fence": fence, "owner": owner})
-            is_lost = current.owner is not None
-            return msgspec.structs.replace(current, fence=fence, owner=owner, follows_lost_owner=is_lost)
+            return _following(msgspec.structs.replace(current, fence=fence, owner=owner), current.owner)
 
     async def count_queued(self, project_id: ProjectId, at_most: int) -> int:
         """Returns how many runs of the project no worker has claimed yet. Counts up to `at_most`."""
@@ -435,6 +433,11 @@ class RunStore(Store):
         seen = [(run.run_id, run.dispatch, run.fence) for run in quiet]
         async with self._database.write(CrashPoint.DISPATCH_AGAIN) as connection:
             return await next_dispatches(connection, seen)
+
+
+def _following(run: Run, owner: str | None) -> Run:
+    """Returns a claimed run with the state in which its previous owner left it."""
+    return msgspec.structs.replace(run, follows_lost_owner=owner is not None, follows_stored_log=owner == HANDED_OVER)
 
 
 def _claimed_before(run: Run) -> Run | None:
