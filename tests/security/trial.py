@@ -180,6 +180,9 @@ class Trial:
         for name in ("segments", "descriptors", "nice", "cores", "limits"):
             if before[name] != later[name]:
                 self.findings.append(f"the worker's {name} were {before[name]} and are {later[name]}")
+        if before["descriptors"] != later["descriptors"]:
+            new = Counter(later["open"]) - Counter(before["open"])
+            self.findings.append(f"the worker has opened {dict(new)}")
 
     def _compare_files(self, before: dict[str, tuple[int, ...]], later: dict[str, tuple[int, ...]]) -> None:
         """A tool gives its files its own name."""

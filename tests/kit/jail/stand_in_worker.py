@@ -12,6 +12,7 @@ import re
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ class StandInWorker:
             "targets": self._plants.targets | {"packages": self._folders[0]},
             "segments": segments(),
             "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "open": open_files(),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
             "cores": len(os.sched_getaffinity(0)),
             "limits": [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)],
@@ -143,6 +145,15 @@ class StandInWorker:
 
     def _answer(self, request: dict[str, Any], **answer: Any) -> None:
         os.write(self._answers, json.dumps({"id": request["id"]} | answer).encode() + b"\n")
+
+
+def open_files() -> dict[str, int]:
+    """How many descriptors there are of each kind of file."""
+    kinds = Counter[str]()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            kinds[re.sub(r"\d+", "N", str(descriptor.readlink()))] += 1
+    return dict(kinds)
 
 
 def printable(text: str) -> str:
