@@ -154,7 +154,7 @@ PROVIDERS: dict[str, Provider] = {
 NOT_SERVED: Mapping[str, str] = {
     "letta": (
         "models of 'letta/' are served by Letta's own cloud. Give the agent another model: one of a provider whose key "
-        "the workers have, such as openai/gpt-4o-mini with OPENAI_API_KEY, or a local one, such as ollama/qwen3"
+        "the workers have, such as openai/gpt-6-luna with OPENAI_API_KEY, or a local one, such as ollama/qwen3"
     ),
     "bedrock": (
         "Holdfast does not sign requests for Amazon Bedrock. Claude models are reached with anthropic/<model>; "

@@ -194,9 +194,45 @@ async def test_an_effort_is_no_reason_to_leave_out_the_format() -> None:
 
 
 @pytest.mark.parametrize("handle", [OPUS, GEMINI_3])
-async def test_stored_formats_and_efforts_are_left_out_as_before(handle: str) -> None:
-    body = str(await _sent(call(handle, tools=[ADD], response_format=SCHEMA, reasoning_effort="low")))
-    assert not any(word in body for word in ("output_config", "responseMimeType", "thinking_level"))
+async def test_stored_efforts_and_geminis_stored_formats_are_left_out(handle: str) -> None:
+    body = await _sent(call(handle, tools=[ADD], response_format=SCHEMA, reasoning_effort="low"))
+    assert not any(word in str(body) for word in ("effort", "responseMimeType", "thinking_level"))
+
+
+LIST: dict[str, Any] = {"type": "array", "items": SHAPE}
+CLOSED: dict[str, Any] = SHAPE | {
+    "properties": {"rows": LIST, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+}
+UNFIT: list[dict[str, Any]] = [
+    {name: value for name, value in SHAPE.items() if name != "additionalProperties"},
+    SHAPE | {"additionalProperties": True},
+    SHAPE | {"required": []},
+    SHAPE | {"type": ["object", "null"], "additionalProperties": True},
+    SHAPE | {"properties": {"sum": {"type": "integer", "minimum": 0}}},
+    SHAPE | {"properties": {"sum": {"$ref": "#/$defs/sum"}}, "$defs": {"sum": {"type": "integer"}}},
+    {"type": "array", "items": {"type": "object"}},
+    SHAPE | {"properties": [{}], "required": [{}]},
+]
+
+
+async def test_a_stored_format_was_not_sent_to_claude_which_takes_it() -> None:
+    for shape in (SHAPE, LIST, CLOSED | {"required": ["rows", "note"]}):
+        chosen = {"type": "json_schema", "json_schema": {"name": "sum", "schema": shape}}
+        body = await _sent(call(OPUS, tools=[ADD], response_format=chosen))
+        assert body["output_config"] == {"format": {"type": "json_schema", "schema": shape}}
+
+
+@pytest.mark.parametrize("shape", UNFIT)
+async def test_a_stored_format_that_claude_would_refuse_is_left_out(shape: dict[str, Any]) -> None:
+    chosen = {"type": "json_schema", "json_schema": {"name": "sum", "schema": shape}}
+    assert "output_config" not in await _sent(call(OPUS, tools=[ADD], response_format=chosen))
+    assert "output_config" in await _sent(demanding(OPUS, "response_format", chosen))
+
+
+async def test_a_stored_format_is_left_out_where_claude_has_none_or_continues_its_answer() -> None:
+    assert "output_config" not in await _sent(call(OLDER_CLAUDE, response_format=SCHEMA))
+    assert "output_config" not in await _sent(replace(call(OPUS, response_format=SCHEMA), beginning="It"))
+    assert "output_config" not in await _sent(call(OPUS, response_format=ANY_JSON))
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,29 @@ async def test_a_whole_answer_behind_its_deltas_was_taken_a_second_time() -> Non
     assert [made.arguments for made in calls_made(events)] == ['{"a": 1}']
 
 
+CALLED = {"id": "one", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+ANSWERED = {"role": "assistant", "content": "It is four.", "tool_calls": [CALLED]}
+
+
+@pytest.mark.parametrize("delta", [{}, {"role": "assistant", "content": ""}, {"content": None, "tool_calls": []}])
+async def test_a_whole_answer_beside_an_empty_delta_was_an_empty_answer(delta: dict[str, Any]) -> None:
+    """Gateways send it as one body and as one event."""
+    said = {"choices": [{"index": 0, "delta": delta, "message": ANSWERED, "finish_reason": "tool_calls"}]}
+    one_body, one_event = [json.dumps(said).encode()], [data(said)]
+    for frames, kind in ((one_body, "application/json"), (one_event, EVENTS)):
+        events = await answered(CHAT, frames, "last chunk", content_type=kind)
+        assert (text_said(events), [made.arguments for made in calls_made(events)]) == ("It is four.", ['{"a": 1}'])
+
+
+async def test_an_answer_in_the_form_of_text_completions_was_an_empty_answer() -> None:
+    pieces = [{"index": 0, "text": text, "finish_reason": None} for text in ("It is", " four.")]
+    last = {"index": 0, "text": "", "finish_reason": "stop"}
+    events = await answered(CHAT, [data({"choices": [choice]}) for choice in (*pieces, last)])
+    assert text_said(events) == "It is four."
+    beside = [data({"choices": [{**choice, "delta": {"content": choice["text"]}}]}) for choice in (*pieces, last)]
+    assert text_said(await answered(CHAT, beside)) == "It is four."
+
+
 async def test_chunks_in_a_list_are_an_answer_of_gemini() -> None:
     first, last = ({"candidates": [{"content": {"parts": [{"text": text}]}}]} for text in ("It is ", "four."))
     body = json.dumps([first, {**last, "candidates": [{**last["candidates"][0], "finishReason": "STOP"}]}])

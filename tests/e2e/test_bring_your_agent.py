@@ -63,7 +63,7 @@ def test_the_program_has_the_memory_and_the_tools_of_its_agent(tmp_path: Path) -
 
 def test_the_program_asks_the_models_of_the_worker(tmp_path: Path) -> None:
     _, _, _, agent = blocks(ROOT / "docs/bring-your-agent.md", "python")
-    with _served(agent.replace("openai/gpt-4o-mini", "builtin/echo"), "rhymes", tmp_path) as url:
+    with _served(agent.replace("openai/gpt-6-luna", "builtin/echo"), "rhymes", tmp_path) as url:
         asked = {"model": "code/rhymes", "input": "otters"}
         said = httpx.post(f"{url}/openai/v1/responses", json=asked, timeout=60).json()
     assert said["status"] == "completed", said

@@ -23,6 +23,6 @@ async def test_the_program_does_what_it_says(tmp_path: Path) -> None:
             Turn(text="Well,", silent_after=0),
         )
         await server.client(client)
-        refunded, unknown = (models.requests[number].body["messages"][-1]["content"] for number in (2, 4))
+        refunded, unknown = (models.requests[number].body["input"][-1]["output"] for number in (2, 4))
         assert refunded == "refunded 20.00 euros of order 7"
         assert "unknown" in unknown

@@ -31,6 +31,6 @@ async def test_the_program_does_what_it_says(hosted: Hosted, tmp_path: Path) -> 
         client = client.replace(printed[0], 'assert answer.messages[-1].content == "The money is on its way."')
         client = client.replace(printed[1], 'assert said.content == "I do not know how the audit ended."')
         await server.client(client)
-    refunded, unknown = (models.requests[number].body["messages"][-1]["content"] for number in (2, 4))
+    refunded, unknown = (models.requests[number].body["input"][-1]["output"] for number in (2, 4))
     assert refunded == "refunded 20.00 euros of order 7"
     assert "unknown" in unknown

@@ -42,7 +42,9 @@ class AnswerEvents:
             case sdk.PartStartEvent(index=index, part=part):
                 yield from self._start(index, part)
             case sdk.PartEndEvent(index=index, part=sdk.ToolCallPart() as part):
-                yield self._finished_call(index, part)
+                # Its arguments may begin later.
+                if part.args and self._numbers[index] == len(self._finished):
+                    yield self._finished_call(index, part)
             case sdk.PartEndEvent(index=index, part=sdk.TextPart()):
                 yield from self._text(self._characters[index].rest())
             case sdk.PartEndEvent(index=index, part=sdk.ThinkingPart(signature=signature)):

@@ -351,7 +351,8 @@ class AnswerParts:
         self._parts: list[_Growing] = []
         self._open: _Growing | None = None
         """The part that began last."""
-        self._calls = 0
+        self._calls = self._finished_calls = 0
+        """The calls with a name, and those of them that were emitted as a whole, in their order."""
         self._newest: dict[tuple[int | None, str | None], GrowingCall] = {}
         """The newest call of each index and id; with None, of any index or any id."""
         self._thought: GrowingThought | None = None
@@ -434,14 +435,14 @@ class AnswerParts:
             case _GrowingText(pieces=pieces):
                 if rest := pieces.end():
                     self._events.append(Text(rest))
-            case GrowingCall() as call:
-                # A server may continue the call after the next part.
+            case GrowingCall() as call if call.pieces and call.number == self._finished_calls:
+                # A server may continue the call after the next part, or begin its arguments there.
                 self._finish_call(call, call.pieces.pause())
             case GrowingThought() as thought:
                 self._tell_thought(thought, thought.pieces.end())
                 if thought.signature:
                     self._events.append(Thought("", thought.signature))
-            case None:
+            case GrowingCall() | None:
                 pass
         self._open = None
 
@@ -481,6 +482,7 @@ class AnswerParts:
         if rest:
             self._events.append(CallArguments(call.number, rest))
         if call.finished_arguments != (arguments := call.arguments):
+            self._finished_calls += call.finished_arguments is None
             call.finished_arguments = arguments
             self._events.append(CallFinished(call.number, call.id, call.name, arguments))
 

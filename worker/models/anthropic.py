@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 
 from shared.domain.errors import ModelError, ModelErrorType
-from shared.domain.models import DEFAULT_LIMIT, PROVIDERS, answer_limit_of, claude_model, family_of
+from shared.domain.models import DEFAULT_LIMIT, PROVIDERS, answer_limit_of, claude_model, family_of, takes_format
 from worker.models.answer_parts import (
     CountedTokens,
     GrowingCall,
@@ -35,7 +35,7 @@ from worker.models.http_model import Answer, url_below
 from worker.models.model_errors import stream_error
 from worker.models.provider import ModelCall, Route, WireRequest
 from worker.models.special_tokens import Decoder, number_in, read_json
-from worker.models.tool_schema import parameters_of, schema_of, without_titles
+from worker.models.tool_schema import is_claudes_format, parameters_of, schema_of, without_titles
 
 # A request of Anthropic's Messages.
 
@@ -132,8 +132,11 @@ class AnthropicWire:
         return fields
 
     def _output(self, call: ModelCall) -> _Block:
-        """The output options that the run demands. Those of its agent are not sent."""
-        effort, chosen = call.demanded_option("reasoning_effort"), schema_of(call.demanded_option("response_format"))
+        """The output options that the run demands, and its agent's format if the API certainly takes it."""
+        effort, chosen = call.demanded_option("reasoning_effort"), schema_of(call.options.response_format)
+        if chosen is not None and "response_format" not in call.demanded:
+            takes = takes_format(self.route.model) and is_claudes_format(chosen) and not call.beginning
+            chosen = chosen if takes else None
         says_effort = effort not in (None, "none") and call.options.reasoning
         output: _Block = {"effort": effort} if says_effort else {}
         return output if chosen is None else output | {"format": {"type": "json_schema", "schema": chosen}}

@@ -280,6 +280,8 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     message: Any = None
     """The whole answer of a server that does not stream. With a delta or behind deltas, the answer so far."""
+    text: Any = None
+    """A piece of text in the form of OpenAI's older API. Some servers send it beside the delta."""
     finish_reason: str | None = None
     usage: Any = None
     """Moonshot's place for the counts."""
@@ -331,7 +333,9 @@ class ChatAnswer(Answer):
         self._raw_reason = choice.finish_reason or self._raw_reason
         if choice.delta is not None:
             self._take_delta(choice.delta)
-        elif choice.message:
+        elif choice.text:
+            self._take_delta(_Delta(content=choice.text))
+        if choice.message and (choice.delta is None or choice.finish_reason):
             self._raw_reason = self._raw_reason or "stop"
             if not self.has_begun:  # some servers repeat the whole answer behind its deltas
                 self._take_delta(_WHOLE.convert(choice.message))

@@ -317,8 +317,10 @@ class SdkEvents:
             if not self.ended_as.has_reason:  # after the answer's end an error does not invalidate it
                 self.failure = not_json(data)
             return b""
-        data = self._fields.completed(data)
-        if not data or not self._continues_with(data):
+        return b"".join(map(self._completed, self._fields.completed(data)))
+
+    def _completed(self, data: bytes) -> bytes:
+        if not self._continues_with(data):
             return b""
         data = with_hidden_halves(self._with_last_usage(data))
         for character, escape in _LINE_ENDS:
@@ -375,30 +377,9 @@ def _events(answer: dict[str, Any]) -> list[bytes]:
     if not isinstance(output, list):
         return [json.dumps(answer).encode()]  # Gemini's chunks have the form of a whole answer
     begun: dict[str, Any] = {**answer, "status": "in_progress", "output": [], "usage": None}
-    events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
-    for place, item in enumerate(cast("list[object]", output)):
-        if isinstance(item, dict):
-            events += _item_events(place, cast("dict[str, Any]", item))
     end = "response.incomplete" if answer.get("status") == "incomplete" else "response.completed"
-    events.append({"type": end, "response": answer})
+    events = [{"type": "response.created", "response": begun}, {"type": end, "response": answer}]
     return [json.dumps({"sequence_number": number, **event}).encode() for number, event in enumerate(events)]
-
-
-def _item_events(place: int, item: dict[str, Any]) -> list[dict[str, Any]]:
-    at: dict[str, Any] = {"output_index": place, "item_id": item.get("id")}
-    begun = {**item, "arguments": ""} if "arguments" in item else item
-    events: list[dict[str, Any]] = [{"type": "response.output_item.added", "output_index": place, "item": begun}]
-    for kind, parts, index in (
-        ("response.output_text.delta", item.get("content"), "content_index"),
-        ("response.reasoning_summary_text.delta", item.get("summary"), "summary_index"),
-    ):
-        for number, part in enumerate(cast("list[object]", parts) if isinstance(parts, list) else []):
-            match part:
-                case {"text": str(text)}:
-                    events.append({"type": kind, **at, index: number, "delta": text, "logprobs": []})
-                case _:
-                    continue
-    return [*events, {"type": "response.output_item.done", "output_index": place, "item": item}]
 
 
 _EVENT = msgspec.inspect.type_info(_Event)

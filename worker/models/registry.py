@@ -405,7 +405,7 @@ class Prices:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InvalidRequest(
                 f"HOLDFAST_PRICES_FILE: {file}: {reason}. Write it as "
-                '{"openai/gpt-4o": {"input": 2.5, "output": 10}, "openrouter/*": {…}}, in US dollars per million tokens'
+                '{"openai/gpt-6-luna": {"input": 0.1, "output": 0.5}, "ollama/*": {…}}, US dollars per million tokens'
             ) from error
         return cls(own)
 

@@ -1,5 +1,6 @@
 """OpenAI's Responses, for OpenAI's reasoning models. Imported on first use: the SDK takes most of a second."""
 
+import warnings
 from typing import cast, get_args
 
 import httpx2
@@ -29,6 +30,8 @@ models that do not reason, send them a temperature, and not ask for their encryp
 def build(route: Route, client: httpx2.AsyncClient) -> WireModel:
     """The model at the end of a route, on the shared client."""
     _complete_event_types()
+    # Some servers repeat a call's arguments in another spelling. The SDK would report that outside of our logs.
+    warnings.filterwarnings("ignore", message="The provider sent a", category=UserWarning)
     sdk = openai.AsyncOpenAI(
         api_key=route.api_key, base_url=route.base_url, max_retries=0, http_client=client, timeout=client.timeout
     )

@@ -22,6 +22,8 @@ _NOT_IN_STRICT_MODE = frozenset(
 _FORMATS_IN_STRICT_MODE = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
 )
+_OF_OBJECTS = ("properties", "required", "additionalProperties")
+_IN_CLAUDES_FORMATS = frozenset({"type", "title", "description", "enum", "const", "items", "anyOf", *_OF_OBJECTS})
 _LOOKAROUND = re.compile(r"\(\?<?[=!]")
 _TYPED = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
 _DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
@@ -114,6 +116,16 @@ def schema_of(response_format: Mapping[str, Any] | None) -> _Schema | None:
     said = (response_format or {}).get("json_schema")
     schema: Any = cast("_Schema", said).get("schema") if isinstance(said, dict) else None
     return cast("_Schema", schema) if isinstance(schema, dict) else None
+
+
+def is_claudes_format(schema: _Schema) -> bool:
+    """Whether Anthropic's API certainly takes the schema as an answer's format: it refuses open objects, bounds and
+    recursion, and takes few optional properties."""
+    return all(
+        _IN_CLAUDES_FORMATS.issuperset(one)
+        and (("properties" not in one and "object" not in str(one.get("type"))) or _is_closed(one))
+        for one in _within(schema)
+    )
 
 
 class ToolSchema(NamedTuple):
@@ -209,11 +221,12 @@ def _fits_strict_mode(schema: _Schema) -> bool:
 
 def _is_closed(schema: _Schema) -> bool:
     """Whether the object always has all of its properties, and no others."""
-    required = schema.get("required")
+    properties, required = schema.get("properties"), schema.get("required")
     return (
-        schema["additionalProperties"] is False
+        schema.get("additionalProperties") is False
+        and isinstance(properties, dict)
         and isinstance(required, list)
-        and set(schema["properties"]) <= set(cast("list[str]", required))
+        and set(cast("_Schema", properties)) <= set(map(str, cast("list[object]", required)))
     )
 
 
