@@ -134,9 +134,19 @@ class Run:
         self.cancelled = False
         """Whether the run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
         self.cancel_reason: str | None = None
-        self.said = ""
-        """The newest text that was shown since the last tool. Only for this package."""
+        self._said: list[str] = []
+        """The texts that were shown since the last tool."""
         _SCOPE.set(Scope(self._journal, "", task, hello["at"]))
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether text was shown since the last tool. Only for this package."""
+        return bool(self._said)
+
+    def has_said(self, text: str) -> bool:
+        """Whether the text shown since the last tool ends with this one, in one piece or in several. Only for this
+        package."""
+        return "".join(self._said).endswith(text)
 
     @property
     def agent(self) -> AgentInfo:
@@ -384,7 +394,7 @@ class Run:
         if len(text_for("the name of a call", name)) > LONGEST_NAME:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
         if kind in ("tool", "approval") and not self.in_call:
-            self.said = ""
+            self._said.clear()
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
         if "given_up_s" in answer:  # the code is about to give it up again, as `asyncio.timeout` does
@@ -475,7 +485,8 @@ class Run:
     def _show(self, kind: str, text: str) -> None:
         if text_for(f"emit_{kind}", text):
             self._send({"t": kind, "text": text})
-            self.said = text if kind == "text" else self.said
+            if kind == "text":
+                self._said.append(text)
 
     def _send(self, frame: Frame) -> None:
         data = packed(frame)
