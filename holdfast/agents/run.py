@@ -15,7 +15,7 @@ import uuid as uuids
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from holdfast.agents.asking import Worker, begun, given_up, made_by_worker, settled
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed, error_fields
@@ -33,8 +33,6 @@ from holdfast.agents.values import (
     shown_data,
     text_for,
 )
-
-Result = TypeVar("Result")
 
 Function = Callable[..., Any]
 """A function, async or not. A function that is not async is called in a thread."""
@@ -169,14 +167,15 @@ class Run:
         self._send({"t": "data", **shown_data(name, value)})
 
     async def step(
-        self, name: str, function: Function, *args: Any, key: Any = None, returns: Function | None = None, **kwargs: Any
+        self, name: str, function: Function, *args: Any, key: Any = None, returns: Any = None, **kwargs: Any
     ) -> Any:
         """Calls the function and journals its value, which is taken from the journal after a crash. If the function had
         not ended, it is called again.
 
         The value always has the form that JSON gives it, the first time as well; `returns` is a dataclass or a pydantic
-        model that is made from it, or a list of these. `key` replaces the arguments if they are not JSON. Raises
-        `StepFailed`.
+        model that is made from it; a list, tuple, set or dictionary of these; or one of several, as `Page | None`. Also
+        the fields of a dataclass become what they are declared as. `key` replaces the arguments if they are not JSON.
+        Raises `StepFailed`.
         """
         counted = content_hash((args, kwargs)) if key is None else content_hash(key)
         answer = await self.begin("step", name, counted)
@@ -219,7 +218,7 @@ class Run:
         idempotent: bool = False,
         probe: Function | None = None,
         needs_approval: bool = False,
-        returns: Callable[..., Result] | None = None,
+        returns: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the function at most once, and shows the call with its result as a tool call.
@@ -238,7 +237,7 @@ class Run:
         function: Function | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        returns: Callable[..., Any] | None,
+        returns: Any,
         **options: Any,
     ) -> Any:
         shown = shown_arguments(function, args, kwargs)
@@ -298,7 +297,7 @@ class Run:
         *args: Any,
         key: Any = None,
         needs_approval: bool = False,
-        returns: Callable[..., Result] | None = None,
+        returns: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Calls a function that uses the run, such as another agent, and shows it as a tool call with its result.
@@ -316,7 +315,7 @@ class Run:
         name: str,
         arguments: Mapping[str, Any] | None = None,
         *,
-        returns: Function | None = None,
+        returns: Any = None,
         parts: bool = False,
     ) -> Any:
         """Calls a tool that is attached to the agent, at most once, and returns its result: a text, or the value that
