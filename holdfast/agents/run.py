@@ -226,7 +226,8 @@ class Run:
         If the process dies before the result is stored, a call with `idempotent` is started again with the same key; a
         `probe` is asked for its outcome (`happened`, `did_not_happen`, `cannot_tell`); any other call raises
         `OutcomeUnknown`. With `needs_approval` a person decides first, and may change the arguments. Without a
-        function, the client that sent the tool makes the call. Raises `StepFailed` and `Denied`.
+        function, the client makes the call, and the run waits for it until it is cancelled, also if `client_tools` has
+        no such tool. Raises `StepFailed` and `Denied`.
         """
         options: dict[str, Any] = {"idempotent": idempotent, "probe": probe, "needs_approval": needs_approval}
         return await self._shown(name, function, args, kwargs, returns, key=key, **options)
