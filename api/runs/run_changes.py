@@ -64,15 +64,6 @@ class _Reader:
             self.is_behind = True
         self.news.set()
 
-    async def hears(self, within_s: float) -> bool:
-        """Waits for changes. Returns False if there are none in `within_s`."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self.news.wait()
-        except TimeoutError:
-            return False
-        return True
-
 
 @dataclass(eq=False)
 class _Board:
@@ -132,11 +123,12 @@ class RunChanges:
     async def batches(self, scope: RunScope, projection: RunProjection, *, follow: bool) -> AsyncGenerator[bytes]:
         """Yields the stream's bytes as they are ready. Empty bytes mean a silence: the sender sends a comment."""
         with self._reading(scope) as (board, reader):
-            await board.is_known.wait()
+            quiet_s = self._streaming.keepalive_s
+            while not await _is_set(board.is_known, quiet_s):
+                yield b""
             yield _next(board, reader, projection)
             while follow:
-                heard = await reader.hears(self._streaming.keepalive_s)
-                yield _next(board, reader, projection) if heard else b""
+                yield _next(board, reader, projection) if await _is_set(reader.news, quiet_s) else b""
             yield projection.over()
 
     @contextmanager
@@ -167,8 +159,9 @@ class RunChanges:
         named, board.named = board.named, set()
         store, scope = self._store, board.scope
         if board.newest is None:
-            board.newest = await store.newest_number(scope)
+            newest = await store.newest_number(scope)
             board.active = {run.id: run for run in reversed(await store.active(scope))}
+            board.newest = newest  # after both queries, or a board whose second one failed would never be known
             board.is_known.set()
             return
         if whole:
@@ -181,6 +174,15 @@ class RunChanges:
             board.learn(run)
         for gone in named.difference(run.id for run in found):
             board.active.pop(gone, None)  # deleted, or of another agent
+
+
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    """Waits for the event. Returns False if it is not set in `within_s`."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 def _next(board: _Board, reader: _Reader, projection: RunProjection) -> bytes:

@@ -153,8 +153,8 @@ async def execute_body(name: str, worker: WorkerConnection, hello: Frame) -> byt
     try:
         with only_here():
             value = await REGISTERED[name].body(run)
-        if isinstance(value, Answer) and value != run.said:
-            run.emit_text(f"\n\n{value}" if run.said else value)
+        if isinstance(value, Answer) and not run.has_said(value):
+            run.emit_text(f"\n\n{value}" if run.has_spoken else value)
         return packed({"t": "returned", "text": _answer_of(value), "state": _state_of(run)})
     except asyncio.CancelledError as error:
         # Code that awaits a cancelled task of its own is cancelled as well, without a request to cancel the run.

@@ -15,7 +15,7 @@ import uuid as uuids
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from holdfast.agents.asking import Worker, begun, given_up, made_by_worker, settled
 from holdfast.agents.errors import Denied, NestedApproval, OutcomeUnknown, StepFailed, error_fields
@@ -33,8 +33,6 @@ from holdfast.agents.values import (
     shown_data,
     text_for,
 )
-
-Result = TypeVar("Result")
 
 Function = Callable[..., Any]
 """A function, async or not. A function that is not async is called in a thread."""
@@ -134,9 +132,19 @@ class Run:
         self.cancelled = False
         """Whether the run is being cancelled; for `finally` and `except asyncio.CancelledError`."""
         self.cancel_reason: str | None = None
-        self.said = ""
-        """The newest text that was shown since the last tool. Only for this package."""
+        self._said: list[str] = []
+        """The texts that were shown since the last tool."""
         _SCOPE.set(Scope(self._journal, "", task, hello["at"]))
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether text was shown since the last tool. Only for this package."""
+        return bool(self._said)
+
+    def has_said(self, text: str) -> bool:
+        """Whether the text shown since the last tool ends with this one, in one piece or in several. Only for this
+        package."""
+        return "".join(self._said).endswith(text)
 
     @property
     def agent(self) -> AgentInfo:
@@ -159,14 +167,15 @@ class Run:
         self._send({"t": "data", **shown_data(name, value)})
 
     async def step(
-        self, name: str, function: Function, *args: Any, key: Any = None, returns: Function | None = None, **kwargs: Any
+        self, name: str, function: Function, *args: Any, key: Any = None, returns: Any = None, **kwargs: Any
     ) -> Any:
         """Calls the function and journals its value, which is taken from the journal after a crash. If the function had
         not ended, it is called again.
 
         The value always has the form that JSON gives it, the first time as well; `returns` is a dataclass or a pydantic
-        model that is made from it, or a list of these. `key` replaces the arguments if they are not JSON. Raises
-        `StepFailed`.
+        model that is made from it; a list, tuple, set or dictionary of these; or one of several, as `Page | None`. Also
+        the fields of a dataclass become what they are declared as. `key` replaces the arguments if they are not JSON.
+        Raises `StepFailed`.
         """
         counted = content_hash((args, kwargs)) if key is None else content_hash(key)
         answer = await self.begin("step", name, counted)
@@ -209,7 +218,7 @@ class Run:
         idempotent: bool = False,
         probe: Function | None = None,
         needs_approval: bool = False,
-        returns: Callable[..., Result] | None = None,
+        returns: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the function at most once, and shows the call with its result as a tool call.
@@ -217,7 +226,8 @@ class Run:
         If the process dies before the result is stored, a call with `idempotent` is started again with the same key; a
         `probe` is asked for its outcome (`happened`, `did_not_happen`, `cannot_tell`); any other call raises
         `OutcomeUnknown`. With `needs_approval` a person decides first, and may change the arguments. Without a
-        function, the client that sent the tool makes the call. Raises `StepFailed` and `Denied`.
+        function, the client makes the call, and the run waits for it until it is cancelled, also if `client_tools` has
+        no such tool. Raises `StepFailed` and `Denied`.
         """
         options: dict[str, Any] = {"idempotent": idempotent, "probe": probe, "needs_approval": needs_approval}
         return await self._shown(name, function, args, kwargs, returns, key=key, **options)
@@ -228,7 +238,7 @@ class Run:
         function: Function | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        returns: Callable[..., Any] | None,
+        returns: Any,
         **options: Any,
     ) -> Any:
         shown = shown_arguments(function, args, kwargs)
@@ -288,7 +298,7 @@ class Run:
         *args: Any,
         key: Any = None,
         needs_approval: bool = False,
-        returns: Callable[..., Result] | None = None,
+        returns: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Calls a function that uses the run, such as another agent, and shows it as a tool call with its result.
@@ -306,7 +316,7 @@ class Run:
         name: str,
         arguments: Mapping[str, Any] | None = None,
         *,
-        returns: Function | None = None,
+        returns: Any = None,
         parts: bool = False,
     ) -> Any:
         """Calls a tool that is attached to the agent, at most once, and returns its result: a text, or the value that
@@ -384,7 +394,7 @@ class Run:
         if len(text_for("the name of a call", name)) > LONGEST_NAME:
             raise ValueError(f"the name of a call has {len(name)} characters: it may have {LONGEST_NAME}")
         if kind in ("tool", "approval") and not self.in_call:
-            self.said = ""
+            self._said.clear()
         frame = {"t": "begin", "kind": kind, "name": name, "branch": scope.branch, "hash": content, **fields}
         answer = await begun(self._worker, frame, lambda: self.cancelled)
         if "given_up_s" in answer:  # the code is about to give it up again, as `asyncio.timeout` does
@@ -475,7 +485,8 @@ class Run:
     def _show(self, kind: str, text: str) -> None:
         if text_for(f"emit_{kind}", text):
             self._send({"t": kind, "text": text})
-            self.said = text if kind == "text" else self.said
+            if kind == "text":
+                self._said.append(text)
 
     def _send(self, frame: Frame) -> None:
         data = packed(frame)

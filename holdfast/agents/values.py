@@ -6,10 +6,10 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast, get_args, get_origin
-
-Result = TypeVar("Result")
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 LARGEST_VALUE = 1_000_000
 """The most bytes of JSON in one entry of the journal."""
@@ -100,25 +100,82 @@ def text_for(purpose: str, text: Any) -> str:
     return text
 
 
-def restored(value: Any, returns: Callable[..., Result] | None) -> Any:
-    """Returns the value as an object of the wanted type: a pydantic model, a dataclass, a list of these, or any
-    callable's result."""
-    if returns is None:
-        return value
-    made: Any = returns
-    item = next(iter(get_args(made)), None)
-    if get_origin(made) is list and (hasattr(item, "model_validate") or hasattr(item, "__dataclass_fields__")):
-        return [restored(one, item) for one in value]
-    validate = getattr(made, "model_validate", None)
-    if validate is None and hasattr(made, "__pydantic_validator__"):  # a dataclass of pydantic
-        validate = importlib.import_module("pydantic").TypeAdapter(made).validate_python
+def restored(value: Any, returns: Any) -> Any:
+    """Returns the value as an object of the wanted type: a dataclass or a pydantic model; a list, tuple, set or
+    dictionary of these; one of several, as `Page | None`; or the result of any other callable. The fields of a
+    dataclass may have all of these but callables. Raises `TypeError` and `ValueError` for a value of another form."""
+    if returns is None or get_origin(returns) is not None or isinstance(returns, UnionType) or _is_object(returns):
+        return _typed(value, returns)
+    return returns(value)
+
+
+def _is_object(kind: Any) -> bool:
+    return hasattr(kind, "model_validate") or dataclasses.is_dataclass(kind)
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Returns the value as `restored`. Numbers, texts and values of unknown types stay as JSON has them."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _one_of(value, inner)
+    if origin is Annotated:
+        return _typed(value, inner[0])
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {_key(key, inner[0]): _typed(one, inner[1]) for key, one in value.items()}
+    if origin is tuple and inner[-1:] != (...,):
+        return tuple(_typed(one, each) for one, each in zip(value, inner, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        made = [_typed(one, inner[0]) for one in value]
+        return cast("Any", origin)(made) if origin in (tuple, set, frozenset) else made
+    return _object(value, origin or kind) if _is_object(origin or kind) else value
+
+
+def _object(value: Any, kind: Any) -> Any:
+    """Returns the value as a pydantic model or a dataclass."""
+    validate = getattr(kind, "model_validate", None)
+    if validate is None and hasattr(kind, "__pydantic_validator__"):  # a dataclass of pydantic
+        validate = importlib.import_module("pydantic").TypeAdapter(kind).validate_python
     if validate is not None:  # `plain` writes the names of fields, also where the model has aliases
         by_name = {"by_name": True} if "by_name" in inspect.signature(validate).parameters else {}
         return validate(value, **by_name)
-    if not hasattr(made, "__dataclass_fields__"):
-        return made(value)
-    later = {one.name for one in dataclasses.fields(made) if not one.init}
-    return made(**{name: one for name, one in value.items() if name not in later})
+    later = {one.name for one in dataclasses.fields(kind) if not one.init}
+    kinds = _fields_of(kind)
+    return kind(**{name: _typed(one, kinds.get(name)) for name, one in value.items() if name not in later})
+
+
+@lru_cache
+def _fields_of(kind: Any) -> dict[str, Any]:
+    """Returns the types of a dataclass's fields; nothing if one of them cannot be read, as a type that is imported only
+    for type checkers."""
+    try:
+        return get_type_hints(kind)
+    except (NameError, AttributeError, SyntaxError, TypeError):
+        return {}
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Returns the value as the first of these types that it fits."""
+    is_unknown = False
+    for kind in kinds:
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value
+        try:
+            if get_origin(kind) is not None or _is_object(kind):
+                return _typed(value, kind)
+        except (AttributeError, TypeError, ValueError):
+            continue
+        is_unknown = is_unknown or kind not in _OF_JSON
+    if is_unknown:
+        return value
+    raise TypeError(f"{value!r:.100} is none of {', '.join(map(str, kinds))}")
+
+
+_OF_JSON = (str, int, float, bool, type(None), list, dict)
+
+
+def _key(key: str, kind: Any) -> Any:
+    """Returns a dictionary's key, which is a text in JSON."""
+    return kind(key) if kind in (int, float) else key
 
 
 def _as_json(value: Any) -> Any:

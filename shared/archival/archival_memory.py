@@ -144,7 +144,7 @@ def _vectors_in(content: bytes, count: int, server: _Server) -> list[Vector]:
             place if entry.index is None else entry.index: unit_vector(entry.embedding)
             for place, entry in enumerate(entries)
         }
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _failed(ModelErrorType.ERROR, f"no embeddings in the answer: {error}", server) from error
     lengths = {len(vector) for vector in by_index.values()}
     is_whole = len(entries) == count and by_index.keys() == set(range(count))

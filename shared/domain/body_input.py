@@ -119,12 +119,12 @@ def taken_from_inbox(entries: Sequence[JournalEntry]) -> set[str]:
 
 
 def for_body(message: Message | NewMessage) -> list[Frame]:
-    """The messages as a body sees them."""
+    """The messages as a body sees them: without reasoning."""
     match message.body:
         case UserMessage(content=content, role=role):
             parts = content if isinstance(content, str) else msgspec.to_builtins(content)
             return [{"role": role, "text": text_of(content), "content": parts}]
-        case AssistantMessage(text=text, tool_calls=calls):
+        case AssistantMessage(text=text, tool_calls=calls) if text or calls:
             called = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls]
             return [{"role": "assistant", "text": text, "content": text, "tool_calls": called}]
         case ToolReturns(returns=returns):

@@ -39,14 +39,15 @@ async def stdio_streams(target: McpTarget, broken: Callable[[str], None]) -> Asy
     # A pipe of our own, which we can close: a child of the process may keep the other end open for ever.
     read_end, write_end = os.pipe()
     lines = asyncio.StreamReader(limit=ANSWER_BYTES)
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_end, "rb", 0)
-    )
     try:
-        process = await _started(target, write_end)
-    except BaseException:
-        pipe.close()
-        raise
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_end, "rb", 0)
+        )
+        try:
+            process = await _started(target, write_end)
+        except BaseException:
+            pipe.close()
+            raise
     finally:
         os.close(write_end)
     try:

@@ -113,7 +113,7 @@ class ServerModels:
             return f"{origin_of(server.base_url)} {error}"
         try:
             return list(_models_in(msgspec.json.decode(content), server.listed_as))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return f"{origin_of(server.base_url)} answers with something else than a list of models"
 
     async def _content(self, server: _Server) -> bytes:

@@ -116,12 +116,19 @@ class GroupCommit:
         return self._transact(works)
 
     def _transact(self, works: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[Any]:
-        if self._connection is None:
-            self._connection = sqlite3.connect(str(self._database.url.database), isolation_level="IMMEDIATE")
+        connection = self._connection = self._connection or self._connected()
+        with connection:
+            return [work(connection) for work in works]
+
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(str(self._database.url.database), timeout=0, isolation_level="IMMEDIATE")
+        try:
             for pragma in (*PRAGMAS, "PRAGMA busy_timeout=0", "PRAGMA wal_autocheckpoint=0"):
-                self._connection.execute(pragma)
-        with self._connection:
-            return [work(self._connection) for work in works]
+                connection.execute(pragma)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     async def _checkpoint_all(self) -> None:
         while True:

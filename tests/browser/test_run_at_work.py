@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from playwright.async_api import Locator, expect
+from playwright.async_api import Locator, Route, expect
 
 from tests.kit.browser.console_runs import say
 from tests.kit.browser.run_streams import run_streams_of
@@ -71,6 +71,27 @@ async def test_a_run_is_followed_to_its_end_without_a_reload(viewer: Viewer, pro
     ended = await product.run(run["id"])
     tokens = ended["metadata"]["prompt_tokens"] + ended["metadata"]["completion_tokens"]
     await expect(page.locator(".panel .facts div", has_text="Total").locator("dd")).to_have_text(f"{tokens}")
+
+
+async def test_the_output_of_a_run_moved_down_when_its_input_came_behind_it(viewer: Viewer, product: Product) -> None:
+    go_on, page = asyncio.Event(), viewer.page
+
+    async def hold(route: Route) -> None:
+        await go_on.wait()
+        await route.continue_()
+
+    product.models.say("Otters swim.")
+    run = await say(product.http, (await product.agent()).id, "What do otters do?")
+    await product.ended(run["id"])
+    await page.route("**/v1/runs/*/messages?**", hold)
+    await viewer.open(f"/runs/{run['id']}")
+    text = page.locator(".item-text .said")
+    await expect(text).to_have_text("Otters swim.")
+    before = await text.bounding_box()
+    async with page.expect_response("**/v1/runs/*/messages?**"):
+        go_on.set()
+    await expect(page.locator("[data-kind=asked]:not([data-first-words]) .said")).to_have_text(["What do otters do?"])
+    assert await text.bounding_box() == before
 
 
 async def test_a_run_that_waits_for_a_person_was_said_to_wait_until_nothing(viewer: Viewer, product: Product) -> None:

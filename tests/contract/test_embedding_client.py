@@ -80,6 +80,7 @@ async def test_a_refusal_names_the_server_that_was_asked(
         {},
         {"data": []},
         {"data": "none"},
+        b'{"more": ' + b"[" * 100_000,
         {"data": [entry(0, 1.0)]},
         {"data": [entry(0, 1.0), entry(0, 1.0)]},
         {"data": [entry(0, 1.0), entry(1, 1.0, 2.0)]},

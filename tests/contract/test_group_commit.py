@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
@@ -20,6 +21,7 @@ from shared.redis import keys
 from shared.redis.connection import ChannelListener
 from shared.redis.embedded import connect_embedded
 from shared.redis.event_log import EventLog
+from shared.sql.engine import Database
 from shared.sql.group_commit import COMMITS_PER_CHECKPOINT, GroupCommit
 from shared.sql.runs.checkpoints import CheckpointStore
 from tests.kit.runs.stored_runs import IDS, NOW, Stores, some_entry, stored_runs
@@ -182,6 +184,22 @@ async def test_a_transaction_waits_for_another_process_that_writes(
             assert not recording.done()
             operator.execute("ROLLBACK")
     assert await stored(stores, run) == [2]
+
+
+async def test_a_connection_whose_preparation_failed_was_used_as_it_was(tmp_path: Path) -> None:
+    """Its transactions waited on the event loop for other writers, and it copied the WAL by itself."""
+    file = tmp_path / "runs.db"
+    database = Database(f"sqlite:///{file}")
+    file.write_bytes(b"no database" * 100)
+    async with GroupCommit(database).running() as group:
+        with pytest.raises(Unavailable):
+            await group.write(lambda _: 1)
+        sqlite3.connect(file.with_name("new.db")).close()
+        file.with_name("new.db").replace(file)
+        settings = ("journal_mode", "busy_timeout", "wal_autocheckpoint")
+        prepared = await group.write(lambda made: [made.execute(f"PRAGMA {one}").fetchone()[0] for one in settings])
+    assert prepared == ["wal", 0, 0]
+    await database.aclose()
 
 
 async def test_the_wal_does_not_grow_for_ever(stores: Stores) -> None:

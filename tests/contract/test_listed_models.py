@@ -21,6 +21,9 @@ from tests.kit.stream_server import stream_server
 LLAMAS = {"object": "list", "data": [{"id": "llama 3"}, {"id": "org/qwen3:8b", "max_model_len": 40_000}]}
 
 
+DEEP = b'{"data": ' + b"[" * 100_000
+
+
 @pytest.fixture
 async def database(sqlite_url: str):
     async with open_database(sqlite_url) as database:
@@ -132,6 +135,7 @@ async def test_requests_that_come_together_ask_once_and_again_after_a_while() ->
         (200, "no list", "something else than a list"),
         (200, {"data": None}, "something else than a list"),
         (200, {"models": []}, "something else than a list"),
+        (200, DEEP, "something else than a list"),
         (200, {"data": [{"id": "x" * LONGEST_ANSWER}]}, "more than"),
     ],
 )

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from shared.domain.errors import InvalidRequest
 from shared.domain.lifecycle import RunStatus
+from shared.domain.messages import AssistantMessage, Reasoning
 from shared.domain.runs import Run
 from shared.domain.settling import OUTCOME_UNKNOWN, RUN_FAILED
 from tests.kit.code_agents.world import World, world_of_agents
@@ -193,7 +194,17 @@ async def test_a_process_that_code_had_forked_failed_the_run_or_ended_its_calls(
 
 
 async def test_structured_output_that_code_had_shown_and_returned_was_shown_twice(world: World) -> None:
-    assert await _answer(world, "goes-wrong", "emits its answer") == 'Looking. {"title":"otters"}'
+    for way in ("emits its answer", "emits its answer in pieces"):
+        assert await _answer(world, "goes-wrong", way) == 'Looking. {"title":"otters"}', way
+
+
+async def test_an_answer_of_reasoning_alone_was_streamed_and_in_no_history(world: World) -> None:
+    for count in ("0", "1"):  # later turns of the code get no message without text
+        run = await world.done(await world.submitted("goes-wrong", "only thinks"))
+        assert run.status is RunStatus.COMPLETED, run.error
+        answer = (await world.stores.context())[-1]
+        assert isinstance(answer, AssistantMessage)
+        assert (answer.text, answer.reasoning) == ("", Reasoning(f"I have {count} messages."))
 
 
 async def test_code_that_was_cancelled_by_itself_was_taken_for_a_crash(world: World) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from pydantic import BaseModel, Field
@@ -149,6 +150,84 @@ def test_a_list_of_objects_came_back_as_a_list_of_dictionaries() -> None:
     assert restored([{"x": 1}], list[Point]) == [Point(1)]
     assert restored((1, None), list[int | None]) == [1, None]
     assert restored([{"x": 1}], list[Any]) == [{"x": 1}]
+
+
+@dataclass(frozen=True)
+class Spot:
+    name: str
+
+
+@dataclass
+class Trip:
+    stops: dict[str, list[Point]]
+    page: Page | None
+    ends: tuple[Point, Spot]
+    parts: tuple[Spot, ...] = ()
+    note: "str | int" = ""
+    length: float = 0
+    first: Optional[Point] = None  # noqa: UP045 - as older programs write it
+    rest: Any = None
+
+
+TRIP = Trip({"a": [Point(1)]}, Page(title="t"), (Point(2), Spot("b")), (Spot("c"),), 3, 1, Point(4), {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("made", "returns"),
+    [
+        (TRIP, Trip),
+        (Trip({}, None, (Point(2), Spot("b"))), Trip),
+        ([TRIP], list[Trip]),
+        ({"a": Page(title="t")}, dict[str, Page]),
+        ({1: Point(1)}, dict[int, Point]),
+        ({"a": {"b": [Point(1)]}}, Mapping[str, dict[str, Sequence[Point]]]),
+        ((Point(1), Point(2)), tuple[Point, ...]),
+        ((Point(1), "a", [Page(title="t")]), tuple[Point, str, list[Page]]),
+        ((), tuple[Point, ...]),
+        (Page(title="t"), Page | None),
+        (None, Page | None),
+        (Point(1), Optional[Point]),  # noqa: UP045 - as older programs write it
+        ([Point(1), Page(title="t"), None, 1, "a", [Point(1)]], list[Point | Page | int | str | list[Point] | None]),
+        ([Point(1), None], list[Annotated[Point | None, "noted"]]),
+        ({"a": [1]}, dict[str, list[int]]),
+        ([1.5, "a"], list[int]),
+        ("a", Literal["a", "b"]),
+    ],
+)
+def test_containers_of_objects_came_back_as_dictionaries(made: Any, returns: Any) -> None:
+    came = restored(plain(made), returns)
+    assert came == made
+    assert type(came) is type(made)
+
+
+def test_a_set_is_made_of_a_list() -> None:
+    assert restored([{"name": "a"}, {"name": "a"}], set[Spot]) == {Spot("a")}
+    assert restored(["a", "b", "a"], frozenset[str]) == frozenset("ab")
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass
+class Painted:
+    color: Color | None
+    weight: float | None = None
+
+
+Unreadable = make_dataclass("Unreadable", [("point", Point), ("unknown", "Missing | None", None)])
+
+
+def test_a_value_of_a_type_that_json_lacks_stays_as_json_has_it() -> None:
+    assert restored({"color": "red", "weight": 1}, Painted | None).color == Color.RED.value
+    assert restored([1, "red"], list[float | Color]) == [1, "red"]
+    assert restored({"point": {"x": 1}}, Unreadable).point == {"x": 1}
+
+
+def test_a_value_of_none_of_the_wanted_types_is_refused() -> None:
+    for value in ({"y": 1}, 1, [1]):
+        with pytest.raises(TypeError, match="is none of"):
+            restored(value, Point | Page | None)
 
 
 def test_a_dataclass_with_a_field_that_it_computes_did_not_come_back() -> None:

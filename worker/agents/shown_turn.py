@@ -152,8 +152,9 @@ class ShownTurn:
             self._handle.emit(TextChunk(self._handle.at, self._step_id, self._id, text))
 
     def think(self, text: str) -> None:
-        """Adds reasoning of the body."""
+        """Adds reasoning of the body. Reasoning before a call in the history is in the history already."""
         if self._to_come:
+            self._held.append(partial(self.think, text))
             return
         self._thought.append(text)
         if self._options.stream_tokens:
@@ -237,9 +238,9 @@ class ShownTurn:
         return [self._returns(results), *self._messages_of_late()]
 
     def ending(self) -> list[NewMessage]:
-        """Shows the end of the last answer. Returns its message, if there is text."""
+        """Shows the end of the last answer. Returns its message, if there is text or reasoning."""
         self.forget_rest()
-        if not self._text:
+        if not self._text and not self._thought:
             return []
         self._show_rest()
         return [self._message([], "stop", [])]

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from shared.domain.ids import ProjectId, RunId
 from shared.domain.tools import DEFAULT_RETURN_CHAR_LIMIT, ToolLimits
+from shared.json_limits import printable
 
 
 class ToolInvocation(msgspec.Struct, frozen=True):
@@ -380,11 +381,6 @@ def how_it_ended(status: int) -> str:
     if killer in {known.value for known in signal.Signals}:
         return f"the tool's process was killed by {signal.Signals(killer).name}"
     return f"the tool's process ended with status {status}"
-
-
-def printable(text: str) -> str:
-    """Replaces NUL, the one character that a database refuses to store."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def lines(pipe: CappedPipe) -> list[str]:

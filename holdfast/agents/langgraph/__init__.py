@@ -148,7 +148,7 @@ async def run_agent(run: Run, agent: Any, *, resume: Resume = ask_person, **inpu
     _keep_state(run, prepared, values)
     last: Any = next(reversed(values.get("messages") or []), None)
     text = str(last.text) if isinstance(last, AIMessage) else ""
-    if text and text not in calls.said:
+    if text and text not in calls.said and not run.has_said(text):
         run.emit_text(text)
     return "" if text in calls.said_before else text
 

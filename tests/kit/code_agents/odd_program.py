@@ -112,6 +112,19 @@ def _forked(work: Callable[[], Any]) -> int:
     return work()
 
 
+async def _only_thinks(run: Run) -> str:
+    run.emit_reasoning("I have ")
+    run.emit_reasoning(f"{len(run.history)} messages.")
+    return ""
+
+
+async def _emits_answer_in_pieces(run: Run) -> str:
+    answer = Answer('{"title":"otters"}')
+    for piece in ("Looking. ", '{"title":', '"otters"}'):
+        run.emit_text(piece)
+    return answer
+
+
 async def _emits_answer(run: Run) -> str:
     answer = Answer('{"title":"otters"}')
     run.emit_text("Looking. ")
@@ -340,6 +353,8 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "body forks": _body_forks,
     "steps fork": _steps_fork,
     "emits its answer": _emits_answer,
+    "emits its answer in pieces": _emits_answer_in_pieces,
+    "only thinks": _only_thinks,
     "says nothing": _says_nothing,
     "task exits": _task_exits,
     "task exits beside step": _task_exits_beside_step,

@@ -36,9 +36,11 @@ async def read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
     return HttpRequest(method, path, headers, content, tuple(name for name, _ in fields))
 
 
-def write_json(writer: asyncio.StreamWriter, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-    """A whole answer."""
-    content = json.dumps(body).encode()
+def write_json(
+    writer: asyncio.StreamWriter, status: int, body: dict[str, Any] | bytes, headers: dict[str, str]
+) -> None:
+    """A whole answer. Bytes are sent as they are."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = {"content-type": "application/json", "content-length": str(len(content)), **headers}
     writer.write(_head(status, fields) + content)
 

@@ -189,12 +189,17 @@ function Input({ run, transcript }) {
     0,
     [run.id],
   );
+  const isUnknown = data.value === undefined;
   // A turn that failed without output leaves nothing in the history, and a rollback removes its turn from there.
-  const isForgotten = data.value?.length === 0 && !isActive(run) && run.metadata?.first_words;
+  const isForgotten = data.value?.length === 0 && !isActive(run);
+  // The first words keep the place of the input until it is there: the output must not move down while it is read.
+  const showsFirstWords = isForgotten || (isUnknown && !run.metadata?.continues_run_id);
   return html`
-    ${isForgotten &&
-    html`<div class="item item-input" data-kind="asked">
-      <p class="speaker">User <span class="quiet-text">the first words; the history has not kept the turn</span></p>
+    ${showsFirstWords && run.metadata?.first_words &&
+    html`<div class="item item-input" data-kind="asked" data-first-words>
+      <p class="speaker">User <span class="quiet-text">
+        ${isUnknown ? html`<${Time} at=${run.created_at} />` : "the first words; the history has not kept the turn"}
+      </span></p>
       <div class="said">${run.metadata.first_words}</div>
     </div>`}
     ${error.value && html`<p>The run's input could not be fetched.</p>`}
