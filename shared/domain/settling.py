@@ -33,7 +33,6 @@ from shared.domain.events import (
     TextChunk,
     ToolCallChunk,
     ToolCalls,
-    ToolEnded,
     ToolsReturned,
     Unknown,
     UsageReported,
@@ -108,12 +107,11 @@ def close_calls(
     reason: str,
     ids: IdMaker,
     now: datetime,
-    shown: Iterable[str] = (),
 ) -> list[NewMessage]:
     """The messages that give every open call a result.
 
     `known` are results that are already there; `started` the calls whose tools had been started; `reason` is the
-    denial's reason for calls that waited for a person; `shown` is as for `as_shown`.
+    denial's reason for calls that waited for a person.
     """
     waiting = [call for call in open_.calls if call.needs_approval]
     closing: list[NewMessage] = []
@@ -128,16 +126,10 @@ def close_calls(
         or (_denied(call, reason) if deny_all else unfinished_return(call, was_started=call.id in started, why=why))
         for call in open_.calls
     ]
-    body = ToolReturns(returns=as_shown(returns, shown))
-    closing.append(NewMessage(id=ids.message(), created_at=now, body=body, step_id=open_.step_id))
+    closing.append(
+        NewMessage(id=ids.message(), created_at=now, body=ToolReturns(returns=returns), step_id=open_.step_id)
+    )
     return closing
-
-
-def as_shown(returns: Iterable[ToolReturn], shown: Iterable[str]) -> list[ToolReturn]:
-    """The results in the order in which readers get them, so that the history has the same order: first those that were
-    `shown` as they ended, by their calls' ids."""
-    places = {call_id: place for place, call_id in enumerate(shown)}
-    return sorted(returns, key=lambda one: places.get(one.tool_call_id, len(places)))
 
 
 def decided_return(call: ToolCall, decision: Decision | None) -> ToolReturn | None:
@@ -276,8 +268,6 @@ class ShownStep:
         """Injected messages that were shown."""
         self.decided_calls: set[str] = set()
         """Calls whose decisions were shown."""
-        self.results: dict[str, None] = {}
-        """Calls whose results were shown as they ended, in that order."""
         self.started_agents: dict[str, set[AgentId]] = defaultdict(set)
         """The agents whose runs a call has started, by the id of the call."""
         self.shown_children: set[str] = set()
@@ -332,8 +322,6 @@ class ShownStep:
                 self._is_interrupted = True
             case CallDecided():
                 self.decided_calls.add(event.call_id)
-            case ToolEnded(text=str()):
-                self.results[event.call_id] = None
             case ChildStarted() | ChildWaits():
                 self.shown_children.add(child_key(event))
                 if isinstance(event, ChildStarted):

@@ -85,7 +85,6 @@ class OrphanedRuns:
             messages=[] if partial is None or mode is CancelMode.ROLLBACK else [partial],
             tail=tail,
             shown_at=shown.first_piece_at,
-            shown_results=shown.results,
             denial_reason=denial_reason,
             rollback=mode is CancelMode.ROLLBACK,
         )

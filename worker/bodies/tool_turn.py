@@ -25,7 +25,7 @@ from shared.domain.messages import (
 )
 from shared.domain.run_trees import CallWaits
 from shared.domain.runs import Step
-from shared.domain.settling import OpenCalls, as_shown, decided_return, unknown_return
+from shared.domain.settling import OpenCalls, decided_return, unknown_return
 from shared.domain.tools import Tool, filled_arguments
 from shared.tool_arguments import RefusedArguments, as_object, check_arguments
 from worker.bodies.agent_context import AgentContext
@@ -350,7 +350,6 @@ async def _store_returns(
     context: AgentContext, step_id: StepId | None, returns: list[ToolReturn], late_input: Sequence[NewMessage] = ()
 ) -> None:
     """Shows the results and stores them, followed by the input that waited for them."""
-    returns = as_shown(returns, context.handle.shown.results)
     message = NewMessage(
         id=context.handle.ids.message(),
         created_at=context.handle.clock.now(),

@@ -173,7 +173,6 @@ def _settlement(handle: RunHandle, model: str, outcome: Outcome) -> Settlement:
         step=None if step is None else msgspec.structs.replace(step, stop_reason=end.stop_reason),
         shown_at=handle.shown.first_piece_at,
         known_returns=progress.returns,
-        shown_results=handle.shown.results,
         denial_reason=DENIED_BY_CANCEL,
         rollback=rollback,
         compaction=outcome.compaction,

@@ -6,7 +6,7 @@ the same result: if a run has ended under the caller's fence, the caller has end
 caller.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -147,8 +147,6 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """As in `Checkpoint`."""
     known_returns: dict[str, ToolReturn] = {}
     """Results of tool calls that ended before the run was interrupted."""
-    shown_results: Iterable[str] = ()
-    """As for `as_shown`."""
     denial_reason: str = ""
     rollback: bool = False
     compaction: Compaction | None = None
@@ -335,7 +333,6 @@ class SettlementStore:
                 reason=settlement.denial_reason,
                 ids=self._ids,
                 now=settlement.now,
-                shown=settlement.shown_results,
             )
         elif (
             left_nothing
