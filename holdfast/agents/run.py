@@ -142,9 +142,15 @@ class Run:
         return bool(self._said)
 
     def has_said(self, text: str) -> bool:
-        """Whether the text shown since the last tool ends with this one, in one piece or in several. Only for this
+        """Whether the newest text shown since the last tool is this one, in one piece or in several. Only for this
         package."""
-        return "".join(self._said).endswith(text)
+        for piece in reversed(self._said):
+            if text == piece:
+                return True
+            if not text.endswith(piece):
+                return False
+            text = text.removesuffix(piece)
+        return False
 
     @property
     def agent(self) -> AgentInfo:

@@ -196,6 +196,8 @@ async def test_a_process_that_code_had_forked_failed_the_run_or_ended_its_calls(
 async def test_structured_output_that_code_had_shown_and_returned_was_shown_twice(world: World) -> None:
     for way in ("emits its answer", "emits its answer in pieces"):
         assert await _answer(world, "goes-wrong", way) == 'Looking. {"title":"otters"}', way
+    shown = 'The list is [{"title":"otters"}\n\n{"title":"otters"}'
+    assert await _answer(world, "goes-wrong", "emits the end of its answer") == shown
 
 
 async def test_an_answer_of_reasoning_alone_was_streamed_and_in_no_history(world: World) -> None:

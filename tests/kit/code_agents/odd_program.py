@@ -125,6 +125,11 @@ async def _emits_answer_in_pieces(run: Run) -> str:
     return answer
 
 
+async def _emits_end_of_answer(run: Run) -> str:
+    run.emit_text('The list is [{"title":"otters"}')
+    return Answer('{"title":"otters"}')
+
+
 async def _emits_answer(run: Run) -> str:
     answer = Answer('{"title":"otters"}')
     run.emit_text("Looking. ")
@@ -354,6 +359,7 @@ WAYS: dict[str, Callable[[Run], Awaitable[Any]]] = {
     "steps fork": _steps_fork,
     "emits its answer": _emits_answer,
     "emits its answer in pieces": _emits_answer_in_pieces,
+    "emits the end of its answer": _emits_end_of_answer,
     "only thinks": _only_thinks,
     "says nothing": _says_nothing,
     "task exits": _task_exits,
