@@ -20,7 +20,8 @@ from tests.kit.services.redis_servers import PrivateRedis, read_only
 from worker.run.interruption import Interruption
 from worker.run.publisher import Publisher
 
-SHOWN = [encode(StatusChanged(number, "running")) for number in range(3)]
+EVENTS = [StatusChanged(number, "running") for number in range(3)]
+SHOWN = [encode(event) for event in EVENTS]
 
 
 @pytest.fixture
@@ -91,8 +92,8 @@ async def test_a_run_that_was_handed_over_in_a_model_call_was_said_to_have_lost_
     async with AsyncExitStack() as outage:
         async with first.publishing():
             await outage.enter_async_context(read_only(private_redis))
-            for entry in SHOWN:
-                first.emit(decode(entry))
+            for event in EVENTS:
+                first.emit(event)
             first.observation.run.interrupted_in = "model"
             assert await first.hand_over()
         if not adopts:

@@ -62,13 +62,7 @@ class Trial:
                 async with ordinary_calls(self._jail, self.findings):
                     await self._try_all(tools, linger=linger)
                 await self._expect_gone(tools)
-            with contextlib.suppress(AssertionError):  # `_compare_worker` says it
-                await wait_until(
-                    lambda: self._has_as_many_descriptors(worker),
-                    timeout=VICTIM_S,
-                    description="the folders of calls to be removed, which happens behind them",
-                )
-            self._compare_worker(worker, await self._jail.look())
+            self._compare_worker(worker, await self._look_when_still(worker))
             self._compare_files(files, self._jail.files())
         if later := difference(before, await surroundings(self._jail)):
             self.findings.append(f"a call after them finds other surroundings: {later}")
@@ -170,8 +164,18 @@ class Trial:
                 left.append(process)
         return left
 
-    async def _has_as_many_descriptors(self, before: dict[str, Any]) -> bool:
-        return (await self._jail.look())["descriptors"] == before["descriptors"]
+    async def _look_when_still(self, before: dict[str, Any]) -> dict[str, Any]:
+        """The worker when the folders of calls are removed, which happens behind them, and while no thread of it
+        measures the victim's folder: both hold a descriptor."""
+        seen = dict[str, Any]()
+
+        async def is_still() -> bool:
+            seen.update(await self._jail.look())
+            return seen["descriptors"] == before["descriptors"]
+
+        with contextlib.suppress(AssertionError):  # `_compare_worker` says it
+            await wait_until(is_still, timeout=VICTIM_S, description="the worker to have closed its files")
+        return seen
 
     def _compare_worker(self, before: dict[str, Any], later: dict[str, Any]) -> None:
         for name, visits in later["visits"].items():
@@ -181,7 +185,7 @@ class Trial:
             if before[name] != later[name]:
                 self.findings.append(f"the worker's {name} were {before[name]} and are {later[name]}")
         if before["descriptors"] != later["descriptors"]:
-            new = Counter(later["open"]) - Counter(before["open"])
+            new = Counter[str](later["open"]) - Counter[str](before["open"])
             self.findings.append(f"the worker has opened {dict(new)}")
 
     def _compare_files(self, before: dict[str, tuple[int, ...]], later: dict[str, tuple[int, ...]]) -> None:
